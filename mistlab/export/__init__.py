@@ -1,3 +1,3 @@
-"""Exports plans to other frameworks' launch lines and configuration files, and imports these
+"""Exports plans to the launch lines and configuration files of other frameworks, and imports such
 files.
 """

@@ -34,11 +34,11 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.shell.session import LaunchFile
 
 HARMLESS = harmless_names("accelerate")
-# The precision of a run for each word that Accelerate has for mixed precision.
+# The precision of a run for each of Accelerate's words for mixed precision.
 PRECISIONS: Mapping[str, Precision] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
 KINDS = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "TP", "MULTI_GPU", "NO")
 # The ZeRO level of each of torch's FSDP sharding strategies, in the order of their numbers from 1;
-# the last two shard inside nodes only.
+# the last two strategies shard inside nodes only.
 STRATEGIES: Mapping[str, int] = {
     "FULL_SHARD": 3,
     "SHARD_GRAD_OP": 2,
@@ -50,13 +50,13 @@ _COMPILED = ("fsdp-compiled", *ENGINES)
 
 
 def read(text: str, given: Given) -> Imported:
-    """The job of an Accelerate configuration given as text, without the files that it names."""
+    """The job of an Accelerate configuration in a text, without the files that the text names."""
     return read_source(LaunchFile(text=text), given)
 
 
 def read_source(source: LaunchFile, given: Given) -> Imported:
-    """The job of an Accelerate configuration; model, sequence length and batch are given
-    separately.
+    """The job of an Accelerate configuration in a file; the user gives model, sequence length and
+    batch separately.
     """
     draft = Found()
     top = Section(parse_yaml(source.text, "the configuration"), "", draft)
@@ -66,7 +66,9 @@ def read_source(source: LaunchFile, given: Given) -> Imported:
 
 
 def read_choices(top: Section, draft: Found, source: LaunchFile, given: Given) -> tuple[str, ...]:
-    """Read a configuration's choices; returns the engines that may predict what it starts."""
+    """Read the choices that an Accelerate configuration states; returns the engines that may
+    predict what it starts.
+    """
     kind = top.text("distributed_type", "NO").upper()
     if kind not in KINDS:
         reject(f"distributed_type: {kind!r} is not supported: give {', '.join(KINDS)}")
@@ -91,8 +93,8 @@ def read_choices(top: Section, draft: Found, source: LaunchFile, given: Given) -
 
 
 def _processes(top: Section, draft: Found, kind: str) -> None:
-    """Read the number of all processes, which machines share evenly; without it the number of a
-    machine's GPUs stays open.
+    """Read the number of processes on all machines together, which share them evenly; without it
+    the number of a machine's GPUs stays open.
     """
     machines = top.whole("num_machines") or 1
     processes = 1 if kind == "NO" else None
@@ -127,7 +129,9 @@ def _is_compiled(top: Section) -> bool:
 
 
 def _read_degrees(top: Section, draft: Found, *, shards: bool) -> None:
-    """Read the parallel degrees of ``parallelism_config``; its keys may begin with that name."""
+    """Read the parallel degrees in the section ``parallelism_config``, whose keys may begin with
+    that name.
+    """
     section = top.section("parallelism_config")
     sizes = {}
     for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp"):
@@ -147,14 +151,14 @@ def _read_degrees(top: Section, draft: Found, *, shards: bool) -> None:
     _check_degrees(section, draft, sizes)
 
 
-# The key of fine-tuning recipes that enables sequence parallelism.
+# The key by which recipes for fine-tuning enable sequence parallelism.
 SPLITS_TOKENS = "sequence_parallel"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """How the ranks of a fine-tuning recipe share a model: ZeRO level, parallel degrees and memory
-    savings.
+    """How the ranks of a recipe for fine-tuning share a model: ZeRO level, parallel degrees and
+    memory savings.
 
     ``degrees`` are those of tp, cp, ep and dp_replicate, ``level`` is ZeRO's, ``sequences`` are a
     rank's at a time. Blocks may be recomputed, and their inputs, or all states, be offloaded.
@@ -169,7 +173,9 @@ class Sharing:
     offloads_states: bool = False
 
     def take(self, draft: Found, model: ModelSpec) -> None:
-        """Write these degrees and memory savings to the choices of an imported file."""
+        """Enter this ZeRO level, these degrees and memory savings into the choices of an imported
+        file.
+        """
         names = {
             "tp": "tensor_parallel",
             "cp": "context_parallel",
@@ -231,12 +237,13 @@ def _read_version_1(section: Section, draft: Found, given: Given) -> None:
     draft.values["zero"] = STRATEGIES[name]
     nodes = given.nodes or draft.nodes or 1
     if name.startswith("HYBRID") and nodes > 1:
-        # Torch shards inside a node, and keeps a replica of the sharded states on each node.
+        # Torch shards a model inside each node, and keeps a replica of its sharded states on every
+        # node.
         draft.values["state_replicas"] = nodes
 
 
 def strategy_of(text: str, where: str) -> str:
-    """The name of an FSDP sharding strategy, which files give by name or by number from 1."""
+    """The name of an FSDP sharding strategy, which a file gives as a name or as a number from 1."""
     names = tuple(STRATEGIES)
     word = text.upper().removeprefix("SHARDINGSTRATEGY.").lstrip("_")
     if re.fullmatch(r"[1-5]", word):
@@ -280,7 +287,7 @@ def deepspeed_file(path: str, source: LaunchFile, where: str) -> Mapping[str, An
 
 
 def with_precision(content: Mapping[str, Any], precision: str | None) -> Mapping[str, Any]:
-    """A DeepSpeed configuration in which the run's precision replaces the word "auto"."""
+    """The DeepSpeed configuration in which the word "auto" is replaced by the run's precision."""
     filled = dict(content)
     for name in deepspeed_read.HALVES:
         inner = filled.get(name)
@@ -290,7 +297,9 @@ def with_precision(content: Mapping[str, Any], precision: str | None) -> Mapping
 
 
 def _read_megatron(section: Section, draft: Found, layers: int) -> tuple[str, ...]:
-    """Read the section of Accelerate's Megatron-LM plugin: parallel degrees and memory savings."""
+    """Read the section for Megatron-LM in an Accelerate configuration: parallel degrees and memory
+    savings.
+    """
     prefix = "megatron_lm_"
     draft.values["tensor_parallel"] = section.whole(f"{prefix}tp_degree") or 1
     draft.values["sequence_parallel"] = int(section.switch(f"{prefix}sequence_parallelism"))
@@ -323,7 +332,7 @@ def _read_megatron(section: Section, draft: Found, layers: int) -> tuple[str, ..
 
 def _zero(job: Job) -> Job:
     """The job with a ZeRO level that Accelerate can express: FSDP2 is also needed where blocks are
-    recomputed or tensor-parallel ranks share layers.
+    recomputed, or where tensor-parallel ranks share layers.
     """
     job = sharded(job)
     first = job.plan.stages[0]

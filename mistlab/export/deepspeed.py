@@ -35,9 +35,10 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 
 ENGINES = ("deepspeed", "mistlab")
 HALVES = ("fp16", "bf16")
-# Settings that affect no cost of a step that a plan can express.
+# Settings that do not affect the predicted cost of a step.
 HARMLESS = harmless_names("deepspeed")
-# Settings that affect cost but that plans cannot express, with what predictions assume instead.
+# Settings that affect the cost of a step but that plans cannot express, each with what predictions
+# assume instead.
 UNSAID: Mapping[str, str] = {
     "sparse_attention": "attention is taken as dense",
     "compression_training": "weights are taken as they are, in 16 bits",
@@ -62,7 +63,7 @@ _ADAMS = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam", "torch_ad
 
 
 def read(text: str, given: Given) -> Imported:
-    """The job of a DeepSpeed configuration; the model and its sequence length are given
+    """The job of a DeepSpeed configuration; the user gives the model and its sequence length
     separately.
     """
     draft = Found()
@@ -73,7 +74,9 @@ def read(text: str, given: Given) -> Imported:
 
 
 def read_configuration(top: Section, draft: Found, given: Given, model: ModelSpec | None) -> None:
-    """Read a configuration's choices; it may also be part of another framework's run."""
+    """Read the choices that a DeepSpeed configuration states, alone or as part of another
+    framework's run.
+    """
     draft.precision = _precision(top, given)
     _sums(top, draft)
     draft.values["tensor_parallel"] = (
@@ -94,7 +97,7 @@ def read_configuration(top: Section, draft: Found, given: Given, model: ModelSpe
 
 
 def _precision(top: Section, given: Given) -> Precision:
-    """The precision of GEMMs; that of the training script, if the file says auto."""
+    """The precision of GEMMs; if the configuration says auto, that of the training script."""
     sections = {name: top.section(name) for name in HALVES}
     if "bfloat16" in top.content:
         sections["bf16"] = top.section("bfloat16")
@@ -115,7 +118,9 @@ def _precision(top: Section, given: Given) -> Precision:
 
 
 def _sums(top: Section, draft: Found) -> None:
-    """Read in how many bits gradients are accumulated over micro-batches and reduced over ranks."""
+    """Read from the configuration in how many bits gradients are accumulated over micro-batches and
+    reduced over ranks.
+    """
     summed = top.section("data_types").text("grad_accum_dtype", "")
     reduced = top.text("communication_data_type", "")
     if draft.precision == "fp32" or "fp32" not in (summed, reduced):
@@ -150,7 +155,7 @@ def _batch(top: Section, draft: Found, given: Given) -> None:
 
 
 def _derived(batch: int, steps: int, draft: Found, ranks: int) -> int:
-    """The micro-batch size that DeepSpeed derives from the batch and the number of ranks."""
+    """The micro-batch size that DeepSpeed computes from the batch and the number of ranks."""
     data = max(ranks // draft.ranks_of_replica, 1)
     micro_batch, rest = divmod(batch, steps * data)
     if rest or not micro_batch:
@@ -181,7 +186,9 @@ def _activations(top: Section, pipeline: Section, draft: Found, layers: int) -> 
 
 
 def read_states(section: Section, draft: Found) -> None:
-    """Read the ZeRO level, the overlap of its communication, and its offloading."""
+    """Read the ZeRO level, whether its communication overlaps with passes, and what is
+    offloaded.
+    """
     level = section.whole("stage", minimum=0) or 0
     if level > 3:
         reject(f"zero_optimization.stage: {level} is unknown: give 0 to 3")
@@ -196,7 +203,7 @@ def read_states(section: Section, draft: Found) -> None:
 
 
 def offload_states(section: Section, level: int, *, optimizer: bool, weights: bool) -> None:
-    """Read the offloading of optimizer states and weights under a ZeRO level."""
+    """Read what of optimizer states and weights is offloaded under a ZeRO level."""
     draft = section.found
     if optimizer:
         ratio = section.section("offload_optimizer").number("ratio", 1.0)
@@ -239,8 +246,8 @@ def _optimizer(section: Section, draft: Found) -> None:
 
 
 def _meshes(job: Job) -> Job:
-    """The job with equal parallel degrees on all stages; in a pipeline, tensor-parallel ranks
-    become stages or replicas.
+    """The job with equal parallel degrees on all stages; in a job with a pipeline, tensor-parallel
+    ranks become stages or replicas.
     """
     job = equal_meshes(job)
     is_plain = job.plan.num_stages == 1 or job.plan.stages[0].tensor_parallel == 1
@@ -270,7 +277,7 @@ def _states_offloaded(job: Job) -> Job:
 
 
 def _can_shard_weights(job: Job) -> bool:
-    """Whether a job has ZeRO-3, or can have it without effect because a rank shares states with no
+    """Whether a job has ZeRO-3, or would not change by it because each rank shares states with no
     other.
     """
     first = job.plan.stages[0]

@@ -1,4 +1,4 @@
-"""The choices that an imported file states, and the job that they make together with the user's
+"""The choices that an imported file states, and the job that results from them and the user's
 options.
 """
 
@@ -29,7 +29,8 @@ Content = TypeVar("Content")
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """The choices that an imported file states; None where it states none.
+    """The choices that an imported file states, such as degrees and batch sizes; None for those
+    that it does not state.
 
     ``layers`` are the blocks of each stage, if the file divides them itself. ``values`` hold
     dimensions that all stages have in common, by name; a number of treated blocks may exceed the
@@ -68,12 +69,12 @@ class Found:
     remarks: list[Remark] = field(default_factory=list)
 
     def remark(self, kind: Kind, choice: str, text: str) -> None:
-        """Record a remark on a choice that was assumed, ignored or contradicted."""
+        """Record a remark on a choice that an import assumed, ignored or found contradicted."""
         self.remarks.append(Remark(kind=kind, choice=choice, text=text))
 
     def settled(self, name: str, given: Content | None, default: Content | None = None) -> Content:
-        """The value of the user's option, otherwise the file's, otherwise a default; adds a remark
-        where option and file differ.
+        """The value of a choice: the user's option, otherwise the file's value, otherwise a
+        default; adds a remark where option and file differ.
         """
         in_file: Content | None = getattr(self, name)
         option = f"--{name.replace('_', '-')}"
@@ -90,8 +91,8 @@ class Found:
         return default
 
     def job(self, given: Given, engines: Sequence[str]) -> Imported:
-        """The job of the imported file, under the first engine that can run its plan; an engine
-        that the user gives comes first.
+        """The job that results from an imported file, under the first of these engines that can run
+        its plan; an engine that the user gives comes first.
         """
         wanted = given.engine or self.engine
         engines = engines if wanted is None else (wanted, *engines)
@@ -130,7 +131,7 @@ class Found:
 
     @property
     def ranks_of_replica(self) -> int:
-        """The number of GPUs that hold one replica of the model."""
+        """The number of GPUs that hold one replica of the model under these choices."""
         ranks = self.num_stages
         for name, row in DIMENSIONS.items():
             if row.part == "mesh" and name in self.values and _is_degree(name):
@@ -145,8 +146,8 @@ class Found:
             )
 
     def settled_model(self, given: Given, read: Callable[[], ModelSpec]) -> ModelSpec:
-        """The user's model, otherwise the file's, which ``read`` returns; adds a remark if the two
-        differ or the file's cannot be read.
+        """The model that the user gives, otherwise the file's, which ``read`` returns; adds a
+        remark if the two differ or the file's cannot be read.
         """
         if given.model is None:
             self.model = read()
@@ -211,7 +212,9 @@ class Found:
         return batch
 
     def _check_steps(self, micro_batch: int, data: int) -> None:
-        """Add a remark if a file's gradient accumulation steps contradict its batch."""
+        """Add a remark if the gradient accumulation steps that a file states contradict its batch
+        sizes.
+        """
         product = (self.steps or 0) * micro_batch * data
         if product and self.global_batch not in (None, product):
             text = (
@@ -247,8 +250,8 @@ class Found:
             self.remark("assumed", "overlap_communication", text)
 
     def _tell_of_graph(self, job: Job) -> None:
-        """Insert a first remark that the plan cannot be predicted, if its model has no layer
-        graph.
+        """Insert a remark in front of all others that the plan cannot be predicted, if its model
+        has no layer graph.
         """
         try:
             graph_of(job.workload)
@@ -277,7 +280,7 @@ def _named(model: ModelSpec, sequence_length: int) -> ModelSpec:
 
 
 def _differences(in_file: ModelSpec, given: ModelSpec) -> list[str]:
-    """The fields in which a file's model differs from the one that the user gave, as text."""
+    """The fields in which the model of a file differs from the one that the user gives, as text."""
     pairs = [
         (entry.name, getattr(in_file, entry.name), getattr(given, entry.name))
         for entry in fields(in_file)
@@ -289,7 +292,7 @@ def _differences(in_file: ModelSpec, given: ModelSpec) -> list[str]:
 
 
 def checked_whole(where: str, content: object, *, minimum: int = 1) -> int:
-    """A whole number of a file; refuses other values with their position in the file."""
+    """A whole number in a file; refuses other values, with the path of the setting."""
     try:
         number = int(str(content).replace("_", ""))
     except ValueError:
@@ -300,17 +303,17 @@ def checked_whole(where: str, content: object, *, minimum: int = 1) -> int:
 
 
 # Reads sections of a configuration file: numbers and switches by name; keeps track of the settings
-# never read.
+# that were never read.
 
 
-# How many unknown settings get a remark of their own, and how many names one remark lists.
+# How many unknown settings get a remark each, and how many names a remark lists.
 MOST_NAMED = 3
 MOST_LISTED = 5
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 def parse_json(text: str) -> Mapping[str, Any]:
-    """The object that a JSON text holds; refuses other texts."""
+    """The mapping that a JSON text holds; refuses texts without one."""
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
@@ -333,20 +336,24 @@ def parse_toml(text: str) -> Mapping[str, Any]:
 
 
 def harmless_names(framework: str) -> frozenset[str]:
-    """The names of settings without effect on a step's cost, from a framework's file."""
+    """The names of settings that do not affect the cost of a step, from this package's list for a
+    framework.
+    """
     file = files("mistlab.export") / "harmless" / f"{framework}.txt"
     return word_set(file.read_text(encoding="utf-8"))
 
 
 class Section:
-    """A section of a configuration file; settings that were never read are reported at the end."""
+    """A section of a configuration file; settings in it that were never read are reported at the
+    end.
+    """
 
     def __init__(self, content: Mapping[str, Any], name: str, draft: Found) -> None:
         self.content, self.name, self.found = content, name, draft
         self._asked: dict[str, Section | None] = {}
 
     def get(self, key: str, default: object = None) -> Any:
-        """The value of a setting as written; ``auto`` counts as missing."""
+        """The value of a setting as the file has it; ``auto`` counts as missing."""
         self._asked.setdefault(key, None)
         value = self.content.get(key, default)
         if value == "auto":
@@ -356,7 +363,7 @@ class Section:
         return value
 
     def section(self, key: str) -> "Section":
-        """The subsection under a key; empty if it is missing."""
+        """The section under a key of this section; empty if it is missing."""
         if (known := self._asked.get(key)) is not None:
             return known
         content = self.content.get(key)
@@ -369,12 +376,12 @@ class Section:
         return made
 
     def whole(self, key: str, *, minimum: int = 1) -> int | None:
-        """The setting as a whole number; None if it is missing."""
+        """The value of a setting as a whole number; None if it is missing."""
         value = self.get(key)
         return None if value is None else checked_whole(self.path(key), value, minimum=minimum)
 
     def number(self, key: str, default: float, *, maximum: float = 1) -> float:
-        """The setting as a number from 0 to a maximum."""
+        """The value of a setting as a number from 0 to a maximum."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             reject(f"{self.path(key)}: {value!r} is not a number: give one")
@@ -383,7 +390,7 @@ class Section:
         return float(value)
 
     def words(self, key: str) -> list[str]:
-        """The setting as a list of words; empty if it is missing."""
+        """The value of a setting as a list of words; empty if it is missing."""
         value = self.get(key)
         if value is None:
             return []
@@ -392,7 +399,9 @@ class Section:
         return [str(word) for word in value]
 
     def switch(self, key: str, *, default: bool = False) -> bool:
-        """Whether a setting is true; command lines and some files write it as a word."""
+        """The value of a setting that is true or false; command lines and some files write it as a
+        word.
+        """
         value = self.get(key, default=default)
         if isinstance(value, str):
             value = _WORDS.get(value.lower(), value)
@@ -403,12 +412,14 @@ class Section:
         return value
 
     def text(self, key: str, default: str = "") -> str:
-        """The setting as text; a default if it is missing or null."""
+        """The value of a setting as text; a default if it is missing or null."""
         value = self.get(key)
         return default if value is None else str(value)
 
     def choice(self, key: str, known: Iterable[str], default: str) -> str:
-        """The setting as one of several words in lower case; a default if it is missing."""
+        """The value of a setting that is one of several words, in lower case; a default if it is
+        missing.
+        """
         value = self.text(key, default)
         names = tuple(known)
         if value.lower() not in names:
@@ -416,17 +427,17 @@ class Section:
         return value.lower()
 
     def has(self, key: str) -> bool:
-        """Whether the section has the setting, with a value."""
+        """Whether the section has this setting, with a value."""
         return self.get(key) is not None
 
     def take_all(self) -> None:
-        """Mark every setting of the section as read, so that none is reported."""
+        """Mark all settings of the section as read, so that none is reported."""
         for key in self.content:
             self._asked.setdefault(str(key), None)
 
     def unsaid(self, taken: Mapping[str, str]) -> None:
         """Add a remark for each setting that affects cost but that plans cannot express; ``taken``
-        says by key what is assumed instead.
+        gives for each key what is assumed instead.
         """
         for key, instead in taken.items():
             value = self.get(key)
@@ -437,12 +448,12 @@ class Section:
             self.found.remark("ignored", self.path(key), f"{prefix}{instead}")
 
     def path(self, key: str) -> str:
-        """The path of a setting in the file, for messages."""
+        """The path of a setting in its file, for messages."""
         return f"{self.name}.{key}" if self.name else key
 
     def tell_of_rest(self, harmless: Iterable[str]) -> None:
-        """Add remarks on settings that were never read, those of subsections included: one remark
-        for all that do not affect cost, and one for each of the first few unknown ones.
+        """Add remarks on settings that were never read, in this section or those inside it: one
+        remark for all that do not affect cost, and one for each of the first few unknown ones.
         """
         names = frozenset(harmless)
         left = list(self._left())
@@ -459,7 +470,7 @@ class Section:
             self.found.remark("noted", "settings", text)
 
     def _left(self) -> Iterator[tuple[str, str]]:
-        """The keys and paths of settings with a value that were never read."""
+        """The keys and paths of those settings with a value that were never read."""
         for key, value in self.content.items():
             name = str(key)
             if name in self._asked:
@@ -471,7 +482,7 @@ class Section:
 
 
 def listed(names: Sequence[str], between: str = " ") -> str:
-    """Names joined by a separator; if there are many, their number and the first few of them.
+    """Names joined by a separator; if there are many, only their number and the first few of them.
 
     >>> listed(["lr", "seed"])
     'lr seed'

@@ -1,4 +1,4 @@
-"""The options that a user gives for a file to import, and remarks on its choices.
+"""The options that a user gives for the import of a file, and remarks on a file's choices.
 
 A remark names a choice and says in words what became of it.
 """
@@ -14,15 +14,15 @@ from mistlab.plan.dimensions import DIMENSIONS, amount_words
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Attention, ModelSpec, Workload
 
-# Kinds of remarks. An export may lose a choice, approximate it, or note a consequence. An import
-# may assume a missing choice, ignore one that plans cannot express, report a contradiction, or note
-# settings that do not affect cost.
+# Kinds of remarks on an export or an import. An export may lose a choice, approximate it, or note a
+# consequence. An import may assume a missing choice, ignore one that plans cannot express, report a
+# contradiction, or note settings that do not affect cost.
 Kind = Literal["lost", "approximated", "noted", "assumed", "ignored", "contradicting"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
-    """A remark for the user on a choice that was changed, ignored or assumed."""
+    """A remark for the user on a choice that an export or import changed, ignored or assumed."""
 
     kind: Kind
     choice: str
@@ -33,7 +33,7 @@ class Remark:
 
 
 def changes(before: Job, after: Job, because: str) -> Iterator[Remark]:
-    """Remarks on every choice in which two jobs differ; ``because`` is the reason for all of them.
+    """Remarks on all choices in which two jobs differ; ``because`` is the reason for all of them.
 
     A choice is lost if no stage makes it any more, otherwise it is approximated.
     """
@@ -54,7 +54,7 @@ def changes(before: Job, after: Job, because: str) -> Iterator[Remark]:
 
 
 def changes_of_workloads(before: Workload, after: Workload, because: str) -> Iterator[Remark]:
-    """Remarks on every field in which two workloads, or their models, differ."""
+    """Remarks on all fields in which two workloads, or their models, differ."""
     for field in fields(before):
         if field.name != "model":
             pair = getattr(before, field.name), getattr(after, field.name)
@@ -85,13 +85,13 @@ def _changes_of_stages(before: Plan, after: Plan, because: str) -> Iterator[Rema
 
 
 def choice_of(name: str) -> str:
-    """The key of a dimension in a plan file, such as ``offload.weights``."""
+    """The key of a plan dimension in a plan file, such as ``offload.weights``."""
     return DIMENSIONS[name].path or name
 
 
 def values_words(name: str, values: Sequence[float]) -> str:
-    """The values of a dimension on all stages, as text: one value if they are equal, otherwise
-    stage by stage.
+    """The values of a plan dimension on all stages, as text: one value if they are equal, otherwise
+    one for each stage.
     """
     amounts = [
         amount_words(name, DIMENSIONS[name].number(value)) or ("on" if value else "off")
@@ -100,7 +100,7 @@ def values_words(name: str, values: Sequence[float]) -> str:
     return amounts[0] if len(set(amounts)) == 1 else " ".join(amounts)
 
 
-# The options that a user gives for a file to import, and the job that results.
+# The options that a user gives for the import of a file, and the job that results.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """The job of an imported file, with remarks on assumptions, ignored settings and
+    """The job that results from an imported file, with remarks on assumptions, ignored settings and
     contradictions.
     """
 

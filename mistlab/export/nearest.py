@@ -1,5 +1,5 @@
-"""The nearest job that a target framework can express, found row by row of its table, and the
-choices that are lost; also the rows that targets built on FSDP2 share.
+"""Finds the nearest job that a target framework can express, rule by rule of the target's table,
+and the choices that are lost; and defines the rules of targets built on FSDP2.
 """
 
 import math
@@ -20,26 +20,28 @@ from mistlab.plan.workload import Workload
 from mistlab.reduction.reduction_costs import PLAIN_REDUCTION
 from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
 
-# The engine that accepts every plan: jobs are changed under it, and get the target's engine at the
-# end.
+# The engine that accepts every plan: an export changes jobs under it, and gives them the target's
+# engine at the end.
 ANY_PLAN = "mistlab"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearest:
-    """The nearest job that a target can express, with remarks on the choices that were lost."""
+    """The nearest job that a target framework can express, with remarks on the choices that were
+    lost.
+    """
 
     job: Job
     remarks: tuple[Remark, ...]
 
     @property
     def is_exact(self) -> bool:
-        """Whether the target expresses every choice of the plan."""
+        """Whether the target framework can express every choice of the plan."""
         return not any(remark.kind in ("lost", "approximated") for remark in self.remarks)
 
 
 def nearest(job: Job, target: Target) -> Nearest:
-    """The nearest job that a target can express."""
+    """Find the nearest job that a target framework can express."""
     wanted = job
     remarks: list[Remark] = []
     workload = _sayable_workload(job.workload, target)
@@ -73,12 +75,16 @@ def nearest(job: Job, target: Target) -> Nearest:
 
 
 def axes_without_row(target: Target) -> list[str]:
-    """The dimensions of parallel degrees that a target cannot express."""
+    """The plan dimensions that are parallel degrees and that the target framework cannot
+    express.
+    """
     return [name for name in dimensions_of_axes() if name not in target.said]
 
 
 def under_any_engine(job: Job) -> Job:
-    """The job under the engine that accepts every plan; GEMMs of 8 or 4 bits get 16."""
+    """The job under the engine that accepts every plan, with 16-bit GEMMs in place of those with 8
+    or 4 bits.
+    """
     plan = replace(job.plan, engine=ANY_PLAN, overlap_communication=True)
     return replace(job, workload=_with_wide_products(job.workload), plan=plan)
 
@@ -89,8 +95,8 @@ def _with_wide_products(workload: Workload) -> Workload:
 
 
 def _sayable_workload(workload: Workload, target: Target) -> Workload:
-    """The workload without settings that a target's file cannot express; no file expresses how a
-    router balances load.
+    """The workload without settings that a file of the target framework cannot express; no file
+    expresses how a router balances load.
     """
     if workload.precision not in target.precisions:
         workload = _with_wide_products(workload)
@@ -116,8 +122,8 @@ def with_engine(
     job: Job, engines: Sequence[str], *, overlaps: bool, precision: Precision | None = None
 ) -> Job:
     """A job under the first of these engines that can run it, otherwise under the one that runs
-    every plan; it overlaps communication if the engine allows, and GEMMs get their low
-    ``precision`` back if an engine has it.
+    every plan; communication overlaps if the engine allows it, and GEMMs get their low
+    ``precision`` back if an engine supports it.
     """
     narrow = (precision,) if precision in NARROW else ()
     for products in (*narrow, job.workload.precision):
@@ -136,8 +142,8 @@ def with_engine(
 
 
 def canonical(job: Job, *, shares_experts: bool = True) -> Job:
-    """The job with choices without effect reset: a choice that concerns a group of ranks, such as a
-    ZeRO level, has its default where the group is a single rank.
+    """The job in which choices without effect have their defaults: such as the ZeRO level of a
+    group that is a single rank.
 
     Experts' states are shared by other ranks than all else: on one replica, by those that divide
     layers. Frameworks for which that is not so (``shares_experts``) share with replicas alone.
@@ -155,8 +161,8 @@ def canonical(job: Job, *, shares_experts: bool = True) -> Job:
 
 
 def _is_alone(row: Dimension, stage: StagePlan, *, has_experts: bool) -> bool:
-    """Whether the groups of ranks that a choice concerns, those of experts included, have a single
-    rank each.
+    """Whether all groups of ranks that a choice is about, those of experts included, are single
+    ranks.
     """
     groups = [row.shared_by]
     if has_experts and row.experts_shared_by:
@@ -165,7 +171,7 @@ def _is_alone(row: Dimension, stage: StagePlan, *, has_experts: bool) -> bool:
 
 
 def without(job: Job, names: Sequence[str]) -> Job:
-    """A job with some dimensions reset to their defaults."""
+    """The job with some plan dimensions set to their defaults."""
     defaults = {name: DIMENSIONS[name].default for name in names}
     stages = [stage.with_values(defaults) if names else stage for stage in job.plan.stages]
     return replace(job, plan=replace(job.plan, stages=tuple(stages)))
@@ -198,7 +204,7 @@ def _overlap_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
 
 
 def _idle_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
-    """A remark on GPUs that the exported plan leaves idle and the user's plan uses."""
+    """A remark on GPUs that the exported plan leaves idle, but that the user's plan uses."""
     was, now = wanted.plan.num_gpus, job.plan.num_gpus
     if now < was:
         text = f"{was} -> {now} GPUs: no degrees that {target.title} can say use all of them"
@@ -224,14 +230,14 @@ def _engine_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
 
 
 STATES = ("offload_weights", "offload_gradients", "offload_optimizer")
-# The engines for targets built on FSDP2: FSDP's own if possible, otherwise this package's, which
-# also streams layers.
+# The engines that may predict jobs of targets built on FSDP2: FSDP's own if it can, otherwise this
+# package's, which also streams layers.
 ENGINES = ("fsdp", "mistlab")
 
 
 def sharded(job: Job) -> Job:
     """The job with ZeRO level 0, 2 or 3 on all stages: ZeRO-1 becomes 2, and so does 0 where states
-    are offloaded; a single replica shards nothing.
+    are offloaded; if there is a single replica, nothing is sharded.
     """
     level = int(highest(job, "zero"))
     if level == 1 or (level == 0 and offloads(job)):
@@ -240,17 +246,17 @@ def sharded(job: Job) -> Job:
 
 
 def states_offloaded(job: Job) -> Job:
-    """The job with all weights, gradients and optimizer states offloaded, or none."""
+    """The job that offloads all weights, gradients and optimizer states, or none."""
     return with_values(job, dict.fromkeys(STATES, float(offloads(job))))
 
 
 def offloads(job: Job) -> bool:
-    """Whether any stage offloads weights, gradients or optimizer states."""
+    """Whether a stage of the job offloads weights, gradients or optimizer states."""
     return any(highest(job, name) > 0 for name in STATES)
 
 
 def fewest_replicas(job: Job) -> Job:
-    """The job with the number of state replicas of the stage that has the fewest, on all stages; 1
+    """The job whose stages all have as many replicas of states as the stage with the fewest; 1
     without sharding.
     """
     first, *_ = stages = job.plan.stages

@@ -1,4 +1,6 @@
-"""Rules that several targets share: each moves a job towards what a framework can express."""
+"""Rules that several target frameworks share: each changes a job towards one that a framework can
+express.
+"""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,30 +18,31 @@ from mistlab.schedule.placement import even_shares
 
 
 def with_stages(job: Job, stages: Iterable[StagePlan]) -> Job:
-    """The job with other stages."""
+    """The job with these stages instead of its own."""
     return with_plan(job, stages=tuple(stages))
 
 
 def with_values(job: Job, values: Mapping[str, Any]) -> Job:
-    """The job with some dimensions changed on all stages."""
+    """The job with these values of plan dimensions on all stages."""
     return with_stages(job, [stage.with_values(values) for stage in job.plan.stages])
 
 
 def with_plan(job: Job, **values: Any) -> Job:
-    """The job with some fields of its plan changed."""
+    """The job with these fields of its plan changed."""
     return replace(job, plan=replace(job.plan, **values))
 
 
 def with_workload(job: Job, **values: Any) -> Job:
-    """The job with some fields of its workload changed."""
+    """The job with these fields of its workload changed."""
     return replace(job, workload=replace(job.workload, **values))
 
 
-# Rules for expert parallelism: each moves a job towards what a framework can express.
+# Rules for expert parallelism: each changes a job towards one that a framework can express.
 
 
 def same_experts(job: Job) -> Job:
-    """The job with experts divided on all stages as on the stage that divides them most.
+    """The job whose stages all divide experts among as many ranks as the stage that divides them
+    most.
 
     Stages have equally many GPUs.
     """
@@ -49,8 +52,8 @@ def same_experts(job: Job) -> Job:
 
 
 def whole_experts(job: Job) -> Job:
-    """The job with whole experts: the ranks that split each expert divide the experts among them
-    instead.
+    """The job in which no expert is split: the ranks that split each expert divide the experts
+    among them instead.
     """
     experts = job.workload.model.experts
     assert experts is not None
@@ -64,8 +67,8 @@ def whole_experts(job: Job) -> Job:
 
 
 def dividing_experts(stage: StagePlan) -> dict[str, int]:
-    """The stage's expert degrees, lowered so that their product divides its GPUs (those of one
-    state replica).
+    """The expert degrees of a stage, lowered so that their product divides its GPUs (those of one
+    replica of states).
     """
     ranks = stage.num_gpus // stage.state_replicas
     parts = math.gcd(stage.expert_tensor_parallel, ranks)
@@ -76,7 +79,9 @@ def dividing_experts(stage: StagePlan) -> dict[str, int]:
 
 
 def split_sequences(job: Job) -> Job:
-    """The job with sequence parallelism on tensor-parallel ranks, if its blocks have experts."""
+    """The job with sequence parallelism on its tensor-parallel ranks, if its blocks have
+    experts.
+    """
     if job.workload.model.experts is None:
         return job
     stages = []
@@ -105,8 +110,8 @@ def _parts(stage: StagePlan) -> int:
 
 
 def as_replicas(job: Job, name: str) -> Job:
-    """The job with the ranks of a mesh axis turned into data-parallel replicas: as many as divide
-    the batch, with micro-batches no larger than before.
+    """The job with the ranks of a mesh axis turned into data-parallel replicas: as many of them as
+    divide the batch, with micro-batches no larger than before.
     """
     if all(stage.degree(name) == 1 for stage in job.plan.stages):
         return job
@@ -117,7 +122,7 @@ def as_replicas(job: Job, name: str) -> Job:
 
 
 def _alike(job: Job, name: str) -> Job:
-    """The job with ranks turned into replicas, if stages have equal degrees: the step may have
+    """The job with ranks turned into replicas, for stages of equal degrees: a step may then have
     fewer micro-batches.
     """
     first, batch = job.plan.stages[0], job.workload.global_batch
@@ -128,8 +133,8 @@ def _alike(job: Job, name: str) -> Job:
 
 
 def _unlike(job: Job, name: str) -> Job:
-    """The job with ranks turned into replicas, if stages have different degrees: the step has as
-    many micro-batches.
+    """The job with ranks turned into replicas, for stages of different degrees: a step then has as
+    many micro-batches as before.
     """
     sequences = job.workload.global_batch // job.plan.micro_batches
     stages = []
@@ -151,12 +156,12 @@ def _on_ranks(stage: StagePlan, name: str, data: int, micro_batch: int) -> Stage
 
 
 def _most_dividing(number: int, most: int) -> int:
-    """The largest divisor of a number that does not exceed another number."""
+    """The largest divisor of a number that is not larger than another number."""
     return max(divisor for divisor in range(1, most + 1) if number % divisor == 0)
 
 
 def without_tensor_parallel(job: Job) -> Job:
-    """The job as a pipeline of stages with equal degrees, without tensor parallelism.
+    """The job without tensor parallelism, as a pipeline whose stages have equal degrees.
 
     Its tensor-parallel ranks become stages if blocks divide over these: every rank then has as much
     of the model as before. Else they become replicas if the batch divides over them, or stages with
@@ -172,7 +177,7 @@ def without_tensor_parallel(job: Job) -> Job:
 
 
 def _as_stages(job: Job, num_stages: int) -> Job:
-    """The job with more pipeline stages in place of tensor-parallel ranks."""
+    """The job in which tensor-parallel ranks have become pipeline stages."""
     first = job.plan.stages[0]
     highest = {
         name: max(stage.value(name) for stage in job.plan.stages)
@@ -188,7 +193,8 @@ def _as_stages(job: Job, num_stages: int) -> Job:
     return with_stages(job, stages)
 
 
-# Rules that several targets share: each moves a job towards what a framework can express.
+# Rules that several target frameworks share: each changes a job towards one that a framework can
+# express.
 #
 # A rule takes a job and returns the nearest one that keeps the rule. Where stages save different
 # amounts of memory, the nearest job saves the largest amount on all, so that a plan that fitted
@@ -199,12 +205,12 @@ Rule = Callable[[Job], Job]
 
 
 def highest(job: Job, name: str) -> float:
-    """The highest value of a dimension on any of the job's stages."""
+    """The highest value that any stage of the job has of a plan dimension."""
     return max(stage.value(name) for stage in job.plan.stages)
 
 
 def activations_of_recomputed(job: Job) -> Job:
-    """The job with the inputs of all blocks offloaded or none, and none unless blocks are
+    """The job that offloads the inputs of all blocks or of none, and of none if its blocks are not
     recomputed.
     """
     recomputes = highest(job, "checkpointed_layers") > 0
@@ -213,18 +219,20 @@ def activations_of_recomputed(job: Job) -> Job:
 
 
 def same(*names: str) -> Rule:
-    """A rule: all stages take the highest value that any stage has of these dimensions."""
+    """Make a rule: all stages take the highest value that any stage has of these plan
+    dimensions.
+    """
     return lambda job: with_values(job, {name: highest(job, name) for name in names})
 
 
 def dropped(*names: str) -> Rule:
-    """A rule: these dimensions have their defaults on all stages."""
+    """Make a rule: these plan dimensions have their defaults on all stages."""
     return lambda job: with_values(job, {name: DIMENSIONS[name].default for name in names})
 
 
 def equal_blocks(name: str) -> Rule:
-    """A rule: all stages recompute (or otherwise run) as many blocks as the stage with the most, or
-    all of theirs.
+    """Make a rule: all stages recompute (or otherwise treat) as many blocks as the stage with the
+    most, or all of their blocks.
     """
 
     def rule(job: Job) -> Job:
@@ -239,7 +247,9 @@ def equal_blocks(name: str) -> Rule:
 
 
 def none_or_all_blocks(name: str) -> Rule:
-    """A rule: all blocks of all stages are recomputed (or otherwise run) in this way, or none."""
+    """Make a rule: either all blocks of all stages are recomputed (or otherwise treated), or
+    none.
+    """
 
     def rule(job: Job) -> Job:
         treats = highest(job, name) > 0
@@ -252,8 +262,8 @@ def none_or_all_blocks(name: str) -> Rule:
 
 
 def even_layers(job: Job) -> Job:
-    """The job with equally many blocks on all stages; the first stages get one more if there is a
-    remainder. A stage that recomputed all of its blocks still does.
+    """The job whose stages all have equally many blocks; the first stages have one more if there is
+    a remainder. A stage that recomputed all of its blocks still does.
     """
     even = even_shares(job.plan.layers, job.plan.num_stages)
     stages = zip(even, job.plan.stages, strict=True)
@@ -261,8 +271,9 @@ def even_layers(job: Job) -> Job:
 
 
 def equal_meshes(job: Job) -> Job:
-    """The job with one stage's degrees and micro-batch size on all stages, or the nearest degrees
-    on equally many GPUs; the number of stages changes only where that is needed to use all GPUs.
+    """The job whose stages all have one stage's degrees and micro-batch size, or the nearest
+    degrees on equally many GPUs; the number of stages changes only if that is needed to use all
+    GPUs.
     """
     stages = job.plan.stages
     axes = dimensions_of_axes()
@@ -274,7 +285,8 @@ def equal_meshes(job: Job) -> Job:
         for number in range(1, job.plan.layers + 1)
         if number == wanted or job.plan.num_gpus % number == 0
     ]
-    # Prefer the fewest idle GPUs, then the smallest change in the number of stages.
+    # The choice with the fewest idle GPUs is best, then that with the smallest change in the number
+    # of stages.
     _, number, values = min(
         ((job.plan.num_gpus - used, away), number, values)
         for (used, values), away, number in ways
@@ -284,8 +296,8 @@ def equal_meshes(job: Job) -> Job:
 
 
 def _equal_mesh(job: Job, num_stages: int) -> tuple[int, tuple[tuple[str, int], ...]]:
-    """The parallel degrees and micro-batch size nearest to the plan's that give every one of this
-    many stages equally many GPUs, and the GPUs used; 0 if there are none.
+    """The parallel degrees and micro-batch size nearest to the plan's with which all of this many
+    stages have equally many GPUs, and the number of GPUs used; 0 if there are no such degrees.
     """
     stages = job.plan.stages
     sequences = job.workload.global_batch // job.plan.micro_batches
@@ -309,20 +321,22 @@ def _equal_mesh(job: Job, num_stages: int) -> tuple[int, tuple[tuple[str, int], 
 
 
 def _tensor_problem(job: Job, degree: int) -> str:
-    """The reason why a job's stages cannot have this tensor-parallel degree; empty if they can."""
+    """The reason why the stages of a job cannot have this tensor-parallel degree; empty if they
+    can.
+    """
     if job.workload.model.experts is not None and job.workload.sequence_length % degree:
         return "blocks with experts divide sequences"
     return degree_problem(job.workload.model, degree)
 
 
 def _on_mesh(job: Job, values: Mapping[str, Any]) -> Job:
-    """The job with these parallel degrees on all stages."""
+    """The job with these parallel degrees on all of its stages."""
     return with_stages(job, [_with_degrees(stage, values) for stage in job.plan.stages])
 
 
 def _with_degrees(stage: StagePlan, values: Mapping[str, Any]) -> StagePlan:
-    """The stage with other degrees; its state replicas and expert degrees are lowered to divisors
-    of these.
+    """The stage with other parallel degrees; its replicas of states and expert degrees are lowered
+    to divisors of these.
     """
     data = values.get("data_parallel", stage.data_parallel)
     replicas = math.gcd(stage.state_replicas, data)
@@ -331,8 +345,8 @@ def _with_degrees(stage: StagePlan, values: Mapping[str, Any]) -> StagePlan:
 
 
 def equal_nodes(job: Job) -> Job:
-    """The job on nodes with equally many processes each, and a cluster no larger than its plan;
-    with fewer replicas or stages if its ranks do not divide evenly.
+    """The job on nodes with equally many processes each, and on a cluster no larger than its plan;
+    with fewer replicas or stages if its ranks cannot be divided evenly.
     """
     cluster, plan = job.cluster, job.plan
     sequences = job.workload.global_batch // plan.micro_batches
@@ -357,8 +371,8 @@ def equal_nodes(job: Job) -> Job:
 
 
 def _nodes_for(ranks: int, job: Job) -> int:
-    """The fewest nodes of a job's cluster over which a number of ranks divides evenly; 0 if there
-    are none.
+    """The fewest nodes of a job's cluster over which this number of ranks can be divided evenly; 0
+    if there are none.
     """
     for nodes in range(1, job.cluster.nodes + 1):
         in_node, rest = divmod(ranks, nodes)
@@ -368,8 +382,8 @@ def _nodes_for(ranks: int, job: Job) -> int:
 
 
 def _of_stages(job: Job, num_stages: int, degrees: Mapping[str, Any]) -> Job:
-    """The job with another number of stages: blocks evenly divided, other degrees, and of other
-    choices the highest value that any old stage has.
+    """The job with another number of stages, with blocks divided evenly, other degrees, and of all
+    other choices the highest value that any old stage has.
     """
     if num_stages == job.plan.num_stages:
         return _on_mesh(job, degrees)
@@ -384,8 +398,8 @@ def _of_stages(job: Job, num_stages: int, degrees: Mapping[str, Any]) -> Job:
 def _distance(
     mesh: tuple[int, int], gpus: int, stages: Sequence[StagePlan]
 ) -> tuple[int, float, float]:
-    """How far parallel degrees are from those of stages: first idle GPUs, then doublings of
-    degrees; ties are broken by the first stage.
+    """How far some parallel degrees are from those of a plan's stages: first by idle GPUs, then by
+    doublings of degrees; ties are broken by the first stage.
     """
     data, tensor = mesh
     far = [
@@ -396,7 +410,7 @@ def _distance(
 
 
 def one_stage(job: Job) -> Job:
-    """The job without a pipeline: all GPUs share all blocks, in micro-batches no larger than
+    """The job with a single stage: all GPUs share all blocks, in micro-batches no larger than
     before.
     """
     plan, first = job.plan, job.plan.stages[0]
@@ -419,8 +433,8 @@ def one_stage(job: Job) -> Job:
 
 
 def _whole_mesh(job: Job) -> tuple[int, int]:
-    """The data- and tensor-parallel degrees on all GPUs that leave fewest GPUs idle (replicas have
-    to divide the batch), with the nearest tensor-parallel degree among these.
+    """The data- and tensor-parallel degrees for all GPUs that leave the fewest GPUs idle (replicas
+    have to divide the batch), and among these the tensor-parallel degree nearest to the plan's.
     """
     first, batch = job.plan.stages[0], job.workload.global_batch
     others = first.num_gpus // (first.data_parallel * first.tensor_parallel)
@@ -436,8 +450,8 @@ def _whole_mesh(job: Job) -> tuple[int, int]:
 
 
 def among_orders(known: Collection[str]) -> Rule:
-    """A rule: the pipeline schedule becomes 1F1B if the framework does not support it or there is
-    no pipeline.
+    """Make a rule: the order of passes becomes 1F1B if the framework does not support it, or if
+    there is no pipeline.
     """
 
     def rule(job: Job) -> Job:
@@ -447,7 +461,7 @@ def among_orders(known: Collection[str]) -> Rule:
     return rule
 
 
-# Table rows that several targets share.
+# Rows of the tables of several target frameworks.
 EQUAL_MESHES = Row(
     choices=("data_parallel", "tensor_parallel", "micro_batch", "context_parallel"),
     nearest=equal_meshes,

@@ -1,5 +1,5 @@
-"""An export target: a framework, the choices of a plan that it can express, and the functions that
-write and read its file.
+"""The target of an export: a framework, the choices of a plan that it can express, and the
+functions that write and read its file.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,13 +11,14 @@ from mistlab.export.given import Given, Imported
 from mistlab.job.job import Job
 from mistlab.plan.workload import ModelSpec
 
-# Low precisions of GEMMs; everything else is in 16 or 32 bits.
+# Low precisions of GEMMs, under which everything else is in 16 or 32 bits.
 NARROW: tuple[Precision, ...] = ("fp8", "fp4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A row of a target's table: some choices of a plan, and how the target expresses them.
+    """A row in the table of a target framework: some choices of a plan, and how the framework
+    expresses them.
 
     ``nearest`` gives the nearest job whose ``choices`` the target can say; ``because`` says in
     words why a job may have to change. Choices are names of dimensions, of fields of a plan, or of
@@ -31,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A framework to which plans are exported, and from which they are imported.
+    """A framework to which plans can be exported, and from which they can be imported.
 
     ``rows`` are taken in order; a dimension without a row cannot be said. ``engines`` are the
     engines that may stand for the framework when its plans are predicted, the best first. ``write``
@@ -64,7 +65,7 @@ class Target:
     beside: tuple[str, ...] = ()
 
     def engines_for(self, job: Job) -> tuple[str, ...]:
-        """The engines that may predict an exported job as the framework would run it."""
+        """The engines that may predict an exported job as the framework runs it."""
         own_engine = self.own_engines.get(job.plan.engine)
         engines = (own_engine, *self.engines) if own_engine is not None else self.engines
         if own_engine is None and is_of_today(job.workload.model, job.workload.precision):
@@ -73,24 +74,24 @@ class Target:
 
     @property
     def said(self) -> frozenset[str]:
-        """The choices that a row of the target expresses."""
+        """The choices that one of the framework's rows expresses."""
         return frozenset(choice for row in self.rows for choice in row.choices)
 
 
 def is_of_today(model: ModelSpec, precision: Precision | None) -> bool:
     """Whether only current engines support a model: it has experts, latent attention, windows,
-    sinks or multi-token prediction, or GEMMs in 8 or 4 bits.
+    sinks or multi-token prediction, or its GEMMs have 8 or 4 bits.
     """
     parts = (model.experts, model.latent, model.window, model.sinks, model.further_tokens)
     return any(parts) or precision in NARROW
 
 
-# Re-imports an export: the choices in a framework's file, completed by those that such files do not
-# hold.
+# Imports an exported file again: the choices in the file, completed by those that files of the
+# framework do not hold.
 
 
 def read_back(target: Target, text: str, job: Job) -> Job:
-    """The job of an exported file; choices that the file does not hold are taken from ``job``."""
+    """The job of an exported file; choices that the file cannot hold are those of ``job``."""
     values: dict[str, Any] = {
         "model": job.workload.model,
         "nodes": job.cluster.nodes,

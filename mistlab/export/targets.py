@@ -1,4 +1,4 @@
-"""The table of all export targets by name; a new target is a module with its rows, and a name
+"""The table of all target frameworks by name; a new target is a module with its rows, and a name
 here.
 """
 

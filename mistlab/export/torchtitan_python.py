@@ -1,4 +1,4 @@
-"""Reads configurations of torchtitan 0.3, Python functions that build them, without running the
+"""Reads configurations of torchtitan 0.3, which are Python functions, without running these
 functions.
 
 A function makes a ``Trainer.Config`` of dataclasses, and may first take another's and change its
@@ -33,7 +33,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
 }
-# The kinds of recomputation, each by the dataclass that stands for it in a configuration.
+# The classes of torchtitan for recomputation, each with the earlier settings that it replaces.
 _RECOMPUTED: Mapping[str, Mapping[str, str]] = {
     "FullAC": {"mode": "full"},
     "SelectiveAC": {"mode": "selective", "selective_ac_option": "op"},
@@ -44,14 +44,16 @@ _DEEPEST = 10
 
 
 class _NotRead:
-    """The value of an expression that is not evaluated; a use of the value refuses the file."""
+    """Stands for an expression that is not evaluated; a file in which its value is needed is
+    refused.
+    """
 
 
 _UNREAD = _NotRead()
 
 
 def sections_of(text: str, name: str, wanted: str | None) -> dict[str, Any]:
-    """The sections of a configuration that a function builds, in the form of a TOML file."""
+    """The sections of the configuration that a function builds, in the form of a TOML file."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -81,7 +83,9 @@ def _builds(node: ast.expr) -> bool:
 
 
 class _Registry:
-    """The functions of a module that build configurations, and the fields that each sets."""
+    """The functions of a Python module that build configurations, and the fields that each of them
+    sets.
+    """
 
     def __init__(self, functions: Mapping[str, ast.FunctionDef]) -> None:
         self.functions = functions
@@ -119,8 +123,8 @@ class _Registry:
             holder[path[-1]] = value
 
     def value(self, node: ast.expr, values: Mapping[str, Any], depth: int) -> Any:
-        """The value of an expression: plain data, fields of a dataclass, or ``_UNREAD`` if it is
-        not evaluated.
+        """The value of an expression: plain data, the fields of a dataclass, or ``_UNREAD`` if it
+        is not evaluated.
         """
         if isinstance(node, ast.Constant):
             return node.value
@@ -228,14 +232,16 @@ def read_registry(text: str, given: Given) -> Imported:
 
 
 def _brought(section: Mapping[str, object]) -> ModelSpec | None:
-    """The catalogue's model for a flavour; None if torchtitan does not include it."""
+    """The catalogue's model for a torchtitan flavour; None if torchtitan does not include that
+    model.
+    """
     flavour = section["name"], section["flavor"]
     name = next((name for name, known in BROUGHT_TODAY.items() if known == flavour), None)
     return None if name is None else catalog.model(name)
 
 
 def _as_today(job: Job, given: Given, *, splits: bool) -> Job:
-    """The job with the choices that only torchtitan 0.3 and later have."""
+    """The job with those choices that only torchtitan 0.3 and later can express."""
     stage, overlaps = job.plan.stages[0], job.plan.overlap_communication
     values = {
         "sequence_parallel": int(splits and stage.tensor_parallel > 1),
@@ -259,14 +265,16 @@ def _module(text: str) -> ast.Module:
 
 
 def _calls(module: ast.Module, name: str) -> Iterator[ast.Call]:
-    """All calls of the function or class with this name in the module."""
+    """All calls of this function or class in a Python module."""
     for node in ast.walk(module):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == name:
             yield node
 
 
 def _settings(module: ast.Module, name: str) -> dict[str, object]:
-    """The literal arguments of the call that makes a section of settings."""
+    """The literal arguments of the call that makes a section of settings, by the argument's
+    name.
+    """
     call = next(_calls(module, name), None)
     return {} if call is None else {word.arg: _literal(word) for word in call.keywords if word.arg}
 
@@ -279,7 +287,7 @@ def _literal(word: ast.keyword) -> object:
 
 
 def _model(module: ast.Module) -> dict[str, object]:
-    """The model's package and its flavour, by name."""
+    """The package of the model and the model's flavour, by name."""
     places = [
         node.module.removeprefix(_PACKAGE).partition(".")[0]
         for node in module.body

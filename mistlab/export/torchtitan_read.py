@@ -1,4 +1,4 @@
-"""Reads torchtitan's configurations: TOML of 0.1 and 0.2, and the same sections from other sources.
+"""Reads configurations of torchtitan 0.1 and 0.2 in TOML, and the same sections from other sources.
 
 Keys have moved between versions: degrees from ``training`` and ``experimental`` to ``parallelism``,
 ``training.batch_size`` to ``local_batch_size``, and then to tokens of a micro-batch. Each is read
@@ -20,7 +20,7 @@ from mistlab.export.torchtitan_rules import BROUGHT, read_stages
 from mistlab.plan.workload import ModelSpec
 
 HARMLESS = harmless_names("torchtitan")
-# The catalogue's model for each of torchtitan's models and flavours.
+# The catalogue's model for each model and flavour of torchtitan.
 FLAVOURS: Mapping[tuple[str, str], str] = {
     **{(kind, flavour.lower()): name for name, (kind, flavour) in BROUGHT.items()},
     ("llama3", "1b"): "llama3.2-1b",
@@ -40,7 +40,8 @@ _DEBUG = ModelSpec.of(
     family="llama", hidden=256, layers=6, heads=16, ffn=768, vocab=2048, rotary_base=500_000.0
 )
 _KINDS = re.compile(r"llama2|llama3|llama4|qwen3|deepseek_v3|gpt_oss")
-# Matches suffixes of flavours that differ from others only in attention kernels.
+# Matches suffixes of flavours that differ from a flavour without the suffix only in attention
+# kernels.
 _VARIANT = re.compile(r"_(flex|varlen|irope|flex_attn|varlen_attn)$")
 _UNSAID = {
     "enable_async_tensor_parallel": "tensor communication is taken as the engine overlaps it",
@@ -48,17 +49,19 @@ _UNSAID = {
     "enable_fsdp_symm_mem": "collectives are taken as NCCL's",
     "enable_compiled_autograd": "passes are taken as autograd runs them",
 }
-# The precision of GEMMs that each of torchtitan's model converters gives.
+# The precision of GEMMs under each of torchtitan's model converters.
 _NARROW: Mapping[str, Precision] = {"float8": "fp8", "mxfp8": "fp8", "mx": "fp8", "nvfp4": "fp4"}
 
 
 def read(text: str, given: Given) -> Imported:
-    """The job of a TOML configuration."""
+    """The job of a torchtitan configuration in TOML."""
     return read_mapping(parse_toml(text), given, Found())
 
 
 def read_mapping(content: Mapping[str, Any], given: Given, draft: Found) -> Imported:
-    """The job of a configuration's sections; ``found`` may already have the number of ranks."""
+    """The job of the sections of a torchtitan configuration; ``found`` may already have the number
+    of ranks.
+    """
     top = Section(content, "", draft)
     model = _settled_model(top.section("model"), draft, given)
     # The sections in which versions of torchtitan put parallel degrees, current ones first.
@@ -77,7 +80,9 @@ def read_mapping(content: Mapping[str, Any], given: Given, draft: Found) -> Impo
 
 
 def _settled_model(section: Section, draft: Found, given: Given) -> ModelSpec:
-    """The user's model, otherwise that of the section's flavour, if it has one."""
+    """The model that the user gives, otherwise the one of the flavour in the section, if it has a
+    flavour.
+    """
     if given.model is None or section.has("flavor"):
         return draft.settled_model(given, lambda: _model(section))
     section.get("name")
@@ -85,7 +90,7 @@ def _settled_model(section: Section, draft: Found, given: Given) -> ModelSpec:
 
 
 def _model(section: Section) -> ModelSpec:
-    """The catalogue's model for the section's flavour."""
+    """The catalogue's model for the flavour that the section gives."""
     kind = section.text("name", "llama3")
     flavour = section.text("flavor", "debugmodel")
     known = _KINDS.search(kind.lower())
@@ -102,7 +107,7 @@ def _model(section: Section) -> ModelSpec:
 
 
 def _degree(homes: list[Section], *names: str, minimum: int = 1) -> int | None:
-    """A whole number under one of several names, in the first section that has it."""
+    """A whole number under one of several names, from the first section that has the setting."""
     numbers = [section.whole(name, minimum=minimum) for name in names for section in homes]
     return next((number for number in numbers if number is not None), None)
 
@@ -137,7 +142,7 @@ def _read_degrees(homes: list[Section], draft: Found, model: ModelSpec) -> None:
 
 
 def _with_pipeline(homes: list[Section]) -> Section:
-    """The section of settings with those of the pipeline schedule."""
+    """The section of general settings, merged with that of the pipeline schedule."""
     names = ("pipeline_parallel_schedule", "pipeline_parallel_degree")
     return next(
         (section for section in homes if any(name in section.content for name in names)), homes[0]
@@ -174,7 +179,9 @@ def _read_batch(training: Section, homes: list[Section], draft: Found, given: Gi
 
 
 def _size_in_pipeline(homes: list[Section], local: int, draft: Found) -> int:
-    """The micro-batch size in a pipeline; version 0.1 gave the number of micro-batches instead."""
+    """The micro-batch size in a pipeline, for which version 0.1 has the number of micro-batches
+    instead.
+    """
     size = homes[0].whole("pipeline_parallel_microbatch_size")
     count = _degree(homes, "pipeline_parallel_microbatches")
     is_old = "pipeline_parallel_degree" in homes[2].content
@@ -202,7 +209,7 @@ def _tell_of_drained(draft: Found, given: Given, local: int, total: int | None) 
 
 
 def _read_tokens(training: Section, parallelism: Section, draft: Found) -> None:
-    """Read batch sizes of torchtitan 0.3, which count tokens instead of sequences."""
+    """Read the batch sizes of torchtitan 0.3, which counts tokens instead of sequences."""
     length = training.whole("max_context_length") or 2048
     tokens = training.whole("num_tokens_per_microbatch_per_dp_rank") or 16384
     draft.sequence_length = length
@@ -232,7 +239,9 @@ def _read_precision(training: Section, draft: Found) -> None:
 
 
 def _read_products(top: Section, draft: Found) -> tuple[str, ...]:
-    """Read compilation and low-precision GEMMs; returns the engines that may predict both."""
+    """Read whether blocks are compiled and whether GEMMs have low precision; returns the engines
+    that may predict both.
+    """
     converters = [word.lower() for word in top.section("model").words("converters")]
     if any("lora" in word for word in converters):
         reject(
@@ -303,7 +312,7 @@ def _read_optimizer(section: Section, draft: Found) -> None:
 
 
 def toml_of(sections: Mapping[str, Mapping[str, object]]) -> str:
-    """Sections of settings as TOML."""
+    """Sections of settings as a TOML text."""
     return "\n".join(
         f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in section.items())
         for name, section in sections.items()
@@ -311,7 +320,7 @@ def toml_of(sections: Mapping[str, Mapping[str, object]]) -> str:
 
 
 def _toml(value: object) -> str:
-    """A value as TOML."""
+    """The TOML text of a value."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):

@@ -1,5 +1,5 @@
-"""The choices that torchtitan can express: its models, pipelines and sharding, up to 0.2 and from
-0.3 on.
+"""The choices of a plan that torchtitan can express: its models, pipelines and sharding, up to
+version 0.2 and from 0.3 on.
 
 Up to 0.2 Qwen and gpt-oss models have no pipelines, and the attention of DeepSeek and gpt-oss
 models (FlexAttention) has no context parallelism. Experts are divided among data-parallel ranks,
@@ -61,21 +61,21 @@ BROUGHT_TODAY: Mapping[str, tuple[str, str]] = {
 }
 _WITHOUT_PIPELINES = ("qwen3", "gpt_oss")
 _WITHOUT_CONTEXT = ("deepseek_v3", "gpt_oss")
-# Models without context parallelism, which torchtitan's variable-length attention lacks.
+# Models without context parallelism in torchtitan 0.3, whose variable-length attention lacks it.
 _WITHOUT_CONTEXT_TODAY = ("gpt_oss",)
 
 Brought = Mapping[str, tuple[str, str]]
 
 
 def name_and_flavour(model: ModelSpec, brought: Brought = BROUGHT) -> tuple[str, str]:
-    """Torchtitan's name and flavour of a model; a model that torchtitan does not include becomes a
-    flavour of Llama.
+    """The name and the flavour that a model has in torchtitan; a model that torchtitan does not
+    include becomes a flavour of Llama.
     """
     return brought.get(model.name, ("llama3", model.name or "mine"))
 
 
 def check_brought(model: ModelSpec, brought: Brought = BROUGHT) -> None:
-    """Refuse a model with optional parts, unless torchtitan includes this very model."""
+    """Refuse a model with optional parts, unless torchtitan includes exactly this model."""
     parts = (model.experts, model.latent, model.further_tokens, model.window, model.pattern)
     has_parts = any(parts) or model.post_norms
     if has_parts and (model.name not in brought or catalog.model(model.name) != model):
@@ -113,8 +113,8 @@ def _check_context(job: Job, *, is_lacking: bool) -> None:
 
 
 def whole_experts_divided(job: Job) -> Job:
-    """The job with experts divided in the nearest way that torchtitan 0.3 supports: divided among
-    ranks, or each split as layers are, but not both.
+    """The job with experts divided in the nearest way that torchtitan 0.3 supports: experts divided
+    among ranks, or each expert split as layers are, but not both.
     """
     return divided_experts(job, in_parts=False)
 
@@ -141,8 +141,8 @@ def divided_experts(job: Job, *, in_parts: bool = True) -> Job:
     ranks, parts = stage.expert_parallel, stage.expert_tensor_parallel
 
     def distance(way: tuple[int, int]) -> tuple[float, float]:
-        """How far a way to divide experts is from the wanted one: first by a rank's share, then by
-        the number of ranks.
+        """How far one way to divide experts is from another: first by a rank's share of the
+        experts, then by the number of ranks.
         """
         product = way[0] * way[1] / (ranks * parts)
         return abs(log(product)), abs(log(way[0] / ranks))
@@ -152,8 +152,8 @@ def divided_experts(job: Job, *, in_parts: bool = True) -> Job:
 
 
 def _ways(stage: StagePlan, experts: Experts) -> Iterator[tuple[int, int]]:
-    """The pairs of degrees that torchtitan supports on a stage: ranks among which experts are
-    divided, and ranks that split each expert.
+    """The ways to divide experts that torchtitan supports on a stage: pairs of the number of ranks
+    among which experts are divided, and the number of ranks that split each expert.
     """
     tensor = stage.tensor_parallel
     gpus = stage.num_gpus // stage.state_replicas
@@ -174,10 +174,11 @@ def has_to_shard(stage: StagePlan) -> bool:
     return bool(in_replica % (stage.expert_parallel * stage.expert_tensor_parallel))
 
 
-# Pipelines of torchtitan: its schedules, and the names of modules in each part of the model.
+# Exports and imports torchtitan's pipelines: its schedules, and the names of the modules in each
+# part of the model.
 
 
-# Torchtitan's names of pipeline schedules, by ours.
+# The names that torchtitan has for orders of passes, by this package's names.
 SCHEDULES: Mapping[str, str] = {
     DEFAULT_ORDER: "1F1B",
     "gpipe": "GPipe",
@@ -187,8 +188,8 @@ SCHEDULES: Mapping[str, str] = {
 
 
 def pipeline_settings(job: Job, head: str = "output") -> dict[str, object]:
-    """The settings of a job's pipeline, given the module name of the head; empty without a
-    pipeline.
+    """The settings of a job's pipeline, given the name of the module that is the head; empty
+    without a pipeline.
     """
     plan = job.plan
     if plan.num_stages == 1:
@@ -211,7 +212,7 @@ def _placement(order: str, num_stages: int, chunks: int = 1) -> Placement:
 
 
 def read_stages(section: Section, draft: Found, layers: int) -> None:
-    """Read the pipeline schedule, and the blocks of each stage."""
+    """Read the order of passes, and the blocks of each stage."""
     parts = section.get("module_fqns_per_model_part")
     schedule = section.get("pipeline_parallel_schedule", "1F1B")
     names = {name: order for order, name in SCHEDULES.items()}
@@ -254,13 +255,13 @@ def read_stages(section: Section, draft: Found, layers: int) -> None:
 
 
 def _of_stages(blocks: Sequence[int], placement: Placement) -> list[int]:
-    """The number of blocks of each stage, from that of each part of the model."""
+    """The number of blocks of each stage, from the numbers of blocks in the parts of the model."""
     parts = map(placement.of_stage, range(placement.num_stages))
     return [sum(blocks[part] for part in own) for own in parts]
 
 
 def _weighted(layers: int, stages: int, first: int, last: int) -> list[int]:
-    """The number of blocks of each stage (or part) if embedding and head count as this many
+    """The number of blocks of each stage (or part) if embedding and head count as these numbers of
     blocks.
     """
     counts = [*even_shares(layers + first + last, stages)]
@@ -269,11 +270,13 @@ def _weighted(layers: int, stages: int, first: int, last: int) -> list[int]:
     return counts
 
 
-# Rules for torchtitan: each moves a job towards what its configurations can express.
+# Rules for torchtitan: each changes a job towards one that its configurations can express.
 
 
 def sayable_workload(job: Job, brought: Brought = BROUGHT) -> Job:
-    """The job in bf16 or fp32 with fused attention; refuses models that torchtitan cannot build."""
+    """The job in bf16 or fp32 with fused attention; refuses a model that torchtitan cannot
+    build.
+    """
     model = job.workload.model
     if model.graph_file is not None:
         refuse(
@@ -287,7 +290,8 @@ def sayable_workload(job: Job, brought: Brought = BROUGHT) -> Job:
 
 def recomputed(job: Job) -> Job:
     """The job that recomputes all blocks, none, or every n-th, with the largest n that recomputes
-    as many as every stage wants; or every second GEMM of all blocks, if a stage recomputes GEMMs.
+    at least as many blocks as each stage of the plan; or every second GEMM of all blocks, if a
+    stage recomputes GEMMs.
     """
     stages = job.plan.stages
     if recomputes_products(job):
@@ -316,12 +320,12 @@ def recomputed_today(job: Job) -> Job:
 
 
 def recomputes_products(job: Job) -> bool:
-    """Whether a job's blocks recompute every second GEMM."""
+    """Whether the blocks of a job recompute every second GEMM."""
     return any(stage.products_recomputed_layers for stage in job.plan.stages)
 
 
 def blocks_apart(job: Job) -> int:
-    """The distance n if every n-th block is recomputed; 0 if none is."""
+    """The number n if the job recomputes every n-th block; 0 if it recomputes none."""
     pairs = [(stage.layers, stage.checkpointed_layers) for stage in job.plan.stages]
     if not any(count for _, count in pairs):
         return 0
@@ -334,16 +338,14 @@ def blocks_apart(job: Job) -> int:
 
 
 def with_sequences_split(job: Job) -> Job:
-    """The job with sequence parallelism wherever it has tensor parallelism, as torchtitan has
-    it.
-    """
+    """The job with sequence parallelism wherever it has tensor parallelism, as in torchtitan."""
     shares = job.plan.stages[0].tensor_parallel > 1
     return with_values(job, {"sequence_parallel": int(shares)})
 
 
 def sharded_states(job: Job) -> Job:
-    """The job sharded as FSDP2 does it: also along context-parallel ranks, whether replicas shard
-    or not.
+    """The job whose states are sharded as by FSDP2: also over context-parallel ranks, whether
+    replicas are sharded or not.
     """
     job = sharded(job)
     first = job.plan.stages[0]
@@ -357,7 +359,7 @@ def offloaded_states(job: Job) -> Job:
     return dropped(*STATES)(job) if alone else states_offloaded(job)
 
 
-# Table rows of both kinds of configurations, TOML and Python.
+# Rows of the tables for both kinds of torchtitan's configurations, TOML and Python.
 ORDERED = Row(
     choices=("order",),
     nearest=among_orders(SCHEDULES),

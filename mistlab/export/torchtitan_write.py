@@ -69,7 +69,7 @@ _VERSION = "# For torchtitan up to 0.2.2 (later: --to torchtitan), on {} nodes o
 
 
 def write_toml(job: Job) -> str:
-    """The torchtitan configuration of a job, as TOML."""
+    """The torchtitan configuration of a job, as a TOML text."""
     name, flavour = name_and_flavour(job.workload.model)
     every = blocks_apart(job)
     option = "op" if recomputes_products(job) else str(every) if every > 1 else ""
@@ -99,7 +99,7 @@ def _training(job: Job) -> dict[str, object]:
 
 
 def _sharding(job: Job) -> dict[str, object]:
-    """The settings by which ranks share states and layers."""
+    """The settings for how ranks share states and layers."""
     stage = job.plan.stages[0]
     replicas = stage.state_replicas if stage.zero else stage.data_parallel
     return {
@@ -111,7 +111,7 @@ def _sharding(job: Job) -> dict[str, object]:
 
 
 def _parallelism_of_toml(job: Job) -> dict[str, object]:
-    """The settings of parallel degrees; those of experts only where they are divided, since
+    """The settings for parallel degrees; those for experts only if experts are divided, since
     torchtitan reads no others.
     """
     stage = job.plan.stages[0]
@@ -132,7 +132,7 @@ def _notes_of_toml(job: Job) -> Iterator[str]:
 
 
 def _flavour_notes(model: ModelSpec, models: str) -> Iterator[str]:
-    """Notes on parts that the user has to add to a model that torchtitan does not include."""
+    """Notes on the parts that the user has to add to a model that torchtitan does not include."""
     yield (
         f"add the flavour {model.name or 'mine'!r} to {models}: dim={model.hidden}, "
         f"n_layers={model.layers}, n_heads={model.heads}, n_kv_heads={model.kv_heads}, "
@@ -242,7 +242,7 @@ _IMPORT = "from torchtitan.distributed.activation_checkpoint import {}\n"
 
 
 def write(job: Job) -> str:
-    """The torchtitan configuration of a job, as a Python module."""
+    """The torchtitan configuration of a job, as the text of a Python module."""
     name, flavour = name_and_flavour(job.workload.model, BROUGHT_TODAY)
     kind = _recomputation(job)
     return _TEXT.format(
@@ -262,7 +262,7 @@ def _lines(settings: Mapping[str, object]) -> str:
 
 
 def _recomputation(job: Job) -> str:
-    """Torchtitan's class for the job's recomputation; empty if it recomputes nothing."""
+    """The class of torchtitan for the job's recomputation; empty if it recomputes nothing."""
     if recomputes_products(job):
         return "SelectiveAC"
     return "FullAC" if job.plan.stages[0].checkpointed_layers else ""

@@ -1,5 +1,5 @@
-"""The nodes and GPUs of a launch command, which programs train a decoder, and hints in refusals of
-a script.
+"""Reads the numbers of nodes and GPUs from a launch command, knows which programs train a decoder,
+and adds hints to refusals of scripts.
 """
 
 import re
@@ -15,8 +15,8 @@ from mistlab.shell.programs import directives
 from mistlab.shell.session import LaunchFile
 from mistlab.shell.shell_text import Word
 
-# Parts of a program's path by which it is recognised, each with the reason why it does not
-# pre-train a decoder.
+# Parts of the path of a program that does not pre-train a decoder, each with what the program does
+# instead.
 _OTHERS: Mapping[str, str] = {
     r"bert|biencoder|realm|\bict\b": "trains an encoder",
     r"\bt5\b|ul2": "trains an encoder beside a decoder",
@@ -42,7 +42,7 @@ _PLAIN = frozenset(("finetune", "sft", "posttrain", "pretrain"))
 
 
 def refusal_of(program: str) -> str | None:
-    """The reason why a program is known not to pre-train a decoder; otherwise None."""
+    """The reason why a program is known not to pre-train a decoder; None if it may."""
     for part in _names_in_program(program):
         for pattern, reason in _OTHERS.items():
             if re.search(pattern, part):
@@ -57,20 +57,21 @@ def is_decoder(program: str) -> bool:
 
 
 def _names_in_program(program: str) -> list[str]:
-    """The words in a program's name, and in that of its folder or package."""
+    """The words in the name of a program, and in that of its folder or package."""
     path = PurePath(program)
     parts = [*path.parts[:-1], path.stem] if path.suffix == ".py" else program.split(".")
     return [re.sub(r"[_\-.]", " ", part.lower()) for part in reversed(parts[-2:])]
 
 
-# Hints for a refused launch script, where an assumption of its evaluation may be the cause.
+# Adds hints to the refusal of a launch script, where an assumption of the script's evaluation may
+# be the cause.
 
 
-# Matches the evaluation's note that a variable has its default value.
+# Matches the note of a script's evaluation that a variable has its default value.
 _DEFAULT = re.compile(r"^(line \d+[^:]*): (\w+) is taken as (.+), its default: ")
 _WITHOUT_ARGUMENTS = "the script is taken as started without arguments"
-# Matches names of variables that count nodes; below, variables that count processes, and refusals
-# about either.
+# Matches names of variables that count nodes; below, names of variables that count processes, and
+# refusals that are about either.
 _COUNTS_NODES = re.compile(r"NODE|HOST|WORKER", re.IGNORECASE)
 _COUNTS_RANKS = re.compile(r"GPU|NPU|DEVICE|PROC|TASK|RANK|WORLD", re.IGNORECASE)
 _OF_RANKS = re.compile(r"\bGPUs\b|\bnodes\b|\bdata_parallel\b")
@@ -79,7 +80,7 @@ _READS_ARGUMENTS = re.compile(r"^(?!\s*#).*(?:\bgetopts\s|\$#|\$\{#\}|\bshift\b)
 
 
 def with_hints(error: InputError, launch: Launch, source: LaunchFile, given: Given) -> InputError:
-    """The refusal of a script, extended by the assumptions behind the numbers that it mentions."""
+    """The refusal of a script, extended by the assumptions from which the numbers in it result."""
     message = str(error)
     hints: list[str] = []
     if _OF_RANKS.search(message):
@@ -90,8 +91,8 @@ def with_hints(error: InputError, launch: Launch, source: LaunchFile, given: Giv
 
 
 def _of_ranks(launch: Launch, given: Given) -> Iterator[str]:
-    """Hints that the numbers of nodes and GPUs are defaults of variables that the user did not
-    set.
+    """Hints that the numbers of nodes and GPUs are defaults of script variables that the user did
+    not set.
     """
     for note in launch.notes:
         if (match := _DEFAULT.match(note)) is None:
@@ -106,7 +107,7 @@ def _of_ranks(launch: Launch, given: Given) -> Iterator[str]:
 
 
 def _of_arguments(launch: Launch, source: LaunchFile) -> Iterator[str]:
-    """A hint on arguments that a script reads but that the user did not give."""
+    """A hint on arguments that a script reads, but that the user did not pass."""
     match = _READS_ARGUMENTS.search(source.text)
     if match is not None:
         line = source.text.count("\n", 0, match.end()) + 1
@@ -115,13 +116,14 @@ def _of_arguments(launch: Launch, source: LaunchFile) -> Iterator[str]:
     yield from (note for note in launch.notes if _WITHOUT_ARGUMENTS in note)
 
 
-# Reads the nodes and GPUs per node of a launch command from its launchers' options.
+# Reads the numbers of nodes and of GPUs per node from the options of a command's launchers.
 #
 # The innermost launcher with a number takes precedence: ``torchrun`` over ``srun``, and that over a
 # script's batch-system directives.
 
 
-# What an option of a launcher counts: nodes, processes per node, all processes, or hosts by name.
+# What an option of a launcher gives: the number of nodes, of processes per node, or of all
+# processes, or hosts by name.
 _NODES, _IN_NODE, _ALL, _HOSTS = "nodes", "gpus_per_node", "processes", "hosts"
 _TORCHRUN = {"--nnodes": _NODES, "--nproc-per-node": _IN_NODE}
 _OPTIONS: Mapping[str, Mapping[str, str]] = {
@@ -159,15 +161,15 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
     },
 }
 _ALIASES = {"mpiexec": "mpirun", "mpirun_rsh": "mpirun", "sbatch": "srun", "salloc": "srun"}
-# Matches a one-letter option with its value attached, such as ``-N2``.
+# Matches a one-letter option with its value in the same word, such as ``-N2``.
 _ATTACHED = re.compile(r"(-[A-Za-z])([\d$].*)", re.DOTALL)
 _DIRECT = ("nodes", "gpus_per_node")
 
 
 @dataclass(frozen=True, slots=True)
 class _LauncherNumber:
-    """A number that a launcher's option states: its word and the option; ``by_slurm`` marks options
-    of Slurm.
+    """A number in an option of a launcher: the word that holds the number, and the option;
+    ``by_slurm`` marks options of Slurm.
     """
 
     option: str
@@ -178,7 +180,9 @@ class _LauncherNumber:
 def read_ranks(
     launch: Launch, text: str, draft: Found, given: Given, beside: Callable[[str], str | None]
 ) -> None:
-    """Read the number of nodes and of GPUs per node, as far as launchers' options give them."""
+    """Read the number of nodes and that of GPUs per node, as far as options of launchers give
+    them.
+    """
     _tell_of_unread(text, draft)
     counts = _counts(launch, text)
     _places(counts, draft, beside)
@@ -194,13 +198,13 @@ def read_ranks(
     if not is_placed:
         _tell_of_tasks(counts, draft, _ALL if divides else _IN_NODE)
     if draft.nodes is None and not counts.keys() & {_NODES, _ALL} and _by_torch(launch.started):
-        # The default of torchrun.
+        # Without an option, torchrun starts one node.
         draft.nodes = 1
 
 
 def _tell_of_unread(text: str, draft: Found) -> None:
-    """Add a remark on batch-system directives that the batch system ignores, because they follow a
-    command.
+    """Add a remark on directives that a batch system ignores because they come after a command of
+    the script.
     """
     for directive in directives(text):
         directive_words = [Word(text=part) for part in directive.words.split()]
@@ -211,7 +215,7 @@ def _tell_of_unread(text: str, draft: Found) -> None:
 
 
 def _tell_of_tasks(counts: Mapping[str, _LauncherNumber], draft: Found, kind: str) -> None:
-    """Add a remark if a batch system's tasks per node are assumed to be GPUs per node, unless it
+    """Add a remark that a batch system's tasks per node are assumed to be GPUs per node, unless it
     states as many GPUs.
     """
     tasks, gpus = counts.get(kind), counts.get("gpus")
@@ -231,8 +235,8 @@ def _by_torch(started: Iterable[Word]) -> bool:
 
 
 def _counts(launch: Launch, text: str) -> dict[str, _LauncherNumber]:
-    """The numbers that launchers state, from the innermost launcher outwards; those of batch-system
-    directives replace unknown ones.
+    """The numbers that launchers give, from the innermost launcher outwards; numbers in
+    batch-system directives replace unknown ones.
     """
     counts: dict[str, _LauncherNumber] = {}
     for name, launcher_words in reversed(_launchers(launch.started)):
@@ -247,13 +251,15 @@ def _counts(launch: Launch, text: str) -> dict[str, _LauncherNumber]:
 
 
 def _starts_starters(name: str, kind: str, stated: _LauncherNumber) -> bool:
-    """Whether a batch system starts one task per node, which starts the node's processes itself."""
+    """Whether a batch system starts one task per node, which then starts the processes of its
+    node.
+    """
     is_batch = name == "srun" and stated.option in _OPTIONS["srun"]
     return is_batch and kind in (_IN_NODE, _ALL) and stated.word.text == "1"
 
 
 def _launchers(started: Iterable[Word]) -> list[tuple[str, list[Word]]]:
-    """The launchers of a command, outermost first, each with its own words."""
+    """The launchers in a command, outermost first, each with its own words."""
     parts: list[tuple[str, list[Word]]] = []
     for word in started:
         name = PurePath(word.text).name
@@ -278,7 +284,9 @@ def _batch_words(text: str) -> list[Word]:
 def _options_of(
     words: Iterable[Word], known: Mapping[str, str]
 ) -> list[tuple[str, _LauncherNumber]]:
-    """The options of a launcher that state a number of nodes or ranks, with their words."""
+    """The options of a launcher that give a number of nodes or ranks, each with the word of the
+    number.
+    """
     counted: list[tuple[str, _LauncherNumber]] = []
     waiting, by_slurm = "", known is _OPTIONS["srun"]
     for word in words:
@@ -296,7 +304,9 @@ def _options_of(
 
 
 def _parts_of(text: str) -> tuple[str, str | None]:
-    """The name of an option, and the value in the same word; None if there is no such value."""
+    """The name of an option and the value in the same word; None as value if it is in the next
+    word.
+    """
     if (attached := _ATTACHED.fullmatch(text)) is not None:
         return attached[1], attached[2]
     name, equals, value = text.partition("=")
@@ -306,7 +316,7 @@ def _parts_of(text: str) -> tuple[str, str | None]:
 def _places(
     counts: dict[str, _LauncherNumber], draft: Found, beside: Callable[[str], str | None]
 ) -> None:
-    """Read numbers of nodes and GPUs from host names, host files (time slots) and generic
+    """Read numbers of nodes and GPUs from lists of hosts, host files (numbers of slots) and generic
     resources.
     """
     if (stated := counts.get(_HOSTS)) is not None and stated.word.unknown is None:
@@ -333,8 +343,8 @@ def _places(
 
 
 def _settle(name: str, stated: _LauncherNumber, draft: Found, given: int | None) -> None:
-    """Set a number from a launcher's option; refuses an unknown one unless the user gives the
-    number.
+    """Set a number of nodes or GPUs from an option of a launcher; refuses an unknown number unless
+    the user gives it.
     """
     word = stated.word
     if getattr(draft, name) is not None:
@@ -348,7 +358,7 @@ def _settle(name: str, stated: _LauncherNumber, draft: Found, given: int | None)
 
 
 def _divide(stated: _LauncherNumber, draft: Found, given: Given) -> None:
-    """Set the GPUs per node as the number of all processes divided by the nodes."""
+    """Set the number of GPUs per node as that of all processes divided by that of nodes."""
     word, nodes = stated.word, given.nodes or draft.nodes
     in_node = given.gpus_per_node or draft.gpus_per_node
     if nodes is not None and in_node is not None:

@@ -1,4 +1,4 @@
-"""The DeepSpeed settings of a Megatron-DeepSpeed launch line: its configuration file and its
+"""Reads the DeepSpeed settings of a Megatron-DeepSpeed launch line: its configuration file and its
 options.
 
 The file's ZeRO level counts, whatever ``--zero-stage`` says: the option only decides where weights
@@ -19,7 +19,8 @@ from mistlab.shell.shell_text import Unknown
 ENGINES = ("deepspeed", "mistlab")
 _CONFIG, _STAGE = "--deepspeed-config", "--zero-stage"
 _HALVES = ("fp16", "bf16")
-# Sections of the configuration file without effect on a plan; those of plain DeepSpeed included.
+# Sections of DeepSpeed's configuration file that do not affect a plan, those that plain DeepSpeed
+# has included.
 _HARMLESS = HARMLESS | harmless_names("megatron_deepspeed")
 _LEVELS = range(4)
 
@@ -42,7 +43,9 @@ class Files:
         return self.source.beside(known_part(path)) if written is None else self.written[written]
 
     def unknown_in(self, path: str) -> Unknown | None:
-        """The parts of a written file that the script's evaluation could not determine."""
+        """The parts of a file written by a script whose values the script's evaluation could not
+        determine.
+        """
         written = self._as_written(path, self.unknown)
         return None if written is None else self.unknown[written]
 
@@ -52,13 +55,13 @@ class Files:
 
 
 def is_by_deepspeed(options: Options) -> bool:
-    """Whether a launch line trains with DeepSpeed's engine."""
+    """Whether a launch line trains with the engine of DeepSpeed."""
     return options.has("--deepspeed")
 
 
 def read_deepspeed(options: Options, draft: Found, files: Files) -> None:
-    """Read ZeRO, offloading, batch sizes and precision of a launch line that trains with
-    DeepSpeed's engine.
+    """Read ZeRO, offloading, batch sizes and precision of a launch line that trains with the engine
+    of DeepSpeed.
     """
     draft.overlaps = False
     level = options.whole(_STAGE, minimum=0)
@@ -77,7 +80,9 @@ def read_deepspeed(options: Options, draft: Found, files: Files) -> None:
 
 
 def read_ulysses(options: Options, draft: Found) -> None:
-    """Read the context-parallel ranks that exchange tokens for heads (DeepSpeed-Ulysses)."""
+    """Read the number of context-parallel ranks that exchange tokens for heads
+    (DeepSpeed-Ulysses).
+    """
     ranks = options.whole("--ds-sequence-parallel-size")
     if ranks is not None and ranks > 1:
         draft.values["context_parallel"] = ranks
@@ -96,8 +101,8 @@ def _configuration(options: Options, files: Files) -> tuple[str, str | None]:
 
 
 def _without_configuration(options: Options, draft: Found, name: str, level: int | None) -> None:
-    """Read ZeRO's level from the option alone, with a remark; refuses a line that lacks this option
-    too.
+    """Read the ZeRO level from the option alone, with a remark; refuses a launch line without this
+    option.
     """
     del options
     missing = f"{name} is not at hand" if name else f"{_CONFIG} is not given"
@@ -143,8 +148,8 @@ def _with_configuration(text: str, name: str, draft: Found, level: int | None) -
 
 
 def _tell_of_rest(top: Section, name: str, draft: Found) -> None:
-    """Report settings of the file that were never read; of those that do not affect cost only their
-    number.
+    """Add remarks on settings of the configuration file that were never read; of those that do not
+    affect cost, only their number.
     """
     aside = len(draft.remarks)
     top.tell_of_rest(_HARMLESS)
@@ -159,8 +164,8 @@ def _tell_of_rest(top: Section, name: str, draft: Found) -> None:
 
 
 def _batches(top: Section, name: str, draft: Found) -> None:
-    """Read batch sizes from the file where the launch line has none; those of the line take
-    precedence.
+    """Read batch sizes from the configuration file where the launch line has none; those on the
+    line take precedence.
     """
     pairs = (
         ("train_batch_size", "global_batch", "--global-batch-size"),
@@ -177,7 +182,7 @@ def _batches(top: Section, name: str, draft: Found) -> None:
 
 
 def _offloads(options: Options, draft: Found) -> None:
-    """Read the offloading that options of the launch line enable."""
+    """Read what the options of the launch line offload."""
     if options.has("--cpu-optimizer") and not draft.values.get("offload_optimizer"):
         text = "--cpu-optimizer, but the configuration offloads no optimizer: taken as offloaded"
         draft.remark("contradicting", "offload.optimizer", text)

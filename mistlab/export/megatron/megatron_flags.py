@@ -1,4 +1,4 @@
-"""Parses Megatron-LM's options on a launch line, and lists the options that plans cannot
+"""Parses the options of Megatron-LM on a launch line, and lists the options that plans cannot
 express.
 """
 
@@ -231,12 +231,12 @@ REFUSED: Mapping[str, str] = {
     "--expert-tensor-parallel-num-weight-shards": _WEIGHT_SHARDS,
     "--output-bert-embeddings": _ENCODER,
 }
-# A refused option with one of these values has no effect, and is accepted.
+# Values with which an option that an import refuses has no effect, so that it is accepted.
 IDLE = frozenset(("0", "1", "false", "none", "null", ""))
 
 
-# Parses Megatron-LM's options on a launch line: each has its values, its line number and its
-# unknown parts.
+# Parses the options of Megatron-LM on a launch line: for each option its values, its line number
+# and its unknown parts.
 #
 # Names are parsed as by Megatron-LM's ``argparse``: dashes for underscores, unique prefixes,
 # ``--no-X`` for a switch X; the last of several occurrences counts.
@@ -244,7 +244,7 @@ IDLE = frozenset(("0", "1", "false", "none", "null", ""))
 
 KNOWN = HARMLESS | TELLING | UNSAID.keys() | REFUSED.keys()
 _SPELT = KNOWN | RENAMED.keys()
-# Words for true and false as the value of a switch, in other files with Megatron-LM's options.
+# Words for true and for false as the value of a switch, in other files with options of Megatron-LM.
 _ON, _OFF = frozenset(("true", "1", "yes", "on")), frozenset(("false", "0", "no", "off"))
 # Words for None as the value of an option.
 _NONE = frozenset(("None", "null", "~"))
@@ -253,7 +253,9 @@ _SHORTEST = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """An option of a launch line: its values, its line number, and its first unknown part."""
+    """An option on a launch line: its values, its line number, and the first part of it whose value
+    is unknown.
+    """
 
     words: tuple[str, ...]
     line: int = 0
@@ -262,7 +264,7 @@ class Option:
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    """The options of a launch line by name; the last of several occurrences of an option counts.
+    """The options on a launch line by name; of several occurrences of an option the last counts.
 
     ``repeated`` holds the words of those before the last. ``strays`` are unknown words where an
     option could stand, such as ``$EXTRA_ARGS``. ``shortened`` are abbreviations with the names that
@@ -280,7 +282,7 @@ class Options:
 
     @classmethod
     def of(cls, arguments: Iterable[Word | str], excused: Iterable[str] = ()) -> "Options":
-        """Options parsed from the words of a launch line."""
+        """Parse options from the words of a launch line."""
         reader = _OptionReader()
         for argument in arguments:
             reader.take(argument if isinstance(argument, Word) else Word(text=argument))
@@ -295,11 +297,11 @@ class Options:
 
     @property
     def words(self) -> Mapping[str, Sequence[str]]:
-        """The values of every option on the line, by its name."""
+        """The values of all options on the line, by the option's name."""
         return {name: option.words for name, option in self.given.items()}
 
     def where(self, name: str) -> str:
-        """An option's name with its line number, for messages."""
+        """The name of an option with its line number, for messages."""
         line = self.given[name].line if name in self.given else 0
         return f"{name}: line {line}" if line else name
 
@@ -307,14 +309,14 @@ class Options:
         return name in self.given
 
     def has(self, name: str) -> bool:
-        """Whether a switch is on the line, and not turned off."""
+        """Whether a switch is on the line, and is not turned off."""
         option = self._asked(name)
         if option is None:
             return False
         return not option.words or option.words[0].lower() not in _OFF
 
     def text(self, name: str) -> str | None:
-        """The first value of an option; None if it is not given."""
+        """The first value of an option; None if the option is not on the line."""
         option = self._asked(name)
         if option is None:
             return None
@@ -323,17 +325,19 @@ class Options:
         return None if option.words[0] in _NONE else option.words[0]
 
     def all_words(self, name: str) -> tuple[str, ...]:
-        """All values of an option; empty if it is not given."""
+        """All values of an option; empty if the option is not on the line."""
         option = self._asked(name)
         return () if option is None else option.words
 
     def whole(self, name: str, *, minimum: int = 1) -> int | None:
-        """An option's value as a whole number; None if it is not given."""
+        """The value of an option as a whole number; None if the option is not on the line."""
         text = self.text(name)
         return None if text is None else checked_whole(self.where(name), text, minimum=minimum)
 
     def number(self, name: str, default: float, *, maximum: float | None = None) -> float:
-        """An option's value as a non-negative number, or a default."""
+        """The value of an option as a non-negative number; a default if the option is not on the
+        line.
+        """
         text = self.text(name)
         try:
             number = default if text is None else float(text)
@@ -345,8 +349,8 @@ class Options:
         return number
 
     def choice(self, name: str, known: Sequence[str]) -> str | None:
-        """An option's value as one of several words, in lower case or unchanged; None if it is not
-        given.
+        """The value of an option that is one of several words, in lower case or unchanged; None if
+        the option is not on the line.
         """
         text = self.text(name)
         if text is None or text in known:
@@ -358,12 +362,12 @@ class Options:
 
     @property
     def harmless(self) -> list[str]:
-        """The options of the line that do not affect cost."""
+        """The options on the line that do not affect cost."""
         return [name for name in self.given if _is_harmless(name)]
 
     @property
     def unknown(self) -> list[str]:
-        """The options of the line that neither Megatron-LM nor a known derivative has."""
+        """The options on the line that neither Megatron-LM nor a known derivative has."""
         return [name for name in self.given if name not in KNOWN and not _is_harmless(name)]
 
     def _asked(self, name: str) -> Option | None:
@@ -393,7 +397,9 @@ class _OptionReader:
         self._name = ""
 
     def take(self, word: Word) -> None:
-        """Parse the next word of the line: an option, or a value of the last option."""
+        """Parse the next word of the line, which is an option or a value of the option before
+        it.
+        """
         name, equals, value = word.text.partition("=")
         if name.startswith("--") and len(name) > len("--") and "$" not in name:
             self._begin(name, word)
@@ -436,7 +442,8 @@ class _OptionReader:
 
     def _add(self, text: str, unknown: Unknown | None) -> None:
         option = self.given[self._name]
-        # A switch may be set to false and then to another value: the last value counts.
+        # A switch may be set to false first and to another value later on the line: the last value
+        # counts.
         kept = () if option.words == ("false",) and text.lower() in _ON | _OFF else option.words
         if kept is not option.words:
             text = "true" if text.lower() in _OFF else "false"
@@ -445,7 +452,7 @@ class _OptionReader:
         )
 
     def _has_enough(self) -> bool:
-        """Whether the last option already has all the values that it takes."""
+        """Whether the last option on the line already has all values that it takes."""
         if not self._name or self._name in SWITCHES | HARMLESS_SWITCHES:
             return True
         if self._name in MANY:

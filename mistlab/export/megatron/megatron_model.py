@@ -25,17 +25,18 @@ from mistlab.export.rules import with_workload
 from mistlab.job.job import Job
 from mistlab.plan.workload import ROTARY_BASE, VOCAB_MULTIPLE, Family, ModelSpec
 
-# The vocabulary sizes of tokenizer types that have a fixed vocabulary, each with its source.
+# The vocabulary size of each tokenizer type with a fixed vocabulary, with its source.
 BY_TYPE: Mapping[str, int] = {
     # GPT-2's vocab.json of OpenAI: 50,000 merges, 256 bytes and the end of a text.
     "GPT2BPETokenizer": 50257,
     # The released tokenizer.model of Llama and Llama 2 (SentencePiece).
     "Llama2Tokenizer": 32000,
-    # The fallback of Megatron-LM's TikTokenizer, 2 ** 17.
+    # The size to which Megatron-LM's TikTokenizer falls back, 2 ** 17.
     "TikTokenizer": 131072,
 }
-# Tokenizer types of Pai-Megatron-Patch (``--patch-tokenizer-type``), with the vocabulary before
-# ``--extra-vocab-size``, which is not padded (``megatron_patch/tokenizer/__init__.py``).
+# Tokenizer types of Pai-Megatron-Patch (``--patch-tokenizer-type``), with the vocabulary size
+# before ``--extra-vocab-size`` is added, which is not padded
+# (``megatron_patch/tokenizer/__init__.py``).
 BY_PATCH_TYPE: Mapping[str, int] = {
     "LLamaTokenizer": 32000,
     "LLama2Tokenizer": 32000,
@@ -50,7 +51,8 @@ BY_PATCH_TYPE: Mapping[str, int] = {
     "StarcoderTokenizerFromHF": 49152,
     "BloomTokenizerFromHF": 250880,
 }
-# Patterns of model and tokenizer names, with the number of tokens of the released tokenizer.
+# Patterns of the names of models and tokenizers, with the number of tokens of the released
+# tokenizer.
 _BY_NAME: Mapping[str, int] = {
     # Tokenizers released by Meta: SentencePiece for Llama 1 and 2 (CodeLlama's has 16 more tokens),
     # tiktoken for Llama 3 and 4.
@@ -86,9 +88,9 @@ _BY_NAME: Mapping[str, int] = {
     r"\byi-": 64000,
     # The tokenizers of BigCode's StarCoder and StarCoder 2.
     r"starcoder": 49152,
-    # NVIDIA's tokenizer of Nemotron-4 (SentencePiece).
+    # NVIDIA's tokenizer of Nemotron-4 (SentencePiece) has 256,000 tokens.
     r"nemotron.*256k": 256000,
-    # OpenAI's tiktoken encodings, by their names.
+    # Encodings of OpenAI's tiktoken, by their names.
     r"cl100k": 100277,
     r"o200k": 200019,
 }
@@ -104,16 +106,16 @@ def size_by_name(name: str) -> int | None:
     return None
 
 
-# The vocabulary size with which a launch line of Megatron-LM or a derivative trains, from its
-# tokenizer.
+# The vocabulary size with which a launch line of Megatron-LM or a derivative trains, derived from
+# its tokenizer.
 
 
 _NULL = ("NullTokenizer", "NullMultimodalTokenizer")
 _GPT2 = "GPT2BPETokenizer"
 _OF_ENCODERS = "BertWordPiece"
 _LLAMA2 = "Llama2Tokenizer"
-# File names of the tokenizers of GPT-2 and Llama; then names of folders that say nothing about the
-# tokenizer in them.
+# File names of the tokenizers of GPT-2 and of Llama; then folder names that do not tell which
+# tokenizer is in them.
 _GPT2_FILES, _LLAMA_FILES = ("vocab.json", "encoder.json"), ("tokenizer.model",)
 _PLAIN_FOLDERS = frozenset(
     ("", "data", "dataset", "datasets", "tokenizer", "tokenizers", "vocab", "models", "assets")
@@ -123,7 +125,7 @@ _NAMES = ("--tokenizer-model", "--tokenizer-name-or-path")
 
 def vocab_of(options: Options, draft: Found, given: int | None = None) -> int:
     """The vocabulary size in training: padded as Megatron-LM pads it, or unpadded if plans would
-    pad it to the same size; ``given`` is the user's value.
+    pad it to the same size; ``given`` is the size that the user gives.
     """
     if given is not None:
         return _padded(options, given)
@@ -135,7 +137,7 @@ def vocab_of(options: Options, draft: Found, given: int | None = None) -> int:
 
 
 def _patched(options: Options) -> int | None:
-    """The vocabulary size of Pai-Megatron-Patch's tokenizers; None for other launch lines."""
+    """The vocabulary size of a tokenizer of Pai-Megatron-Patch; None for other launch lines."""
     kind = options.text("--patch-tokenizer-type")
     extra = options.whole("--extra-vocab-size", minimum=0)
     if kind is not None and kind in BY_PATCH_TYPE:
@@ -148,7 +150,7 @@ def _patched(options: Options) -> int | None:
 
 
 def _tokens(options: Options, draft: Found) -> int:
-    """The number of tokens of a launch line's tokenizer, special tokens included."""
+    """The number of tokens of a launch line's tokenizer, with its special tokens."""
     stated, kind = options.whole("--vocab-size"), options.text("--tokenizer-type")
     if kind is not None and kind.startswith(_OF_ENCODERS):
         where = options.where("--tokenizer-type")
@@ -176,14 +178,12 @@ def _tokens(options: Options, draft: Found) -> int:
 
 
 def _known(options: Options, kind: str | None) -> int | None:
-    """The size of a well-known tokenizer; None if the line gives a type or name that is not
-    known.
-    """
+    """The size of a well-known tokenizer; None if the type or name on the line is not known."""
     names = [name for name in _NAMES if name in options]
     if kind is None and not names and "--vocab-size" in options:
         return None
     if kind in (None, _GPT2) and not (kind is None and names):
-        # Without a tokenizer type pretrain_gpt.py uses GPT-2's.
+        # Without a tokenizer type, pretrain_gpt.py uses the tokenizer of GPT-2.
         return _by_file(options, "--vocab-file", BY_TYPE[_GPT2], _GPT2_FILES)
     sizes = [size_by_name(_name_of(options, name)) for name in (*names, "--model-name")]
     if size := next((size for size in sizes if size is not None), None):
@@ -196,8 +196,8 @@ def _known(options: Options, kind: str | None) -> int | None:
 def _by_file(
     options: Options, option: str, usual: int | None, files: tuple[str, ...]
 ) -> int | None:
-    """The size of a tokenizer, recognised by the name of its file; the ``usual`` size if the name
-    says nothing.
+    """The size of a tokenizer that is recognised by the name of its file; the ``usual`` size if the
+    name does not tell.
     """
     name = _name_of(options, option)
     if (size := size_by_name(name)) is not None:
@@ -210,7 +210,9 @@ def _by_file(
 
 
 def _name_of(options: Options, option: str) -> str:
-    """A tokenizer's name or path; unknown parts are shown as the script writes them."""
+    """The name or path of a tokenizer; parts with unknown values are shown as the script writes
+    them.
+    """
     options.taken.add(option)
     values = options.words.get(option, ())
     return values[0] if values else ""
@@ -228,7 +230,7 @@ def _padded(options: Options, vocab: int) -> int:
 
 
 def _tokenizer_text(options: Options, kind: str | None) -> str:
-    """A launch line's tokenizer as text for messages."""
+    """The tokenizer of a launch line, as text for messages."""
     given = [f"--tokenizer-type {kind}"] if kind else []
     for name in (*_NAMES, "--vocab-file"):
         given += [f"{name} {word}" for word in options.words.get(name, ())[:1]]
@@ -256,7 +258,8 @@ DROPOUT = 0.1
 
 _NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 _POSITIONS = {"learned_absolute": "absolute", "rope": "rotary", "none": "none"}
-# Words for position embeddings in older versions and derivatives.
+# The position embedding for each word that older versions and derivatives of Megatron-LM have for
+# it.
 _READ_POSITIONS = {
     **_POSITIONS,
     "absolute": "absolute",
@@ -275,7 +278,9 @@ _STRUCTURES: Mapping[Family, Mapping[str, Any]] = {
 
 
 def sayable_model(job: Job) -> Job:
-    """The job with the nearest model that Megatron-LM can build; refuses models without one."""
+    """The job with the nearest model that Megatron-LM can build; refuses models without a near
+    one.
+    """
     model = job.workload.model
     if model.graph_file is not None:
         refuse(
@@ -302,7 +307,9 @@ def sayable_model(job: Job) -> Job:
 
 
 def model_options(model: ModelSpec, tensor_parallel: int) -> Iterator[str]:
-    """The options of a model that ``sayable_model`` returned, without its sequence length."""
+    """The options for a model that ``sayable_model`` has returned, without those for its sequence
+    length.
+    """
     yield f"--num-layers {model.layers}"
     yield f"--hidden-size {model.hidden}"
     yield f"--ffn-hidden-size {model.ffn}"
@@ -343,8 +350,8 @@ def _kinds(model: ModelSpec) -> Iterator[str]:
 def model_of(
     options: Options, draft: Found, vocab: int | None = None, program: str = ""
 ) -> ModelSpec:
-    """The model that a launch line's options describe; ``vocab`` is a vocabulary that the user
-    gave.
+    """The model that the options of a launch line describe; ``vocab`` is a vocabulary size that the
+    user gives.
     """
     hidden, heads = _needed(options, "--hidden-size"), _needed(options, "--num-attention-heads")
     layers, hybrid = _layers_of(options, hidden, program)
@@ -385,7 +392,7 @@ def model_of(
 
 
 def _layers_of(options: Options, hidden: int, program: str) -> tuple[int, dict[str, Any]]:
-    """The number of blocks, and for a hybrid model the fields of its pattern."""
+    """The number of blocks and, for a hybrid model, the fields of its pattern."""
     layers = options.whole("--num-layers") or options.whole("--encoder-num-layers")
     if is_hybrid(options, program):
         fields = hybrid_parts(options, layers, hidden)
@@ -400,7 +407,9 @@ def _check_hybrid(parts: dict[str, Any]) -> None:
 
 
 def _family(fields: Mapping[str, Any]) -> Family:
-    """The model family whose structure the options describe; ``gpt`` if none has it."""
+    """The model family whose structure the options describe; ``gpt`` if no family has this
+    structure.
+    """
     for family, structure in _STRUCTURES.items():
         if all(fields[name] == value for name, value in structure.items()):
             return family
@@ -408,7 +417,7 @@ def _family(fields: Mapping[str, Any]) -> Family:
 
 
 def _is_gated(options: Options, draft: Found) -> bool:
-    """Whether the feed-forward network is gated; adds a remark on a gate other than SwiGLU."""
+    """Whether the feed-forward network is gated; adds a remark if its gate is not SwiGLU."""
     word = options.choice("--glu-activation", ("swiglu", "geglu", "reglu", "liglu"))
     if options.has("--swiglu") or word == "swiglu":
         return True
@@ -434,7 +443,7 @@ def _norm(options: Options) -> str:
 
 
 def _key_heads(options: Options, draft: Found, heads: int) -> int:
-    """The number of heads of keys and values, which Megatron-LM calls query groups."""
+    """The number of key and value heads, which Megatron-LM calls query groups."""
     of_relatives = options.whole("--num-key-heads")
     if of_relatives is not None:
         return of_relatives
@@ -451,10 +460,11 @@ def _key_heads(options: Options, draft: Found, heads: int) -> int:
 
 
 def _has_biases(options: Options, draft: Found) -> bool:
-    """Whether the model's GEMMs have biases, by the launch line's options."""
+    """Whether the GEMMs of the model have biases, by the options of the launch line."""
     without = [name for name in _WITHOUT_SOME_BIASES if options.has(name)]
     if without and not options.has("--disable-bias-linear"):
-        # Pai-Megatron-Patch's switches keep at least the biases of queries, keys and values.
+        # Pai-Megatron-Patch's switches leave at least the biases of queries, keys and values in
+        # place.
         all_but_those = len(without) == len(_WITHOUT_SOME_BIASES)
         taken_in = "none" if all_but_those else "all products"
         text = f"biases are taken in {taken_in}, though some products alone have them"
@@ -468,8 +478,8 @@ def _has_biases(options: Options, draft: Found) -> bool:
 
 
 def _default_ffn(options: Options, hidden: int) -> int:
-    """Megatron-LM's default feed-forward width: 4 times the hidden size, two thirds of that with
-    SwiGLU.
+    """The default feed-forward width of Megatron-LM: 4 times the hidden size, and with SwiGLU two
+    thirds of that.
 
     FlagScale multiplies two thirds by a number, and rounds them up to a multiple.
     """
@@ -509,8 +519,8 @@ def _position(options: Options, draft: Found) -> str:
 
 
 def _dropout(options: Options, draft: Found) -> dict[str, float]:
-    """The dropout of hidden states, and that of attention probabilities if it differs; without the
-    former, the latter counts as 0.
+    """The dropout rate of hidden states, and that of attention probabilities if it differs; if only
+    the latter is on the line, it counts as 0.
     """
     names = ("--attention-dropout", "--hidden-dropout")
     silent = [name for name in names if name not in options.words]

@@ -1,5 +1,5 @@
-"""Optional parts of models as Megatron-LM's options, and back: hybrid patterns, experts, latent
-attention, windows.
+"""Exports and imports optional parts of models as options of Megatron-LM: hybrid patterns, experts,
+latent attention, windows.
 
 The grammar is that of ``--hybrid-layer-pattern`` (core 0.17): a letter a block, ``|`` between
 stages, ``/`` before the blocks of further tokens. Older lines give shares of attention and of
@@ -22,9 +22,10 @@ from mistlab.schedule.orders import INTERLEAVED
 from mistlab.schedule.placement import even_shares
 
 PATTERN = "--hybrid-layer-pattern"
-# Megatron-LM's default sizes of the Mamba-2 mixer.
+# The default sizes of Megatron-LM's Mamba-2 mixer: state size, channels of a head, groups, and
+# expansion.
 STATES, CHANNELS, GROUPS, EXPAND = 128, 64, 8, 2
-# Megatron-LM's letters for the kinds of blocks that models here can have; its letters G, D and +
+# Megatron-LM's letters for those kinds of blocks that models here can have; its letters G, D and +
 # mean other kinds.
 _LETTERS = "M*-E"
 _MEANINGS = {
@@ -36,15 +37,17 @@ _SWITCHES = ("--is-hybrid-model", "--hybrid-attention-ratio", "--hybrid-mlp-rati
 
 
 def is_hybrid(options: Options, program: str = "") -> bool:
-    """Whether the options, or the program, build the model's blocks from a pattern of letters."""
+    """Whether the options, or the program, build the blocks of the model from a pattern of
+    letters.
+    """
     name = program.lower()
     builds = "pretrain_mamba" in name or "pretrain_hybrid" in name
     return builds or PATTERN in options or any(options.has(name) for name in _SWITCHES)
 
 
 def hybrid_parts(options: Options, layers: int | None, hidden: int) -> dict[str, Any]:
-    """The pattern of a hybrid model and the sizes of its state-space mixer, as fields of a
-    model.
+    """The pattern of a hybrid model, and the sizes of its state-space mixer, as fields of a model
+    description.
     """
     pattern = "".join(segments_of(options, layers))
     fields: dict[str, Any] = {"pattern": shortest(pattern), "layers": len(pattern)}
@@ -54,8 +57,8 @@ def hybrid_parts(options: Options, layers: int | None, hidden: int) -> dict[str,
 
 
 def segments_of(options: Options, layers: int | None) -> list[str]:
-    """The number of blocks in each pipeline part of a pattern, whose parts bars separate; without
-    bars all blocks.
+    """The number of blocks in each pipeline segment of a pattern, where bars separate segments;
+    without bars, that of all blocks.
     """
     text = options.text(PATTERN)
     if text is None:
@@ -79,7 +82,7 @@ def segments_of(options: Options, layers: int | None) -> list[str]:
 
 
 def shortest(pattern: str) -> str:
-    """The shortest pattern that gives the same blocks when it is repeated.
+    """The shortest pattern that gives the same blocks as this one when it is repeated.
 
     >>> shortest("DADA")
     'DA'
@@ -91,16 +94,16 @@ def shortest(pattern: str) -> str:
 
 
 def _by_shares(options: Options, layers: int | None) -> str:
-    """The pattern of a hybrid model from the shares of attention and of networks, which are placed
-    at even distances among state-space blocks.
+    """The pattern of a hybrid model whose options give the shares of attention and of networks,
+    which are placed at even distances among state-space blocks.
     """
     if layers is None:
         reject("--num-layers: is missing: give it, or --hybrid-layer-pattern")
     attention = round(layers * options.number("--hybrid-attention-ratio", 0.0, maximum=1))
     networks = round(layers * options.number("--hybrid-mlp-ratio", 0.0, maximum=1))
     blocks = ["M"] * layers
-    # As in Megatron-LM, attention comes after runs of state-space blocks of equal length; networks
-    # are placed among the remaining blocks, the first one late.
+    # As in Megatron-LM, attention blocks come after runs of state-space blocks of equal length;
+    # networks are placed among the remaining blocks, the first one late.
     _spread(blocks, "*", (layers - attention) / (attention + 1))
     if networks:
         _spread(blocks, "-", (layers - attention - networks) / networks)
@@ -108,8 +111,8 @@ def _by_shares(options: Options, layers: int | None) -> str:
 
 
 def _spread(blocks: list[str], letter: str, distance: float) -> None:
-    """Replace a state-space block by another kind of block after each ``distance`` state-space
-    blocks.
+    """Replace state-space blocks of a pattern by another kind of block, one after each ``distance``
+    state-space blocks.
     """
     left = distance
     for index, block in enumerate(blocks):
@@ -146,12 +149,13 @@ def _state_space(options: Options, hidden: int) -> StateSpace:
 
 _KINDS_OF_BLOCKS = frozenset("M*-E")
 _SPEC = "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
-# Megatron-LM's programs that train plain models, and hybrid models (with a pattern).
+# The programs of Megatron-LM that train models of one kind of block, and hybrid models (with a
+# pattern).
 PLAIN_PROGRAM, HYBRID_PROGRAM = "pretrain_gpt.py", "pretrain_mamba.py"
 
 
 def check_hybrid(model: ModelSpec) -> None:
-    """Refuse kinds of blocks, and gates, that no option of Megatron-LM builds."""
+    """Refuse a model with kinds of blocks, or gates, that no option of Megatron-LM builds."""
     others = sorted(set(model.pattern) - _KINDS_OF_BLOCKS)
     if others:
         _refuse("pattern", f"{model.pattern!r} has blocks of kind {' '.join(others)}")
@@ -175,7 +179,7 @@ def program_of(model: ModelSpec) -> str:
 
 
 def hybrid_options(job: Job) -> Iterator[str]:
-    """The options for the blocks of a hybrid model; none for other models."""
+    """The options for the pattern of a hybrid model's blocks; none for other models."""
     model, mixer = job.workload.model, job.workload.model.state_space
     if not model.pattern:
         return
@@ -193,15 +197,15 @@ def hybrid_options(job: Job) -> Iterator[str]:
 
 
 def is_cut(plan: Plan) -> bool:
-    """Whether the pattern has to mark where each stage begins: middle stages differ, or stages have
-    several chunks.
+    """Whether the pattern on the launch line has to mark where each stage begins: middle stages
+    differ, or stages have several chunks.
     """
     inner = {stage.layers for stage in plan.stages[1:-1]}
     return len(inner) > 1 or plan.order in INTERLEAVED
 
 
 def _ends(plan: Plan) -> Iterator[str]:
-    """The options for the numbers of blocks on the first and the last stage, where stages
+    """The options for the numbers of blocks on the first and on the last stage, if stages
     differ.
     """
     layers = [stage.layers for stage in plan.stages]
@@ -211,7 +215,7 @@ def _ends(plan: Plan) -> Iterator[str]:
 
 
 def segment_sizes(plan: Plan) -> list[int]:
-    """The number of blocks in each part of the model: first the first chunks of all stages, then
+    """The number of blocks in each chunk of the model: first the first chunks of all stages, then
     the second ones.
     """
     chunks = INTERLEAVED.get(plan.order, 1)
@@ -227,7 +231,7 @@ def _cut(letters: str, sizes: Sequence[int]) -> Iterator[str]:
 
 
 def hybrid_notes(job: Job) -> Iterator[str]:
-    """Notes on the versions of Megatron-core that the launch line of a hybrid model needs."""
+    """Notes on which versions of Megatron-core the launch line of a hybrid model needs."""
     if not job.workload.model.pattern:
         return
     if is_cut(job.plan):
@@ -243,10 +247,12 @@ def hybrid_notes(job: Job) -> Iterator[str]:
 # the last N tokens, as in Megatron-LM's own launch lines of gpt-oss.
 
 
-# Megatron-LM's defaults: experts per token, and the sizes of latent attention.
+# Megatron-LM's defaults: the number of experts that a token uses, and the sizes of latent
+# attention.
 ACTIVE, KEY_RANK, HEAD_DIM, ROTATED, VALUE_DIM = 2, 32, 128, 64, 128
 DELTA_KEY_HEADS, DELTA_VALUE_HEADS, DELTA_CHANNELS = 16, 32, 128
-# Shares of rotary channels are rounded to this many digits, as in the configurations that are read.
+# The number of digits to which shares of rotary channels are rounded, as in the configurations that
+# are read.
 _DIGITS = 12
 _MOST_BLOCKS = 10_000
 
@@ -266,7 +272,9 @@ def sayable_parts(model: ModelSpec) -> ModelSpec:
 
 
 def part_options(model: ModelSpec) -> Iterator[str]:
-    """The options for a model's optional parts, without the degrees and the exchange of experts."""
+    """The options for a model's optional parts; those for the degrees and the exchange of experts
+    are elsewhere.
+    """
     if model.latent is not None:
         yield from _latent_options(model, model.latent)
     elif model.qk_norm:
@@ -305,7 +313,7 @@ def _expert_options(experts: Experts, layers: int) -> Iterator[str]:
 
 
 def parts_of(options: Options, draft: Found, layers: int, ffn: int) -> dict[str, Any]:
-    """The optional parts that options describe, as fields of a model."""
+    """The optional parts that options describe, as fields of a model description."""
     experts, blocks = experts_of(options, draft, layers, ffn)
     parts = {
         "experts": experts,
@@ -332,7 +340,9 @@ def _further_tokens(options: Options) -> int:
 
 
 def _beside_pattern(parts: dict[str, Any]) -> str | None:
-    """The option of a part that hybrid models cannot have; None if no such part is given."""
+    """The option for a part that hybrid models cannot have; None if no such option is on the
+    line.
+    """
     options = {
         "latent": "--multi-latent-attention",
         "window": "--window-size",
@@ -343,8 +353,8 @@ def _beside_pattern(parts: dict[str, Any]) -> str | None:
 
 
 def _turns_of(options: Options, blocks: list[int], layers: int) -> dict[str, Any]:
-    """The pattern of a model whose kinds of blocks alternate: with and without experts, or with
-    delta networks.
+    """The pattern of a model in which blocks with and without experts alternate, or blocks with
+    attention and with delta networks.
     """
     if (deltas := _delta_nets(options, layers)) is not None:
         if 0 in blocks:
@@ -360,8 +370,8 @@ def _turns_of(options: Options, blocks: list[int], layers: int) -> dict[str, Any
 
 
 def _delta_nets(options: Options, layers: int) -> dict[str, Any] | None:
-    """The pattern and sizes of gated delta networks in place of attention in most blocks, as in
-    Qwen3-Next.
+    """The pattern and the sizes of gated delta networks, which replace attention in most blocks, as
+    in Qwen3-Next.
     """
     variant = options.text("--experimental-attention-variant")
     if variant is None:
@@ -392,7 +402,7 @@ def _delta_nets(options: Options, layers: int) -> dict[str, Any] | None:
 
 
 def _linear_blocks(every: int, layers: int) -> list[int]:
-    """For each block whether it has linear attention; every n-th block has full attention."""
+    """Whether each block has linear attention; every n-th block has full attention."""
     return [int((block + 1) % every != 0) for block in range(layers)]
 
 
@@ -432,7 +442,9 @@ def _window_of(options: Options, draft: Found) -> Window | None:
 
 
 def _tell_of_window(options: Options, draft: Found, choice: str, size: int, every: str) -> None:
-    """Add a remark on a window that plans cannot express, unless it covers the whole sequence."""
+    """Add a remark on a window that plans cannot express, unless the window covers the whole
+    sequence.
+    """
     length = options.whole("--seq-length")
     if length is None or size < length:
         text_of_remark = (
@@ -452,7 +464,7 @@ def _has_sinks(options: Options, draft: Found) -> bool:
 def experts_of(
     options: Options, draft: Found, layers: int, ffn: int
 ) -> tuple[Experts | None, list[int]]:
-    """The experts that options describe, and for each block whether it has experts."""
+    """The experts that options describe, and whether each block has experts."""
     count = _count_of(options, draft)
     if count is None:
         return None, []
@@ -482,7 +494,7 @@ def experts_of(
 
 
 def _count_of(options: Options, draft: Found) -> int | None:
-    """The number of experts in each block that has any; None for a model without experts."""
+    """The number of experts in each block that has experts; None for a model without experts."""
     counts = {
         checked_whole(options.where("--num-experts"), word, minimum=0)
         for word in options.all_words("--num-experts")
@@ -503,7 +515,7 @@ def _count_of(options: Options, draft: Found) -> int | None:
 
 
 def _shared_of(options: Options, draft: Found, width: int, ffn: int) -> int:
-    """The width of shared experts, which every token uses."""
+    """The width of the shared experts, which every token uses."""
     shared = options.whole("--moe-shared-expert-intermediate-size")
     number = options.whole("--num-shared-experts")
     if options.choice("--mlp-type", ("standard", "residual")) == "residual":
@@ -518,11 +530,11 @@ def _shared_of(options: Options, draft: Found, width: int, ffn: int) -> int:
 
 
 def _expert_blocks(options: Options, layers: int) -> list[int]:
-    """For each block, 1 if it has experts, otherwise 0."""
+    """For each block of the model, 1 if it has experts, otherwise 0."""
     first = options.whole("--first-k-dense-replace", minimum=0) or 0
     interval = options.whole("--expert-interval")
     if interval is None and is_of_deepspeed(options):
-        # The default interval of Megatron-DeepSpeed.
+        # Without an option, Megatron-DeepSpeed places experts in every second block.
         interval = 2
     if interval is not None and "--moe-layer-freq" not in options:
         return [int((block + 1) % interval == 0) for block in range(layers)]
@@ -540,7 +552,7 @@ def _expert_blocks(options: Options, layers: int) -> list[int]:
 
 
 def pattern_of(text: str) -> list[int]:
-    """The list of numbers that an expression such as ``([0]*3+[1]*58)`` stands for.
+    """The list of numbers that an option's value such as ``([0]*3+[1]*58)`` stands for.
 
     >>> pattern_of("([0]*2+[1]*3)")
     [0, 0, 1, 1, 1]

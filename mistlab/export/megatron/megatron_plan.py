@@ -1,4 +1,6 @@
-"""Plans as Megatron-LM's options, and back: blocks of stages, sharding, experts and precisions."""
+"""Exports and imports plans as options of Megatron-LM: blocks of stages, sharding, experts and
+precisions.
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +22,9 @@ _ENDS = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-lay
 
 
 def read_stages(options: Options, draft: Found, layers: int) -> None:
-    """Read how many blocks each stage has, and the pipeline schedule of its chunks."""
+    """Read how many blocks each stage has, and the order of passes if stages have several
+    chunks.
+    """
     layout = options.text("--pipeline-model-parallel-layout")
     first, last = (options.whole(name) for name in _ENDS)
     chunks = _chunks(options, draft, layers)
@@ -40,7 +44,8 @@ def read_stages(options: Options, draft: Found, layers: int) -> None:
     elif layers % draft.num_stages and not is_of_deepspeed(options):
         reject(
             f"--num-layers {layers}: {draft.num_stages} stages do not divide the blocks: "
-            "Megatron-LM refuses this; give --pipeline-model-parallel-layout, or another number of stages"
+            "Megatron-LM refuses this; give --pipeline-model-parallel-layout, or another number of "
+            "stages"
         )
     _order(options, chunks, draft)
 
@@ -59,8 +64,8 @@ def _order(options: Options, chunks: int, draft: Found) -> None:
 
 
 def _of_parts(parts: Sequence[int], option: str, draft: Found) -> int:
-    """Set how many blocks each stage has from the blocks of the model's parts; returns the number
-    of parts (chunks) per stage.
+    """Set how many blocks each stage has, from the blocks of each part of the model; returns the
+    number of parts (chunks) per stage.
     """
     if len(parts) % draft.num_stages:
         reject(
@@ -72,7 +77,9 @@ def _of_parts(parts: Sequence[int], option: str, draft: Found) -> int:
 
 
 def _listed(options: Options, draft: Found, layers: int) -> Sequence[int] | None:
-    """How many blocks each stage has, where derivatives of Megatron-LM list it."""
+    """How many blocks each stage has, where an option of a derivative of Megatron-LM lists the
+    numbers.
+    """
     numbers = ",".join(options.all_words("--num-layer-list")).split(",")
     if numbers == [""]:
         return None
@@ -87,8 +94,8 @@ def _listed(options: Options, draft: Found, layers: int) -> Sequence[int] | None
 
 
 def _beside_ends(options: Options, num_stages: int, layers: int) -> Sequence[int] | None:
-    """How many blocks each stage has if embedding and head count as blocks; None unless options say
-    so.
+    """How many blocks each stage has if embedding and head count as blocks; None unless options
+    make them count.
     """
     method = options.text("--pp-partition-method") or ""
     both = "embed" in method
@@ -133,7 +140,9 @@ def _chunks(options: Options, draft: Found, layers: int) -> int:
 def _with_ends(
     num_stages: int, layers: int, first: int | None, last: int | None
 ) -> Sequence[int] | None:
-    """How many blocks each stage has if the first and the last stage have numbers of their own."""
+    """How many blocks each stage has if options give numbers for the first and for the last
+    stage.
+    """
     inner = num_stages - (first is not None) - (last is not None)
     left = layers - (first or 0) - (last or 0)
     if inner < 0 or left < 0 or (inner and left % inner) or (not inner and left):
@@ -155,7 +164,8 @@ def _repeated(match: re.Match[str]) -> str:
 
 
 def parts_of_layout(layout: str) -> list[int]:
-    """The number of blocks in each part of a pipeline layout such as ``Ett|(tt|)*2tL``.
+    """The number of blocks in each part of a pipeline layout, which is a text such as
+    ``Ett|(tt|)*2tL``.
 
     >>> parts_of_layout("Ett|(tt|)*2,t*3L")
     [2, 2, 2, 3]
@@ -174,14 +184,14 @@ def parts_of_layout(layout: str) -> list[int]:
 # Exports and imports sharding, offloading and recomputation as Megatron-LM's options.
 
 
-# Megatron-FSDP's sharding strategies; the index is the ZeRO level.
+# Megatron-FSDP's words for sharding strategies; the index of a word is its ZeRO level.
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 _ADAMS = ("adam", "adamw", "Adam", "AdamW", "FusedAdam", "fused_adam", "cpu_adam")
 _OFFLOADING = "hybridadam"
 
 
 def read_states(options: Options, draft: Found) -> None:
-    """Read how Megatron-LM's optimizer shards and offloads states."""
+    """Read which states the optimizer of Megatron-LM shards and offloads."""
     level = _level(options, draft)
     draft.values["zero"] = level
     replicas = options.whole("--num-distributed-optimizer-instances")
@@ -192,7 +202,7 @@ def read_states(options: Options, draft: Found) -> None:
 
 
 def read_optimizer(options: Options, draft: Found) -> None:
-    """Add a remark on an optimizer that keeps other states than Adam."""
+    """Add a remark if the optimizer keeps other states than Adam does."""
     stated = options.text("--optimizer")
     if stated is not None and stated not in (*_ADAMS, _OFFLOADING):
         draft.remark(
@@ -214,7 +224,8 @@ def _level(options: Options, draft: Found) -> int:
 
 
 def _offload(options: Options, draft: Found, level: int) -> None:
-    # The optimizer of Pai-Megatron-Patch offloads half of its states unless another share is given.
+    # The optimizer of Pai-Megatron-Patch offloads half of its states, unless an option gives
+    # another share.
     patched = options.text("--optimizer") == _OFFLOADING
     policy = options.text("--optimizer-offload-policy")
     fraction = options.number("--optimizer-offload-fraction", 0.5 if patched else 1.0, maximum=1)
@@ -252,7 +263,7 @@ def read_activations(options: Options, draft: Found, layers: int) -> None:
     elif options.has("--recompute-activations") and granularity is None:
         granularity = "selective"
     elif granularity is None and method is not None and "--recompute-method" in options.spelt:
-        # Versions up to 2.6 have no option for granularity; recomputation is full.
+        # Versions up to 2.6 have no option for the granularity of recomputation, which is full.
         granularity = "full"
     if granularity == "full":
         _full(method, count, draft, layers)
@@ -305,8 +316,8 @@ def _activations_offloaded(options: Options, draft: Found, layers: int) -> None:
 # so. Tokens are sent by the plain exchange (``alltoall``).
 
 
-# Options for the number of ranks that split each expert (by default the tensor-parallel ranks), and
-# of ranks among which experts are divided.
+# The options for the number of ranks that split each expert (by default the tensor-parallel ranks),
+# and for the number of ranks among which experts are divided.
 _PARTS, _RANKS = "--expert-tensor-parallel-size", "--expert-model-parallel-size"
 _CAPACITY = "--moe-expert-capacity-factor"
 # MindSpeed's switch by which tensor-parallel ranks divide the experts among them, instead of
@@ -319,7 +330,7 @@ _EXCHANGES = ("allgather", "alltoall", "alltoall_seq", "flex")
 
 
 def expert_options(job: Job) -> Iterator[str]:
-    """The options of a job's expert parallelism."""
+    """The options for a job's expert parallelism."""
     stage, workload = job.plan.stages[0], job.workload
     if workload.model.experts is None:
         return
@@ -354,13 +365,16 @@ def read_experts(options: Options, draft: Found, *, has_experts: bool) -> None:
         draft.remark("contradicting", "sequence_parallel", f"{text}: taken on")
         draft.values["sequence_parallel"] = 1
     if not of_deepspeed:
-        # DeepSpeed has a single exchange of tokens, and an auxiliary loss of its own.
+        # The engine of DeepSpeed has only one way to exchange tokens, and an auxiliary loss of its
+        # own.
         _remark_exchange(options, draft)
         _remark_balance(options, draft)
 
 
 def _divisions(options: Options, draft: Found) -> tuple[int, int]:
-    """The number of ranks among which experts are divided, and of ranks that split each expert."""
+    """The number of ranks among which experts are divided, and the number of ranks that split each
+    expert.
+    """
     tensor = draft.values["tensor_parallel"]
     ranks = options.whole(_RANKS) or 1
     if options.has(_EXPERTS_DIVIDED):
@@ -375,8 +389,8 @@ def _divisions(options: Options, draft: Found) -> tuple[int, int]:
 
 
 def _capacity(options: Options) -> tuple[float, bool]:
-    """The capacity factor of experts (0 for no capacity), and whether experts' tokens are padded to
-    it.
+    """The capacity factor of experts (0 for unlimited capacity), and whether the tokens of experts
+    are padded to the capacity.
     """
     if is_of_deepspeed(options):
         if options.has("--disable-moe-token-dropping"):
@@ -401,12 +415,13 @@ def _remark_exchange(options: Options, draft: Found) -> None:
 
 
 def _remark_balance(options: Options, draft: Found) -> None:
-    """Add a remark on options that leave routing unbalanced, which predictions assume to be
-    even.
+    """Add a remark on options that let the load of experts be uneven, which predictions assume to
+    be even.
     """
     kind = options.text("--moe-router-load-balancing-type")
     weight = options.number("--moe-aux-loss-coeff", 0.0)
-    # Options that balance load without an auxiliary loss: the expert bias, and forced balance.
+    # Options that balance the load of experts without an auxiliary loss: the expert bias, and
+    # forced balance.
     switches = [
         options.has(f"--moe-router-{name}")
         for name in ("enable-expert-bias", "force-load-balancing")
@@ -423,19 +438,21 @@ def _remark_balance(options: Options, draft: Found) -> None:
 # tensor elsewhere. Weights stay in 16 bits.
 
 
-# Megatron-LM's names for the scaling of 8-bit GEMMs: per block of 32 values by the tensor cores, or
-# per tensor.
+# Megatron-LM's words for how 8-bit GEMMs are scaled: per block of 32 values, by the tensor cores,
+# or per tensor.
 BY_BLOCKS, BY_TENSORS = "mxfp8", "tensorwise"
 _RECIPES = ("tensorwise", "delayed", "mxfp8", "blockwise", "custom")
 _NOT_SAID = "delayed"
 _MOMENTS: Mapping[Optimizer, str] = {"adamw": "fp32", "adamw-bf16": "bf16", "adamw-8bit": "fp8"}
 _SUMS_IN_FP32, _SUMS_IN_BF16 = "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16"
-# Megatron-LM's optimizer with low-precision moments.
+# The option for Megatron-LM's optimizer whose moments may have fewer than 32 bits.
 PRECISION_AWARE = "--use-precision-aware-optimizer"
 
 
 def recipe_for(hardware: Hardware) -> str:
-    """The scaling recipe of 8-bit GEMMs that a machine's tensor cores support."""
+    """The way to scale 8-bit GEMMs that a machine's tensor cores support, in Megatron-LM's
+    words.
+    """
     return BY_BLOCKS if hardware.gpu.peak_tflops.fp4 is not None else BY_TENSORS
 
 
@@ -453,14 +470,14 @@ def precision_options(workload: Workload, hardware: Hardware) -> Iterator[str]:
 
 
 def moment_options(optimizer: Optimizer) -> Iterator[str]:
-    """The options for Adam's moments in fewer than 32 bits."""
+    """The options for Adam's moments if they have fewer than 32 bits."""
     if optimizer != "adamw":
         word = _MOMENTS[optimizer]
         yield f"{PRECISION_AWARE} --exp-avg-dtype {word} --exp-avg-sq-dtype {word}"
 
 
 def sum_options(workload: Workload) -> Iterator[str]:
-    """The option for gradients that are accumulated in other bits than by Megatron-LM's default."""
+    """The option for gradients that are accumulated in other bits than Megatron-LM's default."""
     if workload.gradients == "32bit" and workload.precision == "fp16":
         yield _SUMS_IN_FP32
     elif workload.gradients == "16bit":
@@ -484,7 +501,7 @@ def read_precision(options: Options, draft: Found, hardware: Hardware) -> None:
 def _narrow_products(options: Options, draft: Found, hardware: Hardware) -> None:
     eight = options.choice("--fp8-format", ("e4m3", "hybrid"))
     for name in ("e4m3", "hybrid"):
-        # Switches for 8-bit GEMMs in older versions.
+        # Older versions have switches for 8-bit GEMMs instead.
         eight = name if options.has(f"--fp8-{name}") else eight
     four = options.choice("--fp4-format", ("e2m1",))
     recipe = options.choice("--fp8-recipe", _RECIPES) or _NOT_SAID

@@ -1,4 +1,4 @@
-"""Reads launch lines of Megatron-LM and its derivatives: options become a job, with remarks."""
+"""Imports launch lines of Megatron-LM and its derivatives: options become a job, with remarks."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,9 +43,10 @@ from mistlab.shell.launch import Launch, launch_of
 from mistlab.shell.session import LaunchFile
 from mistlab.shell.shell_text import Word
 
-# A misspelt option is recognised up to this edit distance, and from this length on.
+# An unknown option counts as misspelt if it is this near to a known one (edit distance), and at
+# least this long.
 _FARTHEST, _SHORTEST = 2, 10
-# Matches option names that suggest an effect on cost.
+# Matches names of options that suggest an effect on cost.
 _COSTLY = re.compile(
     r"parallel|expert|moe|layer|head|hidden|zero|offload|swap|recompute|checkpoint-act|shard|seq"
     r"|batch|precision|quant|fp8|lora|freeze|stage|pipeline|chunk|attention|attn|window|vocab|mamba"
@@ -56,9 +57,9 @@ _CALM = "without effect on a step's cost"
 
 @dataclass(slots=True, kw_only=True)
 class OptionRemarks:
-    """Remarks on a line's options, in the order shown: ``first`` those that may hide a cost, then
-    those that plans cannot express (``said``), then ``unknown`` names, and the ``count`` of all
-    others.
+    """Remarks on the options of a launch line, in the order shown: ``first`` those that may hide a
+    cost, then those on options that plans cannot express (``said``), then on ``unknown`` names, and
+    the ``count`` of all others.
     """
 
     first: list[Remark] = field(default_factory=list)
@@ -68,7 +69,7 @@ class OptionRemarks:
 
     @classmethod
     def of(cls, options: Options) -> "OptionRemarks":
-        """The remarks that options give by themselves, before their values are read."""
+        """The remarks on options that need no value to be read."""
         return cls(
             first=[_of_stray(word) for word in options.strays],
             said=[*_of_spellings(options), *_unsaid(options), *_repeated(options)],
@@ -77,14 +78,14 @@ class OptionRemarks:
         )
 
     def around(self, remarks: Sequence[Remark]) -> tuple[Remark, ...]:
-        """All remarks in the order shown, with those made while options were read after the first
-        ones.
+        """All remarks in the order shown; ``remarks`` made while values were read come after the
+        first ones.
         """
         return (*self.first, *remarks, *self.said, *self.unknown, *self.count)
 
 
 def check_refused(options: Options) -> None:
-    """Refuse options that change a launch line's model or task."""
+    """Refuse options that change the model or the task of a launch line."""
     for name, reason in REFUSED.items():
         option = options.given.get(name)
         if option is None or (option.words and option.words[0].lower() in IDLE):
@@ -133,8 +134,8 @@ def _repeated(options: Options) -> Iterator[Remark]:
 
 
 def _unknown(options: Options) -> Iterator[Remark]:
-    """Remarks on unknown options, at most three lines: a misspelt name, names that suggest an
-    effect on cost, and all others.
+    """Remarks on unknown options, at most three: on a misspelt name, on names that suggest an
+    effect on cost, and on all others.
     """
     costly: list[str] = []
     others: list[str] = []
@@ -161,7 +162,7 @@ def _count(options: Options) -> Iterator[Remark]:
 
 
 def nearest_name(name: str) -> str | None:
-    """The known option nearest to a misspelt name; None if none is near.
+    """The known option whose name is nearest to a misspelt one; None if none is near.
 
     >>> nearest_name("--micro-bath-size")
     '--micro-batch-size'
@@ -180,7 +181,7 @@ def nearest_name(name: str) -> str | None:
 
 
 def _distance(name: str, other: str) -> int:
-    """The edit distance of two names: letters to add, drop or change."""
+    """The edit distance of two names: the number of letters to add, drop or change."""
     row = list(range(len(other) + 1))
     for index, letter in enumerate(name, 1):
         before, row[0] = row[0], index
@@ -197,12 +198,12 @@ def _distance(name: str, other: str) -> int:
 # Megatron-LM; ``read`` takes the text of a launch line or a script.
 
 
-# The engines that predictions may use for a launch line: Megatron-LM's own, or one that accepts
-# every plan.
+# The engines that may predict a launch line: Megatron-LM's own, or the one that accepts every plan.
 ENGINES = ("megatron", "mistlab")
-# The engines that support current models and machines, which are tried first for these.
+# The engines that support current models and machines, which are tried first for such models and
+# machines.
 ENGINES_OF_TODAY = ("megatron-core", "megatron-fsdp")
-# Matches the comment that names a plan's engine, where the launch line alone would be read as
+# Matches the comment that names the engine of a plan, where the launch line alone would be read as
 # another engine's.
 _ENGINE = re.compile(r"^# predicted under engine ([\w-]+)$", re.MULTILINE)
 # Matches assumptions of a script's evaluation about addresses, ranks and accounts, which do not
@@ -220,12 +221,14 @@ _ALGORITHMS: Mapping[str, int] = {
     "kvallgather_cp_algo": GATHER,
     "ulysses_cp_algo": HEADS,
 }
-# Options that describe a model: a launch line of Megatron-LM or a derivative has at least one.
+# Options that describe a model: a launch line of Megatron-LM or a derivative has at least one of
+# them.
 _SHAPE = (
     *("--num-layers", "--hidden-size", "--num-attention-heads", "--hybrid-layer-pattern"),
     *("--use-checkpoint-args", "--encoder-num-layers"),
 )
-# Options that a launch line may leave out or leave unknown, if the user gives their value.
+# Options that a launch line may lack, or have with an unknown value, if the user gives the value
+# instead.
 _EXCUSES: Mapping[str, tuple[str, ...]] = {
     "sequence_length": ("--seq-length", "--encoder-seq-length"),
     "global_batch": ("--global-batch-size",),
@@ -236,7 +239,7 @@ _EXCUSES: Mapping[str, tuple[str, ...]] = {
 
 
 def read(text: str, given: Given) -> Imported:
-    """The job of a launch line or a script, with its assumptions."""
+    """The job of a launch line or a script, with remarks on what the import assumes."""
     source = LaunchFile(text=text)
     return read_launch(launch_of(source), source, given)
 
@@ -248,8 +251,8 @@ def read_options(
     launch: Launch | None = None,
     source: LaunchFile | None = None,
 ) -> Imported:
-    """The job of options without a launch line, as in the YAML of Megatron-LM's tests; ``launch``
-    has the launcher and the written files, if they are known.
+    """The job that options alone describe, as in the YAML of Megatron-LM's tests; ``launch`` has
+    the launcher and the files that a script writes, if they are known.
     """
     words = tuple(word if isinstance(word, Word) else Word(text=word) for word in options)
     launch = replace(launch or Launch(), arguments=words)
@@ -257,7 +260,7 @@ def read_options(
 
 
 def read_launch(launch: Launch, source: LaunchFile, given: Given) -> Imported:
-    """The job of a command that starts training, with its assumptions."""
+    """The job of a command that starts training, with remarks on what the import assumes."""
     try:
         return _read_launch(launch, source, given)
     except InputError as error:
@@ -296,12 +299,12 @@ def _read_launch(launch: Launch, source: LaunchFile, given: Given) -> Imported:
 
 
 def engines_for(model: ModelSpec, precision: Precision | None) -> tuple[str, ...]:
-    """The engines that may predict a launch line of a model, the best first."""
+    """The engines that may predict a launch line of this model, the best first."""
     return (*ENGINES_OF_TODAY, *ENGINES) if is_of_today(model, precision) else ENGINES
 
 
 def engine_line(engine: str) -> str:
-    """The comment that names a plan's engine in an exported launch line."""
+    """The comment that names the engine of a plan in an exported launch line."""
     return f"# predicted under engine {engine}\n"
 
 
@@ -312,7 +315,7 @@ def _excused(given: Given) -> Iterable[str]:
 
 
 def _check_program(launch: Launch, draft: Found) -> None:
-    """Refuse programs that do not train a decoder; add a remark on unknown programs."""
+    """Refuse programs that do not train a decoder; add a remark on a program that is not known."""
     program = launch.program
     if not program:
         return
@@ -325,7 +328,7 @@ def _check_program(launch: Launch, draft: Found) -> None:
 
 
 def _check_stage(options: Options) -> None:
-    """Refuse the stages of MindSpeed-LLM that train by preferences or rewards."""
+    """Refuse those stages of MindSpeed-LLM that train by preferences or rewards."""
     stage = options.text("--stage")
     if stage not in (None, "sft", "pretrain", "pt"):
         reject(
@@ -335,8 +338,8 @@ def _check_stage(options: Options) -> None:
 
 
 def _check_shape(launch: Launch, options: Options) -> None:
-    """Refuse a program of another framework, recognised by the lack of any option that describes a
-    model.
+    """Refuse a program of another framework, which is recognised by the lack of any option that
+    describes a model.
     """
     if launch.program and not options.strays and not any(name in options for name in _SHAPE):
         line = f"line {launch.line}: " if launch.line else ""
@@ -370,7 +373,7 @@ def _model(options: Options, draft: Found, given: Given, program: str) -> ModelS
         try:
             draft.model = model_of(options, aside, given.vocab_size, program)
         except InputError:
-            # With a model from the user, options that describe one may be missing.
+            # If the user gives a model, options that describe one may be missing.
             return given.model
         draft.remarks += aside.remarks
     return given.model
@@ -386,7 +389,9 @@ def _degrees(options: Options, draft: Found) -> None:
 
 
 def _exchange(options: Options, draft: Found) -> None:
-    """Read how context-parallel ranks exchange keys, if all layers do it in the same way."""
+    """Read how context-parallel ranks exchange keys, if all layers exchange them in the same
+    way.
+    """
     algorithm = options.text("--context-parallel-algo")
     stated = {*options.all_words("--cp-comm-type")} or {"p2p"}
     word = stated.pop() if len(stated) == 1 else " ".join(sorted(stated))
@@ -417,7 +422,7 @@ def _workload(options: Options, draft: Found, launch: Launch) -> None:
 
 
 def _length(options: Options, draft: Found) -> int | None:
-    """Read the length of the decoder's sequences."""
+    """Read the length of the sequences on which the decoder trains."""
     length = options.whole("--seq-length") or options.whole("--encoder-seq-length")
     decoder = options.whole("--decoder-seq-length")
     if length is not None and decoder is not None and decoder != length:
@@ -461,8 +466,8 @@ def _attention(options: Options, draft: Found, launch: Launch) -> None:
 
 
 def _is_written_out(options: Options, launch: Launch) -> bool:
-    """Whether Transformer Engine runs unfused attention, because its variables disable all fused
-    kernels.
+    """Whether Transformer Engine runs attention unfused, because environment variables disable all
+    fused kernels.
     """
     is_local = options.text("--transformer-impl") == "local" or options.has("--use-legacy-models")
     is_other = is_of_deepspeed(options) or is_of_epfl(options)
@@ -470,7 +475,7 @@ def _is_written_out(options: Options, launch: Launch) -> bool:
 
 
 def _attention_by_variables(launch: Launch) -> Attention | None:
-    """The attention kernels that Transformer Engine's environment variables enable."""
+    """The attention kernels that environment variables of Transformer Engine enable."""
     settings = [launch.environment.get(name) for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")]
     switches = [word.text for word in settings if word is not None and word.unknown is None]
     if "1" in switches:
@@ -479,8 +484,8 @@ def _attention_by_variables(launch: Launch) -> Attention | None:
 
 
 def _engine_s_states(options: Options, draft: Found, files: Files) -> None:
-    """Read sharding and offloading as DeepSpeed's engine does them, or Megatron-LM's own
-    optimizer.
+    """Read which states are sharded and offloaded: by the engine of DeepSpeed, or by Megatron-LM's
+    own optimizer.
     """
     read_optimizer(options, draft)
     if is_by_deepspeed(options):

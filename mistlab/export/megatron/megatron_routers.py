@@ -1,4 +1,5 @@
-"""Routers of experts as Megatron-LM's options: how tokens choose experts, and how load is balanced.
+"""Exports and imports routers of experts as options of Megatron-LM: how tokens choose experts, and
+how load is balanced.
 
 Its sigmoid's weights are normalised where a token takes several experts, and as they are for one; a
 softmax is over the chosen, or with ``--moe-router-pre-softmax`` over all experts, as it is. A group
@@ -13,10 +14,10 @@ from mistlab.export.megatron.megatron_flags import Options, is_of_deepspeed
 from mistlab.plan.routers import PLAIN_ROUTER, Router
 from mistlab.plan.workload import Experts
 
-# An auxiliary loss that balances experts, with the coefficient that Megatron-LM recommends to start
-# with.
+# The options for an auxiliary loss that balances experts, with the coefficient that Megatron-LM
+# recommends to start with.
 BALANCE = "--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.01"
-# The default update rate of the expert bias.
+# The default rate at which Megatron-LM updates the expert bias.
 _RATE = 0.001
 
 
@@ -26,7 +27,7 @@ def router_options(experts: Experts) -> Iterator[str]:
     if router.scores == "sigmoid":
         yield "--moe-router-score-function sigmoid"
     elif experts.active == 1 or not router.normalized:
-        # Megatron-LM refuses a softmax over the scores of a single chosen expert.
+        # Megatron-LM refuses a softmax after the choice if a token chooses a single expert.
         yield "--moe-router-pre-softmax"
     if router.groups > 1 and experts.active >= router.active_groups:
         chosen = f"--moe-router-group-topk {router.active_groups}"
@@ -44,7 +45,9 @@ def router_options(experts: Experts) -> Iterator[str]:
 
 
 def router_of(options: Options, active: int) -> Router:
-    """The routing rule that options describe, for experts of which a token uses ``active`` ones."""
+    """The rule by which tokens choose experts that options describe; a token uses ``active``
+    experts.
+    """
     if is_of_deepspeed(options):
         return PLAIN_ROUTER
     is_sigmoid = options.text("--moe-router-score-function") == "sigmoid"
@@ -72,7 +75,7 @@ def router_of(options: Options, active: int) -> Router:
 
 def balance_options(router: Router) -> str:
     """The options that balance the load of experts: an auxiliary loss per sequence, or the expert
-    bias only; Megatron-LM's default where a router has neither.
+    bias only; Megatron-LM's default for a router with neither.
     """
     if router.balance_loss:
         coefficient = f"--moe-aux-loss-coeff {router.balance_loss!r}"
@@ -83,7 +86,7 @@ def balance_options(router: Router) -> str:
 
 
 def router_notes(experts: Experts | None) -> Iterator[str]:
-    """Notes on properties of a router that no option of Megatron-LM expresses."""
+    """Notes on properties of a router that no option of Megatron-LM can express."""
     if experts is None or experts.router == PLAIN_ROUTER:
         return
     router, active = experts.router, experts.active

@@ -67,7 +67,9 @@ def _zero(job: Job) -> Job:
 
 
 def _experts(job: Job) -> Job:
-    """The job with experts divided equally on all stages; experts with biases are not split."""
+    """The job with experts divided among ranks equally on all stages; experts with biases are not
+    split.
+    """
     job, model = same_experts(job), job.workload.model
     return whole_experts(job) if model.experts is not None and model.biases else job
 
@@ -77,8 +79,8 @@ def _sequence_parallel(job: Job) -> Job:
 
 
 def _core_recomputed(job: Job) -> Job:
-    """The job with the attention core recomputed in all blocks or in none; in none where whole
-    blocks are recomputed.
+    """The job that recomputes the attention core in all blocks or in none; in none if it recomputes
+    whole blocks.
     """
     if highest(job, "checkpointed_layers"):
         return dropped("core_recomputed_layers")(job)
@@ -160,7 +162,7 @@ ROWS = (
 
 
 def write(job: Job) -> str:
-    """The launch line of a job, with one option per line."""
+    """The launch line of a job for Megatron-LM, with one option per line."""
     cluster = job.cluster
     started = f"--nnodes {cluster.nodes} --nproc-per-node {cluster.gpus_per_node}"
     lines = [
@@ -177,7 +179,9 @@ def write(job: Job) -> str:
 
 
 def _engine(job: Job) -> str:
-    """A comment with the plan's engine, where the launch line would be read as another engine's."""
+    """A comment that names the plan's engine, if the launch line would otherwise be read as another
+    engine's.
+    """
     workload, plan = job.workload, job.plan
     engines = engines_for(workload.model, workload.precision)
     taken = with_engine(
@@ -222,7 +226,7 @@ def _batch(job: Job) -> Iterator[str]:
 
 
 def _backend(workload: Workload) -> str:
-    """The option for the backend of fused attention: FlashAttention supports neither sinks nor
+    """The option for the library of fused attention: FlashAttention supports neither sinks nor
     values of another width than keys; Transformer Engine's fused attention supports both.
     """
     if workload.attention != "flash":

@@ -1,4 +1,4 @@
-"""Tables of options of Megatron-LM and its derivatives: those that an import reads, and those that
+"""Tables of options of Megatron-LM and its derivatives: those that the import reads, and those that
 do not affect cost.
 
 Names are those of NVIDIA/Megatron-LM (``megatron/training/arguments.py`` from 1.0 to core 0.19), of
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from mistlab.core.values import word_set
 from mistlab.export.found import harmless_names
 
-# Other spellings of options, each with the name that is used here.
+# Other spellings of options, each with the name that this package uses.
 RENAMED: Mapping[str, str] = {
     "--model-parallel-size": "--tensor-model-parallel-size",
     "--batch-size": "--micro-batch-size",
@@ -59,9 +59,9 @@ RENAMED: Mapping[str, str] = {
     "--gated-linear-unit": "--swiglu",
     "--fp8": "--fp8-format",
     "--fp4": "--fp4-format",
-    # Spelling of FlagScale.
+    # The spelling of FlagScale.
     "--apply-layernorm-rms": "--use-rmsnorm",
-    # Spellings of MegaBlocks, and of Megatron-LLaMA.
+    # The spellings of MegaBlocks, and of Megatron-LLaMA.
     "--moe-num-experts": "--num-experts",
     "--moe-top-k": "--moe-router-topk",
     "--moe-capacity-factor": "--moe-expert-capacity-factor",
@@ -105,7 +105,7 @@ MANY = word_set(
     """
 )
 
-# Options that affect a step's cost or a plan, all of which the import reads.
+# Options that affect the cost of a step or a plan, all of which the import reads.
 TELLING = SWITCHES | word_set(
     """
     --tensor-model-parallel-size --pipeline-model-parallel-size --context-parallel-size
@@ -166,9 +166,9 @@ FAMILIES = tuple(
     )
 )
 
-# Harmless options without a value.
+# Options without a value that do not affect the cost of a step.
 HARMLESS_SWITCHES = harmless_names("megatron_switches")
 
-# Harmless options with a value.
+# Options with a value that do not affect the cost of a step.
 HARMLESS_VALUES = harmless_names("megatron_values")
 HARMLESS = HARMLESS_SWITCHES | HARMLESS_VALUES
