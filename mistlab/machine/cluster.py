@@ -81,7 +81,7 @@ class Profile:
 
     def block_s(self, ranks: Ranks, *, in_pipeline: Flags) -> Values:
         """The extra seconds that a host takes to issue the kernels of a block's forward and
-        backward pass, where ``ranks`` ranks share the block.
+        backward pass, where ``ranks`` tensor-parallel ranks share the block.
         """
         waits = in_pipeline & (ranks >= self.block_ranks)
         return waits * self.block_ms * MILLISECONDS * ranks**self.block_power
@@ -94,8 +94,8 @@ class Profile:
         return is_wide & (data_ranks > 1) & (micro_batches >= self.whole_micro_batches)
 
     def send_s(self, ranks: Ranks, gpus: int, *, beside_whole: Flags | bool = False) -> Values:
-        """The extra seconds that a send between stages takes, where ``ranks`` ranks share a
-        block.
+        """The extra seconds that a send between stages takes, where ``ranks`` tensor-parallel ranks
+        share a block.
         """
         is_late = beside_whole | (ranks >= self.send_ranks) | (gpus >= self.send_gpus)
         late: Values = is_late.astype(float) * (self.send_ms * MILLISECONDS)

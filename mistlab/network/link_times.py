@@ -190,7 +190,7 @@ class TierTimes:
 
     def send(self, link: LinkTime, index: int, senders: int) -> LinkTime:
         """The time of a message through the tier with index ``index``, while ``senders`` GPUs of a
-        stage send; ``link`` is its time between two nodes of one unit.
+        stage send; ``link`` is its time between two nodes of the same unit (rack).
         """
         if link.instead is not None:
             link = replace(link, instead=self.send(link.instead, index, senders))
@@ -212,7 +212,7 @@ class TierTimes:
 
     def to_offset(self, link: LinkTime, shape: GroupSpread, away: int) -> LinkTime:
         """The time in which every rank of a group sends to the rank ``away`` positions further, all
-        at once; ``link`` is the time between two nodes of one unit.
+        at once; ``link`` is the time between two nodes of the same unit (rack).
         """
         for index, units in self._crossed(shape):
             gpus = self._gpus_of_unit(index)
@@ -229,7 +229,7 @@ class TierTimes:
 
     def between_ends(self, link: LinkTime, senders: int) -> LinkTime:
         """The time of an exchange between ``senders`` GPUs at the start of the cluster and as many
-        at its end; ``link`` is the time between two nodes of one unit.
+        at its end; ``link`` is the time between two nodes of the same unit (rack).
         """
         ends = np.array([0, self.nodes - 1])
         apart = [place for place in self.places if np.ptp(self.units_of(ends, place))]

@@ -192,12 +192,12 @@ def _check_place(tier: Tier, index: int) -> None:
             )
         for name in ("oversubscription", "reduces", "scattered", "rails"):
             if getattr(tier, name):
-                refuse(name, f"{tier.name} is the tier inside a node: leave it out")
+                refuse(name, f"given for tier {tier.name}, inside a node: leave it out")
         return
     if tier.rails and index != NETWORK:
         refuse("rails", "only the tier between nodes has rails: give them to the second tier")
     if not tier.forwards and not tier.rails:
-        refuse("forwards", f"{tier.name} has no rails: leave it out")
+        refuse("forwards", f"False, but tier {tier.name} has no rails: leave it out")
     if tier.scattered and index == NETWORK:
         refuse("scattered", "True, but units are single nodes: give it to a higher tier")
     _check_rate(tier, index)

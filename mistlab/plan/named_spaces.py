@@ -179,7 +179,7 @@ def space_of(name: str) -> SearchSpace:
     2
     """
     if name in SPACE_OF_FRAMEWORK:
-        reject(f"space {name!r} is unknown: its plans are those of {SPACE_OF_FRAMEWORK[name]}")
+        reject(f"space {name!r} is unknown: give {SPACE_OF_FRAMEWORK[name]}, which has its plans")
     if name not in SPACES:
         reject(f"space {name!r} is unknown{near_matches(name, SPACES)}")
     return SPACES[name]

@@ -107,7 +107,9 @@ class ChangesOnly:
     estimates: Floats | float = 0.0
 
     def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
-        """The mean of the estimates of all ranks' gradients, after the changes of this step."""
+        """The mean over ranks of the estimates of their gradients, after the changes sent in this
+        step.
+        """
         changes = _compressed(self.compressor, gradients - self.estimates, rng)
         self.estimates = self.estimates + changes
         return _mean(np.asarray(self.estimates))

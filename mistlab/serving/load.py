@@ -224,18 +224,18 @@ class LoadFile:
 
     def _number(self, name: str, number: int, row: Mapping[str, Any]) -> float:
         text = row.get(name)
-        where = f"{self.name}: {name}: {shown(text)} in row {number}"
+        cell = f"{self.name}: {name}: {shown(text)} in row {number}"
         try:
             value = float(text if text is not None else "")
         except ValueError:
-            reject(f"{where}: give a number in each row")
+            reject(f"{cell} is not a number: give a number")
         if not np.isfinite(value):
-            reject(f"{where}: give a finite number in each row")
+            reject(f"{cell} is not finite: give a finite number")
         least, most = LIMITS[name]
         if not least <= value <= most:
-            reject(f"{where}: give {least:g} to {most:g} in each row")
+            reject(f"{cell} is out of range: give {least:g} to {most:g}")
         if name in TOKEN_COLUMNS and value % 1:
-            reject(f"{where}: give a whole number of tokens in each row")
+            reject(f"{cell} is not a whole number of tokens: give a whole number")
         return value
 
     def _check_context(self, columns: Mapping[str, Floats]) -> None:

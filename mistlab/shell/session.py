@@ -86,14 +86,14 @@ class Variable:
 
     @property
     def values(self) -> list[Text]:
-        """All values of the variable, in the order of indices."""
+        """All values of the shell variable, in the order of indices."""
         if self.is_map:
             return list(self.items.values())
         return [self.items[key] for key in sorted(self.items, key=int)]
 
     @property
     def line(self) -> int:
-        """The script line that wrote the variable's first value; 0 if none did."""
+        """The script line that wrote the shell variable's first value; 0 if none did."""
         return next((text.line for text in self.items.values()), 0)
 
     def is_same(self, other: "Variable | None") -> bool:
@@ -108,7 +108,7 @@ class Variable:
 
     @property
     def keys(self) -> list[Key]:
-        """All indices or keys of the variable, in order."""
+        """All indices or keys of the shell variable, in order."""
         return list(self.items) if self.is_map else sorted(self.items, key=int)
 
 

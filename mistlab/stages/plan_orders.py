@@ -253,16 +253,16 @@ def _check_chunks(plan: Plan, order: PipelineOrder) -> None:
     for number, stage in enumerate(plan.stages):
         if stage.layers < placement.blocks_needed(number):
             reject(
-                f"has {order.chunks} chunks, but plan.stages[{number}] {stage.layers} layers: give "
-                "the stage as many layers, or the order fewer chunks"
+                f"has {order.chunks} chunks for each stage, but plan.stages[{number}] has "
+                f"{stage.layers} layers: give the stage more layers, or the order fewer chunks"
             )
 
 
 def _text(path: Path, most_bytes: int) -> str:
     if path.is_dir():
-        reject("is a directory: give the path of a file")
+        reject("is a directory: give the path of an order file")
     if path.exists() and not path.is_file():
-        reject("is not a regular file: give the path of one")
+        reject("is not a regular file: give the path of an order file")
     try:
         with path.open("rb") as file:
             content = file.read(most_bytes + 1)

@@ -135,18 +135,18 @@ class StageBatch:
         return len(self.columns["layers"])
 
     def __getattr__(self, name: str) -> Column:
-        """The column of this name, as an attribute."""
+        """The column of candidates with this name, as an attribute."""
         if name == "columns" or name not in self.columns:
             raise AttributeError(name)
         return self.columns[name]
 
     def value(self, name: str) -> Column:
-        """The column of this name."""
+        """The column of candidates with this name."""
         return self.columns[name]
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, Column]) -> Self:
-        """Make candidates from a mapping with all columns."""
+        """Make a batch of candidates from a mapping with all columns."""
         batch = cls.__new__(cls)
         batch._take(columns)
         return batch
@@ -297,7 +297,7 @@ class StageFigures(StagePeaks):
     backward_collective_bytes: Floats
 
 
-# What a stage's time describes: steady passes, the first or last pass ("edge"), stalls for other
+# What a stage's time describes: steady passes, the first or last pass ("edge"), waits for other
 # stages ("wait"), or the host's issue of kernels ("host").
 Role = Literal["steady", "edge", "wait", "host"]
 
@@ -317,8 +317,8 @@ _SENT_IN_ROUNDS = _in_role("wait", is_send=True)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageTimes(ColumnSet):
     """The times of stages on which an iteration's time depends (C, or C, S): steady forward and
-    backward passes of one micro-batch, and times that are added once or in stalls. The fields'
-    roles say which is which.
+    backward passes of one micro-batch, and times that are added once or while a stage waits. The
+    fields' roles say which is which.
 
     ``through`` is the time from when a micro-batch arrives until it can go on, without fetches
     before it and work after it. The deltas are the extra times of the first forward and the last

@@ -449,8 +449,8 @@ def first_step(choices: Choices) -> int:
 
 
 def spread(choices: Sequence[float], parts: int) -> Sequence[float]:
-    """The first and the last value, and those in between that divide the range into ``parts``
-    parts.
+    """The first and the last of a dimension's values, and those in between that divide the range
+    into ``parts`` parts.
     """
     last = len(choices) - 1
     return [choices[place] for place in sorted({last * part // parts for part in range(parts + 1)})]

@@ -32,8 +32,8 @@ MOST = 1 << 11
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fronts:
     """Lower bounds for the first stages of a pipeline, by the number of stages and of their blocks
-    (S + 1, F): the latency of a micro-batch through them, and that latency plus their longest
-    stall.
+    (S + 1, F): the latency of a micro-batch through them, and that latency plus their longest stall
+    (the time by which waiting at one stage delays the pipeline).
     """
 
     passed_s: Floats

@@ -22,8 +22,8 @@ from searchers.meshes import even_layers, layer_counts
 
 # The largest number of divisions of the blocks that are enumerated.
 MOST_DIVISIONS = 200_000
-# The number of thresholds for the longest stall of a pipeline, from which a lower bound over all
-# divisions is computed.
+# The number of thresholds for a pipeline's longest stall (the time by which waiting at one stage
+# delays it), from which a lower bound over all divisions of the blocks is computed.
 THRESHOLDS = 24
 # An index that stands for no range of blocks, where a stage cannot have such a range.
 NONE = -1

@@ -59,9 +59,9 @@ def in_processes(
 # bound; it returns the pipeline's time by the closed form, and its plan, or None.
 Joiner = Callable[[Menus, float], tuple[float, Plan] | None]
 
-# The offload ratios of a group's plans are refined if, with coarse ratios, its best plan takes at
-# most this factor times the best plan of all. The factors are for single stages, for stages of
-# equal sizes, and for stages of any sizes (of which there are many).
+# The offload ratios of plans in a group of pipelines are refined if, with coarse ratios, the
+# group's best plan takes at most this factor times the best plan of all. The factors are for single
+# stages, for stages of equal sizes, and for stages of any sizes (of which there are many).
 NEAR_ALONE = 1.15
 NEAR = 1.05
 NEAR_UNEQUAL = 1.02
@@ -85,8 +85,8 @@ class GroupTask:
     way: Way | None = None
 
     def solved(self, ledger: Ledger) -> float:
-        """The time of the group's best plan by the closed form, or ``limit_s`` if no plan beats it.
-        The plan is predicted through the ledger, which keeps the best plan of the search.
+        """The time in seconds of the best plan in the group of pipelines, or ``limit_s`` if none
+        beats it. The plan is predicted through the search's ledger, which keeps the best plan.
         """
         # Host memory, which the stages on a node share, is ignored at first. While there is no plan
         # to beat, no estimate may leave out any pipeline.
@@ -197,8 +197,8 @@ class _Answer:
 
 
 def solved(tasks: Sequence[GroupTask], ledger: Ledger) -> list[float]:
-    """The time of each task's best plan; the plans are predicted through the ledger, which keeps
-    the best.
+    """The time in seconds of each task's best plan; these plans are predicted through the search's
+    ledger, which keeps the best plan.
     """
     if len(tasks) <= 1:
         return [task.solved(ledger) for task in tasks]

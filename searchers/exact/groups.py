@@ -197,7 +197,9 @@ class Group:
 
     @property
     def has_formula(self) -> bool:
-        """Whether the iteration time has a closed form, under the group's order of passes."""
+        """Whether there is a closed form for the iteration time, under the order of passes of this
+        group of pipelines.
+        """
         return self.order == DEFAULT_ORDER
 
     @property
@@ -222,8 +224,8 @@ class Group:
         return moments[self.num_stages - 1 - after].least_held
 
     def number(self, after: int) -> int:
-        """The number of a stage with ``after`` stages behind it, if costs depend on it under the
-        group's order of passes; otherwise 0.
+        """The number of a stage with ``after`` stages behind it, if a stage's costs depend on that
+        number under the order of passes; otherwise 0.
         """
         return 0 if self.has_formula or self.num_stages is None else self.num_stages - 1 - after
 
@@ -339,7 +341,7 @@ class Group:
 
     @property
     def largest(self) -> int:
-        """The number of GPUs of the group's largest mesh."""
+        """The number of GPUs of the largest mesh that stages of these pipelines may have."""
         return max(mesh.num_gpus for mesh in self.meshes)
 
 

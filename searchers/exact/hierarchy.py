@@ -334,8 +334,8 @@ class AlikeInOrder:
 # searched in the order of these plans' times, and pruned if their bound by arithmetic is no better.
 
 
-# When ratios are tried from coarse to fine, a group is dropped if its best uniform plan takes at
-# least this factor times the best plan's time.
+# When ratios are tried from coarse to fine, a group of pipelines is dropped if its best uniform
+# plan takes at least this factor times the best plan's time.
 FAR = 1.15
 
 # The largest share of seconds for stages of equal sizes, and for beam search of unequal ones.
@@ -477,7 +477,7 @@ class Hierarchy:
         coarse_to_fine: bool,
         way: Way | None = None,
     ) -> None:
-        """Find the best plan of each group; joblib's context says how many at once."""
+        """Find the best plan of each group of pipelines; joblib's context says how many at once."""
         best_s = self.ledger.best_s
         at_once = jobs()
         while left:
@@ -501,7 +501,9 @@ class Hierarchy:
     def _in_order(
         self, groups: Sequence[Group], *, is_coarsest: bool = False
     ) -> Sequence[tuple[Group, float]]:
-        """The groups that may have the best plan, each with the time of its best uniform plan."""
+        """The groups of pipelines that may have the best plan, each with its best uniform plan's
+        time.
+        """
         timed = []
         for group in sorted(groups, key=self.bound_s):
             if self.bound_s(group) < self.ledger.best_s:
@@ -511,11 +513,13 @@ class Hierarchy:
         return sorted(timed, key=lambda entry: entry[1])
 
     def bound_s(self, group: Group) -> float:
-        """The lower bound in seconds of a group, from arithmetic alone."""
+        """The lower bound in seconds of a group of pipelines, from arithmetic alone."""
         return group.least_of_orders_s(self.problem, self.work, self.space)
 
     def _coarse_s(self, stages: AlikeStages, is_coarsest: bool) -> float:
-        """The best time of a pipeline with uniform stages and coarse ratios; cached."""
+        """The best time of a pipeline whose stages all save memory alike, with coarse ratios;
+        cached.
+        """
         if stages.pipeline not in self._alike_s:
             self._alike_s[stages.pipeline] = stages.show_coarse(is_coarsest=is_coarsest)
         return self._alike_s[stages.pipeline]

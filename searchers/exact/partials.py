@@ -183,8 +183,8 @@ class _Menus(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completions:
-    """Lower bounds for the stages that are still missing in front of a partial pipeline, by its
-    number of stages and by the number of blocks left (S + 1, L).
+    """Lower bounds for the stages still to be put in front of a partial pipeline, by its number of
+    stages and by the number of blocks left (S + 1, L).
 
     ``through_s`` is the time in which a micro-batch passes all of them, there and back.
     ``slowest_s`` is the time of the slowest of them for each micro-batch, ``own_s`` the least
@@ -245,8 +245,8 @@ class Completions:
         # Infinity times zero would not be a number.
         slowest_s = np.where(can_end, self.slowest_s[stages, left], 0.0)
         ahead = min(count, most) - 1
-        # The slowest missing stage waits for the first or for the last micro-batch to come back,
-        # whichever takes longer.
+        # The slowest of the stages still to be put in front waits for the first or for the last
+        # micro-batch to come back; the shorter of the two waits is a lower bound.
         around = np.minimum(chains.around_first, chains.around_last)
         ways = [
             chains.through + through_s,
@@ -254,8 +254,8 @@ class Completions:
             count * slowest_s + np.maximum(around - ahead / 2 * slowest_s, 0.0),
         ]
         if stages < most and count > ahead + 1:
-            # Alternatively, the slowest missing stage waits for both the first and the last
-            # micro-batch.
+            # Alternatively, the slowest of the stages still to be put in front waits for both the
+            # first and the last micro-batch to come back.
             both = chains.around_first + chains.around_last + self.own_s[stages]
             # A backward pass that stalled counts for less than its whole time, since at least a
             # forward pass is left.

@@ -50,7 +50,9 @@ MOST = 1 << 17
 
 
 class StageMenus(Protocol):
-    """The interface of the lists of candidates for a group's stages, by stage position."""
+    """The interface of the lists of candidates for the stages of a group of pipelines, by stage
+    position.
+    """
 
     problem: Problem
     space: SearchSpace
@@ -74,15 +76,15 @@ Chosen = tuple[tuple[StagePosition, int], ...]
 
 
 def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-    """The fastest pipeline of a group and its time by the closed form; None if none takes less than
-    ``limit_s``.
+    """The fastest pipeline of a group of pipelines, and its iteration time by the closed form; None
+    if none takes less than ``limit_s``.
     """
     return _Join(menus=menus).fastest(limit_s)
 
 
 def join_hastily(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-    """The best pipeline that a beam search finds in a group, as ``join`` returns it: usually as
-    fast, and found much sooner.
+    """The best pipeline that a beam search finds in a group of pipelines, as ``join`` returns it:
+    usually as fast, and found much sooner.
     """
     return _Join(menus=menus, beam=BEAM).fastest(limit_s)
 
@@ -398,8 +400,8 @@ class _Join:
 
     def _least_s(self, partials: Partials, stages: int) -> Floats:
         """A lower bound in seconds of the pipelines that partial pipelines (K) can become: the
-        slowest missing stage has at least an even share of the blocks, and at most half of its
-        passes overlap with the stages behind it.
+        slowest stage still to be put in front has at least an even share of the blocks, and at most
+        half of its passes overlap with the stages behind it.
         """
         if self.completions is not None:
             return self.completions.least_s(partials, stages)

@@ -35,12 +35,12 @@ AT_ONCE = 8
 # Times of partial pipelines are rounded down to multiples of a grain. These are its initial size,
 # as a share, and the factor by which it shrinks whenever the fastest pipelines contain no boxes.
 GRAIN, FINER = 0.25, 2.0
-# In an order of passes without a closed form, the proof of a group ends when the grain is below
-# this share, because its bounds are not the times of plans.
+# In an order of passes without a closed form, the proof for a group of pipelines ends when the
+# grain is below this share, because its bounds are not the times of plans.
 FINEST = 0.0625
-# Where stages may have unequal sizes, the bounds of all groups are brought within these gaps
-# (shares of the best plan's time) one after another: the larger the gap, the fewer stages must be
-# evaluated.
+# Where stages may have unequal sizes, the bounds of all groups of pipelines are brought within
+# these gaps (shares of the best plan's time) one after another: the larger the gap, the fewer
+# stages must be evaluated.
 GAPS = (0.2, 0.175, 0.15, 0.1, 0.045, 0.018, 0.01, 0.005)
 
 
@@ -68,9 +68,9 @@ def proven_s(  # noqa: PLR0913 (a group of pipelines, and when to stop)
     seconds: float,
     hear: Callable[[float], object] = float,
 ) -> float:
-    """A lower bound in seconds of all plans in the groups: within ``tolerance`` of the best plan's
-    time, or as close to it as the time limit allows. ``least_s`` are bounds to start from; ``hear``
-    is called with the bound after each round.
+    """A lower bound in seconds of all plans in these groups of pipelines: within ``tolerance`` of
+    the best plan's time, or as close to it as the time limit allows. ``least_s`` are bounds to
+    start from; ``hear`` is called with the bound after each round.
     """
     known = _Known(bounds=dict(least_s))
     is_long = any(group.has_unequal_sizes for group in least_s)
@@ -83,8 +83,8 @@ def proven_s(  # noqa: PLR0913 (a group of pipelines, and when to stop)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """What is proven so far: the bound of each group, the groups whose bounds can rise no further,
-    and the groups' linear relaxations.
+    """What is proven so far: the bound of each group of pipelines, the groups whose bounds can rise
+    no further, and the groups' linear relaxations.
     """
 
     bounds: dict[Group, float]
@@ -101,12 +101,12 @@ def _closing(
     *,
     gap: float,
 ) -> Iterator[Group]:
-    """Raise the bounds of groups until each is within ``gap`` of the best plan or can rise no
-    further; yields a group after each round on it.
+    """Raise the bounds of groups of pipelines until each is within ``gap`` of the best plan or can
+    rise no further; yields a group after each round on it.
     """
     goal = 1 - max(gap, ROUNDING)
     bounds, ended = known.bounds, known.ended
-    # The number orders groups with equal bounds, since groups cannot be compared.
+    # The number orders groups of pipelines with equal bounds, since groups cannot be compared.
     left = [
         (bound, number, group)
         for number, (group, bound) in enumerate(bounds.items())
@@ -123,7 +123,7 @@ def _closing(
         if proofs[group].has_ended:
             ended.add(group)
         if bounds[group] >= goal * ledger.best_s or group in ended:
-            # Freed, since the candidates of a group take much memory.
+            # Freed here, since the candidates for a group of pipelines take much memory.
             del proofs[group]
         heapreplace(left, (bounds[group], number, group))
         if group in ended:
@@ -150,8 +150,8 @@ class _GroupProof:
     has_ended: bool = False
 
     def further(self) -> float:
-        """The group's bound after one more round; if no pipeline of the group can beat the best
-        plan by more than ``gap``, that limit. Plans that are found are predicted.
+        """The bound of this group of pipelines after one more round; if no pipeline of it can beat
+        the best plan by more than ``gap``, that limit. Plans that are found are predicted.
         """
         menus, ledger, group = self.menus, self.menus.ledger, self.menus.group
         limit_s = self._limit_s
@@ -187,8 +187,8 @@ class _GroupProof:
                     return self.bound_s
         else:
             self._show(menus, closed)
-            # The fastest pipelines are all plans now, and in such an order plans take longer than
-            # these bounds.
+            # The fastest pipelines contain no boxes any more, and in such an order plans take
+            # longer than the bounds, which therefore rise no further.
             self.has_ended = bool(closed) and len(closed) == len(fastest) and self.share < FINEST
         if closed:
             self.share /= FINER
@@ -211,8 +211,8 @@ class _GroupProof:
         return group.num_stages is None and group.has_formula and is_found
 
     def _relaxed_s(self) -> float:
-        """A lower bound of the group by a linear relaxation in which stages may be fractional, and
-        of its single-stage pipelines.
+        """A lower bound of this group of pipelines by a linear relaxation in which stages may be
+        fractional, and of its single-stage pipelines.
         """
         relaxed = Relaxed.of(self.menus, self.menus.ledger.best_s)
         self.known.relaxed[self.menus.group] = relaxed

@@ -160,8 +160,8 @@ class Prices:
         )
 
     def weight_of(self, after: int, layers: Floats, gpus: Floats) -> Floats:
-        """The sum of the dual weights of the stages missing in front of a partial pipeline of
-        ``after`` stages; ``layers`` and ``gpus`` are the shares of blocks and GPUs left for them
+        """The sum of the dual weights of the stages still to be put in front of a partial pipeline
+        of ``after`` stages; ``layers`` and ``gpus`` are the shares of blocks and GPUs left for them
         (K).
         """
         positions = self.positions[after:].sum()
@@ -266,8 +266,8 @@ def _solved(columns: Columns, stages: int, far_s: float) -> Prices:
 # Axes: M columns, S positions from the end, K partial pipelines.
 
 
-# Factors for the weights of the stages still missing, and below for the prices of blocks, among
-# which the highest bound is taken.
+# Factors for the weights of the stages still to be put in front, and below for the prices of
+# blocks, among which the highest bound is taken.
 RAISED = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
 VARIED = (0.7, 0.85, 1.0, 1.15, 1.3, 1.6, 2.0, 3.0, 5.0)
 
@@ -376,8 +376,8 @@ class Relaxed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Lines:
-    """Lower bounds for the stages missing in front of a partial pipeline: linear functions (lines)
-    of the shares of blocks and GPUs that are left.
+    """Lower bounds for the stages still to be put in front of a partial pipeline: linear functions
+    (lines) of the shares of blocks and GPUs that are left.
 
     Each line has its worth of blocks and of GPUs, and what it costs beside (B). A line holds where
     its weights add up to one at most.
@@ -401,8 +401,8 @@ class _Lines:
         )
 
     def at(self, layers: Floats, gpus: Floats) -> tuple[Floats, Floats]:
-        """For partial pipelines (K), the least latency of the missing stages, and the least sum of
-        that latency and their longest stall.
+        """For partial pipelines (K), the least latency of the stages still to be put in front, and
+        the least sum of that latency and of their longest stall.
         """
         through = _highest(self.passing, layers, gpus)
         weight = self.prices.weight_of(self.stages, layers, gpus)

@@ -34,8 +34,8 @@ from searchers.strategy import Ending, Ledger, NeedsStageCosts
 
 # The lower level of Alpa's search: the time of each possible stage with its best parallel degrees.
 #
-# Axes: K kinds of stages, M submesh sizes, P positions of a stage's first rank in its node, L
-# blocks of a stage (0 to all), C candidates.
+# Axes: K kinds of stages, M submesh sizes (numbers of GPUs of a stage), P positions of a stage's
+# first rank in its node, L blocks of a stage (0 to all), C candidates.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

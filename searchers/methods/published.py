@@ -170,8 +170,8 @@ class _Search:
     def _menus(
         self, group: Group, work: dict[Mesh, LeastWork], *, is_coarse: bool
     ) -> Iterator[Menus]:
-        """The candidates for the stages of a group; if all stages save memory alike, once for each
-        way in which they may.
+        """The candidates for the stages of a group of pipelines; if all stages save memory alike,
+        once for each way in which they may.
         """
         pick = samples_of(group.micro_batches, self.weights) if self.weighted else true_frontier
         for way in self._ways(group):

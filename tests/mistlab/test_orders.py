@@ -239,12 +239,12 @@ def test_a_file_that_is_no_order_of_the_plan_is_refused(tmp_path: Path) -> None:
     )
     assert "line 2: is not text: write passes like F0m3" in problem(b"Fm0\n\xff\xfe\x00")
     assert "line 1: '\\x00\\x01' is not a pass" in problem(b"\x00\x01\nFm0")
-    assert "has 4 chunks, but plan.stages[0] 2 layers: give the stage" in problem(
+    assert "has 4 chunks for each stage, but plan.stages[0] has 2 layers: give" in problem(
         interleaved(2, 2, 4).encode()
     )
     path.unlink()
     path.mkdir()
-    assert "is a directory: give the path of a file" in problem(None)
+    assert "is a directory: give the path of an order file" in problem(None)
 
 
 def test_text_far_longer_than_a_plan_needs_is_refused_unread(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_mark_of_the_bytes_order_before_the_text_is_no_part_of_it(tmp_path: Pa
 
 
 def test_an_order_that_does_not_end_is_refused() -> None:
-    with pytest.raises(FieldError, match="is not a regular file: give the path of one"):
+    with pytest.raises(FieldError, match="is not a regular file: give the path of an"):
         order_of_plan(plan_of("/dev/zero"))
 
 

@@ -202,20 +202,20 @@ def test_bad_questions_are_refused(
         ("arrival_s,prompt_tokens\n0,9\n", "trace.csv: no column output_tokens: give arrival_s"),
         (
             "arrival_s,prompt_tokens,output_tokens\n0,9,\n",
-            "trace.csv: output_tokens: '' in row 1: give a number",
+            "trace.csv: output_tokens: '' in row 1 is not a number: give a number",
         ),
         (
             "arrival_s,prompt_tokens,output_tokens\n0,nan,4\n",
-            "trace.csv: prompt_tokens: 'nan' in row 1: give a finite number",
+            "trace.csv: prompt_tokens: 'nan' in row 1 is not finite: give a finite number",
         ),
         (
             "arrival_s,prompt_tokens,output_tokens\n0,3.7,4\n",
-            "trace.csv: prompt_tokens: '3.7' in row 1: give a whole number of tokens",
+            "trace.csv: prompt_tokens: '3.7' in row 1 is not a whole number of tokens",
         ),
         ("arrival_s,prompt_tokens,output_tokens\n", "trace.csv: has no requests: give a row"),
         (
             "arrival_s,prompt_tokens,output_tokens\n0,-3,4\n",
-            "trace.csv: prompt_tokens: '-3' in row 1: give 1 to ",
+            "trace.csv: prompt_tokens: '-3' in row 1 is out of range: give 1 to ",
         ),
         (
             "arrival_s,prompt_tokens,output_tokens\n1,9,4\n0,8000,193\n",
@@ -254,7 +254,10 @@ def test_a_longer_context_is_stated_or_that_of_the_weights(
     [
         ("prompt_tokens,output_tokens\n9,4\n", "h.csv: no column requests: give prompt_tokens"),
         ("prompt_tokens,output_tokens,requests\n9,4,0\n", "h.csv: requests: 0 in all rows: give"),
-        ("prompt_tokens,output_tokens,requests\n9,4,-1\n", "requests: '-1' in row 1: give 0 to"),
+        (
+            "prompt_tokens,output_tokens,requests\n9,4,-1\n",
+            "'-1' in row 1 is out of range: give 0 to",
+        ),
         ("prompt_tokens,output_tokens,requests\n9000,4,1\n", "9000 in row 1, with 4 of output"),
     ],
 )
