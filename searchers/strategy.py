@@ -281,8 +281,8 @@ class Ledger:
     def part_seconds(
         self, least: StageBatch, most: StageBatch | None = None, *, engine: str
     ) -> StageSeconds:
-        """The times of parts of models (chunks of stages), for orders of passes without a closed
-        form; with ``most``, lower bounds over all candidates between ``least`` and ``most``. Raises
+        """The times of parts of models (chunks of stages), for orders of passes other than 1F1B;
+        with ``most``, lower bounds over all candidates between ``least`` and ``most``. Raises
         ``BudgetSpentError``.
         """
         model = cast("StageBoundModel", self.predictor)
@@ -398,8 +398,8 @@ TAKING_TURNS = (
     "asks for costs of single stages wherever they begin, and this model has blocks of several "
     "kinds: ask a searcher of whole plans, such as aceso or optuna"
 )
-# The reasons for refusing a space with orders of passes without a closed form: if the searcher
-# never searches them, and if it needs lower bounds that the orders lack.
+# The reasons for refusing a space with orders of passes other than 1F1B: if the searcher never
+# searches them, and if it needs lower bounds that the orders lack.
 NO_ORDERS = (
     f"joins stages of pipelines of {DEFAULT_ORDER}, and this space has other orders: ask mist, or "
     "a searcher of whole plans, such as aceso or optuna"

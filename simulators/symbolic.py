@@ -293,8 +293,8 @@ class SymbolicPredictor:
     def part_seconds(
         self, least: StageBatch, most: StageBatch | None = None, *, engine: str = "mistlab"
     ) -> StageSeconds:
-        """The times of parts of models (chunks of stages), for orders of passes without a closed
-        form; with ``most``, lower bounds over all candidates between ``least`` and ``most``.
+        """The times of parts of models (chunks of stages), for orders of passes other than 1F1B;
+        with ``most``, lower bounds over all candidates between ``least`` and ``most``.
         """
         engine_row = ENGINES[engine].in_named_order()
         model = self._model(EngineMode(engine=engine_row, overlap_communication=True))
@@ -451,7 +451,7 @@ class SymbolicPredictor:
         return stages
 
     def _ordered(self, mode: EngineMode, plans: Sequence[Plan]) -> list[KnownStage]:
-        """The stages of plans in an order of passes without a closed form."""
+        """The stages of plans in an order of passes other than 1F1B."""
         return [*self._known_of(mode, StageBatch.of_plans(plans), self._figures(plans))]
 
     def _figures(self, plans: Sequence[Plan]) -> StageFigures:
@@ -528,7 +528,7 @@ def _mode_of(plan: Plan) -> EngineMode:
 
 def _order_of(plan: Plan) -> PipelineOrder | None:
     """The order of a plan's passes, shortened to fewer micro-batches if it is periodic; None for
-    the order with a closed form.
+    1F1B, whose iteration time has a closed form.
     """
     return None if plan.order == DEFAULT_ORDER else order_of_plan(shortened(plan))
 

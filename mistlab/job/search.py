@@ -151,8 +151,8 @@ class StageBoundModel(StageCostModel, Protocol):
     def part_seconds(
         self, least: "StageBatch", most: "StageBatch | None" = None, *, engine: str = "mistlab"
     ) -> "StageSeconds":
-        """The times of parts of a model (chunks of stages), for orders of passes without a closed
-        form; with ``most``, lower bounds over all candidates between ``least`` and ``most``.
+        """The times of parts of a model (chunks of stages), for orders of passes other than 1F1B;
+        with ``most``, lower bounds over all candidates between ``least`` and ``most``.
         """
         ...
 

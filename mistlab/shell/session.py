@@ -453,7 +453,7 @@ def assign(session: Session, state: State, name: str, text: Text, key: Key | Non
 def assign_all(
     session: Session, state: State, name: str, items: Mapping[Key, Text], *, is_map: bool = False
 ) -> None:
-    """Assign these values to an array."""
+    """Assign these values to a shell array."""
     session.mentioned.add(name)
     if name in session.source.settings:
         return

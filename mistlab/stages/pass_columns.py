@@ -565,7 +565,7 @@ class PassLinks:
                 yield from self._after(buffer, uses, waits, begin)
         if waits.num_layers >= self.of_ring:
             # Buffers that the previous pass frees need no further waits: this pass's first layers
-            # wait for that.
+            # wait for their release.
             for buffer in self._fleeting:
                 self._late.pop(buffer, None)
 
@@ -577,8 +577,8 @@ class PassLinks:
         for task in writers:
             yield from ((source, begin + task) for source in late.readers)
         if writers:
-            # Later passes wait for this writing task; or, if it is late, it is recorded as the last
-            # one itself.
+            # Later passes wait for this writing task; or, if it is late itself, it was recorded as
+            # late.
             del self._late[buffer]
         elif not all(waits.columns.late[task] for task in uses.readers):
             late.writer = None

@@ -266,8 +266,8 @@ class BoxCosts:
         has_host = self._has_host(sure, true)
         is_open = ~rows.are_points
         if not self.group.has_formula:
-            # In an order of passes without a closed form, memory may grow with recomputed blocks,
-            # so no number of them is pruned here.
+            # In an order of passes other than 1F1B, memory may grow with recomputed blocks, so no
+            # number of them is pruned here.
             are_best &= rows.are_points[fitting]
         is_open[fitting[has_host & are_best]] = False
         closed, open_rows = fitting[has_host], np.flatnonzero(is_open)
@@ -309,8 +309,8 @@ class BoxCosts:
     @property
     def _are_lines(self) -> bool:
         """Whether all times in a box lie between those with the fewest and the most recomputed
-        blocks. They may not in orders of passes without a closed form, and where passes wait for
-        the host.
+        blocks. They may not in orders of passes other than 1F1B, and where passes wait for the
+        host.
         """
         return self.group.has_formula and ENGINES[self.space.engine].host is None
 

@@ -187,8 +187,8 @@ class BoxMenus:
                 self._best.pop(position, None)
 
     def heed_hosts(self) -> None:
-        """From now on, keep slower candidates that need less host memory, too, since the stages on
-        a node share it.
+        """From now on, keep slower candidates that need less host memory, too, since stages on a
+        node share host memory.
         """
         self.with_host = True
         self._best.clear()

@@ -23,9 +23,9 @@ from searchers.strategy import OTHER_ORDERS, BudgetSpentError, Ending, Ledger
 # If a stage has at most this many memory-saving strategies (recomputation aside), all are
 # enumerated.
 FEW = 256
-# The share of a budget's seconds for the order whose iteration time has a closed form. Below: the
-# seconds for finding plans in other orders before they are proven, and the second of the search at
-# which that proof ends, unless finding plans took longer.
+# The share of a budget's seconds for plans in order 1F1B, whose iteration time has a closed form.
+# Below: the seconds for finding plans in other orders before they are proven, and the second of the
+# search at which that proof ends, unless finding plans took longer.
 FORMULA_SHARE = 0.6
 OTHERS_S = 30.0
 UNTIL_S = 90.0
@@ -35,7 +35,7 @@ def in_branches(
     problem: Problem, space: SearchSpace, ledger: Ledger, search: Callable[[SearchSpace], Ending]
 ) -> Ending:
     """The best plan over all pipeline orders of a space; ``search`` solves the part of the space in
-    the order with a closed form.
+    order 1F1B.
     """
     if not has_bounds(ledger, space):
         return Ending(status="REFUSED", reason=OTHER_ORDERS)
@@ -46,7 +46,7 @@ def in_branches(
     with suppress(BudgetSpentError), ledger.for_seconds(OTHERS_S):
         _reorder(problem, space, ledger)
         if DEFAULT_ORDER not in space.orders:
-            # A pipeline that can run none of the space's orders runs the order with a closed form.
+            # A pipeline that can run none of the space's orders runs order 1F1B.
             whole.show_alike()
         whole.show_in_orders(AlikeInOrder.show_coarse)
     left_s = min(max(OTHERS_S, UNTIL_S - ledger.wall_s), ledger.seconds_left)
@@ -69,13 +69,10 @@ def _is_alike(space: SearchSpace) -> bool:
 def _with_formula_s(
     problem: Problem, space: SearchSpace, ledger: Ledger, search: Callable[[SearchSpace], Ending]
 ) -> float:
-    """A lower bound, in seconds, of the iteration times of all plans in the order with a closed
-    form.
-    """
+    """A lower bound, in seconds, of the iteration times of all plans in order 1F1B."""
     pipeline = space.pipeline
     if DEFAULT_ORDER not in space.orders:
-        # A pipeline of one stage has the order with a closed form only, since its passes wait for
-        # no other stage.
+        # A pipeline of one stage has order 1F1B only, since its passes wait for no other stage.
         if not allows(pipeline, 1):
             return float("inf")
         pipeline = (1,)
@@ -96,9 +93,9 @@ def _with_formula_s(
 def _without_formula_s(
     problem: Problem, space: SearchSpace, ledger: Ledger, whole: Hierarchy, seconds: float
 ) -> float:
-    """A lower bound, in seconds, of the iteration times of all plans in orders without a closed
-    form. In each round the group of pipelines with the smallest bound is refined; pipelines outside
-    of groups have bounds from their arithmetic only.
+    """A lower bound, in seconds, of the iteration times of all plans in orders other than 1F1B. In
+    each round the group of pipelines with the smallest bound is refined; pipelines outside of
+    groups have bounds from their arithmetic only.
     """
     orders = {group: whole.bound_s(group) for group in groups_in_orders(problem, space)}
     others = [

@@ -197,8 +197,8 @@ class Group:
 
     @property
     def has_formula(self) -> bool:
-        """Whether there is a closed form for the iteration time, under the order of passes of this
-        group of pipelines.
+        """Whether the iteration time of these pipelines has a closed form, as it has in order
+        1F1B.
         """
         return self.order == DEFAULT_ORDER
 
@@ -391,9 +391,9 @@ def groups_of(
 
 
 def groups_in_orders(problem: Problem, space: SearchSpace) -> Iterator[Group]:
-    """The groups of pipelines in each order of passes of a search space that has no closed form.
-    All pipelines of such a group have the same number of stages, since a stage's activations depend
-    on it.
+    """The groups of pipelines in each order of passes of a search space other than 1F1B. All
+    pipelines of such a group have the same number of stages, since a stage's activations depend on
+    it.
     """
     orders = [order for order in space.orders if order != DEFAULT_ORDER]
     for group in groups_of(problem, space):

@@ -230,7 +230,7 @@ def _iterations(costs: StageCosts, pipeline: Pipeline, rows: int) -> Floats:
     return np.where(costs.fits.reshape(-1, rows).all(axis=0), seconds, np.inf)
 
 
-# Uniform plans (all stages save memory in the same way) in orders of passes without a closed form.
+# Uniform plans (all stages save memory in the same way) in orders of passes other than 1F1B.
 #
 # Each candidate has a lower bound that holds in the order. Candidates are predicted in order of
 # their bounds, until no bound is below the best plan's time.
@@ -386,7 +386,7 @@ class Hierarchy:
 
     def most_alike(self) -> Ending:
         """Search for the best uniform plan, with ratios from coarse to fine; in orders of passes
-        without a closed form, with coarse ratios only.
+        other than 1F1B, with coarse ratios only.
         """
         for group, alike_s in self._in_order(list(self.least_s)):
             if alike_s <= NEAR * self.ledger.best_s:
@@ -396,7 +396,7 @@ class Hierarchy:
         return self._bounded()
 
     def show_in_orders(self, show: Callable[[AlikeInOrder], None]) -> None:
-        """Predict the best plans in orders without a closed form, by ascending lower bounds."""
+        """Predict the best plans in orders other than 1F1B, by ascending lower bounds."""
         if self.space.orders == (DEFAULT_ORDER,):
             return
         left = [(self.bound_s(group), group) for group in self.least_s]
@@ -410,7 +410,7 @@ class Hierarchy:
                         show(AlikeInOrder(stages=stages, order=order))
 
     def show_alike(self) -> None:
-        """Predict the best uniform plans with coarse ratios, in the order with a closed form."""
+        """Predict the best uniform plans with coarse ratios, in order 1F1B."""
         self._in_order(list(self.least_s))
 
     def joined(self, join: Joiner) -> Ending:
@@ -525,7 +525,7 @@ class Hierarchy:
         return self._alike_s[stages.pipeline]
 
     def _with_formula(self, group: Group) -> Iterator[AlikeStages]:
-        """The pipelines of a group with equal meshes, in the order with a closed form."""
+        """The pipelines of a group with equal meshes, in order 1F1B."""
         return (stages for stages in self._alike(group) if DEFAULT_ORDER in stages.orders)
 
     def _alike(self, group: Group) -> Iterator[AlikeStages]:

@@ -1,5 +1,4 @@
-"""Lower bounds of stage costs in pipeline orders (orders of passes) whose iteration time has no
-closed form.
+"""Lower bounds of stage costs in pipeline orders (orders of passes) other than 1F1B.
 
 A stage has all passes of its chunks, and what only passes through it passes its first chunk. A box
 of numbers of recomputed blocks is one for each chunk; where slots are not of the same kinds, the
@@ -150,7 +149,7 @@ def chains_in_front(
     group: Group, engine: str, stage: StageTimes, behind: Chains[Floats], after: int
 ) -> Chains[Floats]:
     """The chains of passes (C) that start at stages with ``after`` stages behind them; lower bounds
-    if the group's pipeline order has no closed form.
+    if the group's pipeline order is not 1F1B.
     """
     if group.has_formula:
         return prepended(stage, behind, group.micro_batches, after + 1)

@@ -35,8 +35,8 @@ AT_ONCE = 8
 # Times of partial pipelines are rounded down to multiples of a grain. These are its initial size,
 # as a share, and the factor by which it shrinks whenever the fastest pipelines contain no boxes.
 GRAIN, FINER = 0.25, 2.0
-# In an order of passes without a closed form, the proof for a group of pipelines ends when the
-# grain is below this share, because its bounds are not the times of plans.
+# In an order of passes other than 1F1B, the proof for a group of pipelines ends when the grain is
+# below this share, because its bounds are not the times of plans.
 FINEST = 0.0625
 # Where stages may have unequal sizes, the bounds of all groups of pipelines are brought within
 # these gaps (shares of the best plan's time) one after another: the larger the gap, the fewer
@@ -145,8 +145,8 @@ class _GroupProof:
     # by the number of stages.
     share: float = GRAIN
     rounds: int = 0
-    # Whether the group's bound can rise no further, as in an order of passes without a closed form,
-    # where plans take longer than their bounds.
+    # Whether the group's bound can rise no further, as in an order of passes other than 1F1B, where
+    # plans take longer than their bounds.
     has_ended: bool = False
 
     def further(self) -> float:

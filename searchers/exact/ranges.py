@@ -48,8 +48,8 @@ def takes_turns(workload: Workload) -> bool:
 
 
 def takes_ranges(space: SearchSpace) -> bool:
-    """Whether this search can handle a space: its only order of passes has a closed form, or all
-    stages are alike and have equally many blocks.
+    """Whether this search can handle a space: its only order of passes is 1F1B, or all stages are
+    alike and have equally many blocks.
     """
     are_equal = not space.unequal_stages and space.layers_off_balance == 0
     return space.orders == (DEFAULT_ORDER,) or are_equal

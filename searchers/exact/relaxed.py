@@ -274,7 +274,7 @@ VARIED = (0.7, 0.85, 1.0, 1.15, 1.3, 1.6, 2.0, 3.0, 5.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Relaxed:
-    """Lower bounds of a group's pipelines with several stages, for those that may beat an upper
+    """Lower bounds of a group's pipelines with several stages, as far as they may beat an upper
     bound.
 
     ``prices`` are those of each number of stages, for the time of all passes and for the passage

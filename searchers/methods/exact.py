@@ -19,7 +19,7 @@ def _exact(
     problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
 ) -> Ending:
     """Prove the best plan, or that no plan fits. Refuses search spaces with too many strategies to
-    list, and spaces with different stages in orders of passes without a closed form.
+    list, and spaces with different stages in orders of passes other than 1F1B.
     """
     if space.orders != (DEFAULT_ORDER,) and not can_prove(space, ledger):
         return Ending(status="REFUSED", reason=OTHER_ORDERS)

@@ -70,9 +70,7 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
 def _joined(
     problem: Problem, space: SearchSpace, ledger: Ledger, join: Joiner, tolerance: float
 ) -> Ending:
-    """The best plan of a search space in the order of passes with a closed form; parts of the space
-    are searched first.
-    """
+    """The best plan of a search space in order 1F1B; parts of the space are searched first."""
     # The lower bounds of the whole space are computed first, since a budget may end while parts of
     # it are searched.
     whole = Hierarchy.of(problem, space, ledger)
