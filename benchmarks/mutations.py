@@ -33,7 +33,7 @@ import yaml
 from experiments.pages.page_tables import IN_A_FILE, write_page
 
 ROOT = Path(__file__).parents[1]
-LISTS = {name: ROOT / f"tests/mutations/{name}.yaml" for name in ("audited", "drawn")}
+LISTS = {name: ROOT / f"tests/mutations/{name}.yaml" for name in ("audited", "drawn", "recent")}
 CHECKS = ROOT / "tests/mutations/checks.yaml"
 KEPT = ROOT / "runs/mutations.json"
 COPIED = (
