@@ -7,11 +7,13 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from experiments.calibration.noted_machine import noted_machine
 from experiments.cli.commandline import DONE, NO_ANSWER, check_torch, print_json, progress, writable
-from experiments.gpu_reports.node_plans import plans_of
+from experiments.gpu_reports.node_plans import names_of, plans_of
 from experiments.gpu_reports.report_checks import checks_of, machine_of
 from experiments.gpu_reports.report_page import Figures, figures_of, is_profiled
 from experiments.gpu_reports.report_plans import PlanOfReport
@@ -96,6 +98,9 @@ LINK_SHARE, LINK_LATENCY_US = 0.5, 20.0
 PROFILE_S, GROUPS_S = 240.0, 120.0
 # The seconds at the end of a call: fits, predictions, and the page.
 CALL_S = 20.0
+# A run that would not end this many seconds before the deadline is not started: they are reserved
+# for the page.
+RESERVE_S = 20.0
 
 PROFILE = "profile"
 
@@ -126,11 +131,26 @@ def profile_s(gpus: int) -> float:
     return PROFILE_S + max(0, sizes - 1) * GROUPS_S
 
 
-def total_s(steps: Iterable[Estimate], minutes: float) -> float:
-    """The seconds of all steps in calls of this many minutes."""
+def calls_of(steps: Iterable[Estimate], minutes: float) -> int:
+    """The number of calls of this many minutes that all steps take."""
     seconds = sum(step.seconds for step in steps)
-    calls = max(1, -(-seconds // (60 * minutes - CALL_S)))
-    return seconds + calls * CALL_S
+    return max(1, ceil(seconds / (60 * minutes - CALL_S)))
+
+
+def total_s(steps: Sequence[Estimate], minutes: float) -> float:
+    """The seconds of all steps in calls of this many minutes."""
+    return sum(step.seconds for step in steps) + calls_of(steps, minutes) * CALL_S
+
+
+def check_minutes(minutes: float, steps: Iterable[Estimate]) -> None:
+    """Refuse calls in which the longest run would never end; the profile goes on in the next."""
+    longest_s = max((step.seconds for step in steps if step.name != PROFILE), default=0.0)
+    least = ceil((longest_s + RESERVE_S) / 60)
+    if not minutes >= least:
+        reject(
+            f"--minutes: {minutes:g}: a call that ends before its longest run starts that run "
+            f"again in each call: give {least} or more"
+        )
 
 
 def reference_hardware() -> Hardware:
@@ -189,11 +209,26 @@ def begin(folder: Path, path: Path | None) -> None:
     """Start a folder from a packed report, given or found in the folder; a folder in use is
     continued.
     """
-    has_begun = any(True for pattern in MEASURED for _ in folder.glob(pattern))
-    if has_begun and path is not None:
+    packed = packed_of(folder, path)
+    if packed is not None:
+        _unpack(packed, folder)
+        progress(f"{folder}: going on from {packed}")
+    elif path is not None:
         progress(f"{folder}: has begun already: {path} is not read")
-    elif path is not None or (not has_begun and (folder / NAME).exists()):
-        _unpack(path or folder / NAME, folder)
+
+
+def packed_of(folder: Path, path: Path | None) -> Path | None:
+    """The packed report from which a folder starts: the given one, or the one in it; None if the
+    folder is in use, or there is none.
+    """
+    if has_begun(folder):
+        return None
+    return path or (folder / NAME if (folder / NAME).exists() else None)
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether a folder has any measured file of a report."""
+    return any(True for pattern in MEASURED for _ in folder.glob(pattern))
 
 
 def _unpack(path: Path, folder: Path) -> None:
@@ -208,7 +243,6 @@ def _unpack(path: Path, folder: Path) -> None:
         reject(f"{path}: has no file of a report: give the report.zip of a folder")
     for name, content in known.items():
         writable(folder / name, "folder").write_bytes(content)
-    progress(f"{folder}: going on from {path}")
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -228,9 +262,6 @@ def _is_known(name: str) -> bool:
 # Fills a report's folder in calls of some minutes: with plans, profile, page and pictures.
 
 
-# A run that would not end this many seconds before the deadline is not started: they are reserved
-# for the page.
-RESERVE_S = 20.0
 Profiler = Callable[[Path, float], bool]
 
 
@@ -367,10 +398,13 @@ def work(options: argparse.Namespace) -> int:
     --dry-run tells the order and how long it takes by estimate, and runs nothing. --draw makes
     page and pictures of what there is, on any machine: it needs no GPU and no torch.
     """
-    if options.dry_run:
-        return _tell_estimates(options)
     plans = plans_of(options.gpus_per_node)
-    if not options.draw:
+    if options.dry_run:
+        return _tell_estimates(plans, options)
+    if options.draw:
+        _check_drawn(options)
+    else:
+        check_minutes(options.minutes, estimates(plans))
         check_torch()
         _check_gpus(options)
     folder = writable(options.out / "x", "folder").parent
@@ -396,6 +430,16 @@ def profiled_in_process(device: str, gpus: int, out: Path, seconds: float, *, qu
             "and call this again, which keeps the measured rows"
         )
     return done is not None
+
+
+def _check_drawn(options: argparse.Namespace) -> None:
+    """Refuse to draw a folder in which nothing was measured."""
+    out = options.out
+    if options.packed is None and not has_begun(out) and packed_of(out, None) is None:
+        reject(
+            f"--out {out}: has no runs and no tables to draw: give the folder of a report, or "
+            "--from report.zip"
+        )
 
 
 def _check_gpus(options: argparse.Namespace) -> None:
@@ -447,22 +491,34 @@ def _tell(figures: Figures, options: argparse.Namespace) -> int:
     return DONE
 
 
-def _tell_estimates(options: argparse.Namespace) -> int:
+def _tell_estimates(plans: Sequence[PlanOfReport], options: argparse.Namespace) -> int:
     """List the remaining steps in order."""
-    outcomes = RunRows(path=options.out / "runs.jsonl").said
-    plans = plans_of(options.gpus_per_node)
-    left = [plan for plan in plans if plan.name not in outcomes]
-    steps = estimates(left, profiles=not is_profiled(options.out))
+    if options.out.exists() and not options.out.is_dir():
+        reject(f"--out {options.out}: is a file: give another folder")
+    with TemporaryDirectory() as spare:
+        folder, packed = options.out, packed_of(options.out, options.packed)
+        if packed is not None:
+            folder = Path(spare)
+            _unpack(packed, folder)
+        outcomes = RunRows(path=folder / "runs.jsonl").said
+        left = [plan for plan in plans if plan.name not in outcomes]
+        steps = estimates(left, profiles=not is_profiled(folder))
+    check_minutes(options.minutes, steps)
     seconds = total_s(steps, options.minutes)
     if options.json:
         rows = [{"name": step.name, "seconds": step.seconds} for step in steps]
         print_json({"steps": rows, "total_s": seconds})
+        return DONE
+    if steps:
+        print("\n".join((*_table(steps), *names_of(left))))
     else:
-        print("\n".join(_table(steps)))
-        print(
-            f"{seconds / 60:.1f} minutes with the ends of calls, by estimate for "
-            f"{'one H100' if options.gpus_per_node == 1 else f'{options.gpus_per_node} H100'}"
-        )
+        print("every plan has run, and the profile is done: the page is left")
+    calls, gpus = calls_of(steps, options.minutes), options.gpus_per_node
+    print(
+        f"{seconds / 60:.1f} minutes in {calls} call{'s' * (calls > 1)} of at most "
+        f"{options.minutes:g} (--minutes), {CALL_S:.0f} s for the page of each, by estimate for "
+        f"{'one H100' if gpus == 1 else f'{gpus} H100'}; nothing was run"
+    )
     return DONE
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.gpu_reports.report_plans import PLANS, PlanOfReport
+from experiments.gpu_reports.report_plans import NAMES, PLANS, PlanOfReport
 from mistlab.core.files import read_yaml
 from mistlab.core.values import reject
 from mistlab.job.job import Job, model_from
@@ -105,10 +105,10 @@ def plans_of(gpus: int, path: Path = NODE_PLANS) -> Sequence[PlanOfReport]:
     listed = read_yaml(path)
     rows = listed["gpus"].get(gpus)
     if rows is None:
-        known = ", ".join(map(str, listed["gpus"]))
+        known = [1, *listed["gpus"]]
+        words = f"{', '.join(map(str, known[:-1]))} or {known[-1]}"
         reject(
-            f"--gpus-per-node: the report has no plans for {gpus} GPUs of a node: give 1, "
-            f"or one of {known}"
+            f"--gpus-per-node: the report has no plans for {gpus} GPUs of a node: give {words}"
         )
     made = [
         NodePlan(
@@ -122,3 +122,13 @@ def plans_of(gpus: int, path: Path = NODE_PLANS) -> Sequence[PlanOfReport]:
     ]
     checks, timed = ([one for one in made if one.is_check is of] for of in (True, False))
     return [*checks, *(plan for plan in PLANS if plan.is_fitted), *timed]
+
+
+def names_of(plans: Sequence[PlanOfReport]) -> list[str]:
+    """How the names of plans are read, as lines: their symbols with what these stand for."""
+    rows = [plan.row for plan in plans if isinstance(plan, NodePlan)]
+    used = {name for row in rows for name in row}
+    symbols = [f"{of.symbol} {name}" for name, of in DIMENSIONS.items() if name in used]
+    fixed = ("model", "s tokens of a sequence", "x sequences of a batch", "pp stages")
+    names = f"names of plans on a node: {', '.join((*fixed, *symbols))}, order of passes"
+    return [*([names] if rows else []), *([NAMES] if len(rows) < len(plans) else [])]

@@ -110,6 +110,12 @@ PIPELINES: tuple[tuple[int, tuple[int, ...], Row], ...] = (
 
 # The suffix of the name of a serialised plan.
 SERIALISED_NAME = "serialised"
+# How the name of a plan on one GPU is read.
+NAMES = (
+    "names of plans on one GPU: model, s tokens of a sequence, GB of the card that is imitated, b "
+    "sequences of a micro-batch x micro-batches, c recomputed blocks, o ratios in host memory "
+    "(weights-gradients-optimizer states-activations), stage A of B alone"
+)
 
 
 class PlanOfReport(Protocol):

@@ -11,7 +11,13 @@ import pytest
 from experiments import gpu_report
 from experiments.cli.commandline import DONE, run
 from experiments.commands.machine_commands import MINUTES
-from experiments.gpu_reports.gpu_report import PROFILE, PROFILE_S, ReportFolder, estimates, total_s
+from experiments.gpu_reports.gpu_report import (
+    PROFILE,
+    PROFILE_S,
+    ReportFolder,
+    estimates,
+    total_s,
+)
 from experiments.gpu_reports.report_page import figures_of
 from experiments.gpu_reports.report_plans import CAPS_GIB, PLANS, ReportPlan
 from experiments.gpu_reports.report_rows import CHECKED, TIMED, WARM_UPS
@@ -206,7 +212,10 @@ def test_a_dry_run_tells_what_is_left_and_runs_nothing(
     assert left == [plan.name for plan in PLANS if not plan.is_check]
     assert rest < total - PROFILE_S
     assert run(gpu_report.main, ["--out", str(out), "--dry-run"]) == DONE
-    assert "minutes with the ends of calls" in capsys.readouterr().out
+    assert (
+        " s for the page of each, by estimate for one H100; nothing was run"
+        in capsys.readouterr().out
+    )
 
 
 def test_single_stages_are_told_apart_from_whole_plans(tmp_path: Path) -> None:
