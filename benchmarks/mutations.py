@@ -3,9 +3,10 @@
     python -m benchmarks.mutations [--list LIST] [--only NUMBERS] [--page PAGE]
     python -m benchmarks.mutations --draw SEED
 
-Two lists are fixed (``tests/mutations``): faults that were planted by hand, and faults drawn
-from the code. Each is planted in a copy of the checkout, where the tests that belong to its file
-run until one fails. ``--draw`` prints what a seed draws from today's code, four kinds of faults: a
+Lists are fixed (``tests/mutations``): faults that were planted by hand, faults drawn from the
+code, and faults of code that only a GPU runs or that was new. Each is planted in a copy of the
+checkout, where the tests that belong to its file run until one fails; the test that found it
+before runs first. ``--draw`` prints what a seed draws from today's code, four kinds of faults: a
 wait left out, another group, another sign, another slice.
 """
 
@@ -30,6 +31,7 @@ import numpy as np
 import pytest
 import yaml
 
+from experiments.cli.rundir import revision
 from experiments.pages.page_tables import IN_A_FILE, write_page
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +45,8 @@ COPIED = (
 # What tests import and what takes seconds.
 IMPORTED = ("torch", "torch.distributed.checkpoint", "sympy", "simpy", "triton")
 GONE = "the code is not there any more"
+# Exit statuses of pytest where a test's name is not known, or no test was chosen.
+_WITHOUT_TESTS = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED)
 # A fault that keeps a rank waiting is found when the time is up.
 MOST_S = 150.0
 
@@ -345,8 +349,11 @@ class Nursery:
         for heavy in IMPORTED:
             __import__(heavy)
 
-    def tested(self, tests: Sequence[str]) -> str:
-        """The first of some tests that fails, or what else ended their process; empty if none."""
+    def tested(self, tests: Sequence[str], *, may_lack: bool = False) -> str:
+        """The first of some tests that fails, or what else ended their process; empty if none.
+
+        If it ``may_lack`` them, tests that do not exist find nothing.
+        """
         said = self.folder / "said.txt"
         child = os.fork()
         if child == 0:
@@ -361,7 +368,7 @@ class Nursery:
                 os.waitpid(child, 0)
                 return f"no end within {self._most_s:.0f} s: {self._last(said)}"
             sleep(0.05)
-        if not status:
+        if not status or (may_lack and os.waitstatus_to_exitcode(status) in _WITHOUT_TESTS):
             return ""
         text = said.read_text(encoding="utf-8", errors="replace")
         failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.MULTILINE)
@@ -394,8 +401,11 @@ class Nursery:
         text = said.read_text(encoding="utf-8", errors="replace") if said.exists() else ""
         return next(iter(re.findall(r"tests/\S+", text)[-1:]), "nothing was said")
 
-    def planted(self, mutation: Mutation, tests: Sequence[str]) -> Outcome:
-        """Plant a fault, run tests until one fails, and take the fault out again."""
+    def planted(self, mutation: Mutation, tests: Sequence[str], known: str = "") -> Outcome:
+        """Plant a fault, run tests until one fails, and take the fault out again.
+
+        The test that is ``known`` to have found the fault before runs first, if it still exists.
+        """
         begun = perf_counter()
         path = self.folder / mutation.file
         text = path.read_text(encoding="utf-8")
@@ -404,7 +414,8 @@ class Nursery:
             return Outcome(mutation=mutation, caught_by=GONE, seconds=0.0)
         path.write_text(wrong, encoding="utf-8")
         try:
-            caught_by = self.tested(tests)
+            caught_by = self.tested([known], may_lack=True) if known else ""
+            caught_by = caught_by or self.tested(tests)
         finally:
             path.write_text(text, encoding="utf-8")
         return Outcome(mutation=mutation, caught_by=caught_by, seconds=perf_counter() - begun)
@@ -413,15 +424,18 @@ class Nursery:
 def run(name: str, numbers: Sequence[int], kept: Path, most_s: float) -> None:
     """Plant the faults of a list, or those of some numbers, and keep what they came to."""
     checks = yaml.safe_load(CHECKS.read_text(encoding="utf-8"))["tests of files"]
-    listed = mutations(LISTS[name])
+    listed, code = mutations(LISTS[name]), revision()
     known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     with TemporaryDirectory() as folder:
         nursery = Nursery(Path(folder), most_s)
         for number, one in enumerate(listed, 1):
             if (numbers and number not in numbers) or one.equivalent:
                 continue
-            found = nursery.planted(one, checks[one.file])
-            known[one.key] = {"caught_by": found.caught_by, "s": found.seconds}
+            before = known.get(one.key, {}).get("caught_by", "")
+            found = nursery.planted(
+                one, checks[one.file], before if before.startswith("tests/") else ""
+            )
+            known[one.key] = {"caught_by": found.caught_by, "s": found.seconds, "of": code}
             caught = found.caught_by or "NOTHING"
             sys.stderr.write(f"{name} {number}: {one.fault}: {caught} ({found.seconds:.0f} s)\n")
             kept.parent.mkdir(parents=True, exist_ok=True)
@@ -438,13 +452,16 @@ def page(kept: Path) -> Iterator[str]:
     counted = {
         name: [one for one in mutations(path) if not one.equivalent] for name, path in LISTS.items()
     }
+    codes = {outcome["of"] for outcome in known.values() if "of" in outcome}
     yield from (
         *("# Faults that are planted in the runtime", ""),
-        "Two lists of faults were fixed before the checks were changed that are to find them:",
-        "`tests/mutations` has those that were planted by hand, and those that a tool drew",
-        "from the code. Each is planted alone, in a copy of the checkout; the quick tests of its",
-        "file (`tests/mutations/checks.yaml`) run until one fails. No GPU takes part.",
+        "Lists of faults were fixed before the checks were changed that are to find them:",
+        "`tests/mutations` has those planted by hand (audited), those that a tool drew from the",
+        "code (drawn), and those in code that only a GPU runs or that was new (recent). Each is",
+        "planted alone, in a copy of the checkout; the quick tests of its file",
+        "(`tests/mutations/checks.yaml`) run until one fails. No GPU takes part.",
         *("", "    python -m benchmarks.mutations --page docs/results/mutations.md", ""),
+        *(f"Planted in the code of revision {', '.join(sorted(codes))}.", ""),
         *("| list | faults | found | not found |", "|---|---|---|---|"),
     )
     for name, listed in counted.items():
