@@ -107,9 +107,7 @@ def plans_of(gpus: int, path: Path = NODE_PLANS) -> Sequence[PlanOfReport]:
     if rows is None:
         known = [1, *listed["gpus"]]
         words = f"{', '.join(map(str, known[:-1]))} or {known[-1]}"
-        reject(
-            f"--gpus-per-node: the report has no plans for {gpus} GPUs of a node: give {words}"
-        )
+        reject(f"--gpus-per-node: the report has no plans for {gpus} GPUs of a node: give {words}")
     made = [
         NodePlan(
             workload=listed["workloads"][row.get("of", "checked")],

@@ -115,7 +115,7 @@ def test_a_dry_run_lists_the_plans_of_a_node(capsys: pytest.CaptureFixture[str])
     assert "by estimate for 8 H100" in told_words
     assert "pp stages, dp data_parallel, tp tensor_parallel, b micro_batch" in told_words
     assert run(gpu_report.main, [*words, "3"]) == WRONG_USAGE
-    assert "no plans for 3 GPUs: give 1, 2, 4 or 8" in capsys.readouterr().err
+    assert "no plans for 3 GPUs of a node: give 1, 2, 4 or 8" in capsys.readouterr().err
 
 
 def outcomes_of(plans: Sequence[PlanOfReport], **drifts: float) -> dict[str, dict[str, Any]]:
