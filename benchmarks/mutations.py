@@ -329,8 +329,8 @@ class Outcome:
 class Nursery:
     """A copy of the checkout in which faults are planted, and processes that test it.
 
-    This process imports torch and never the project, so that a process that it forks imports the
-    project with the fault, and torch no more.
+    This process has imported torch, so a process that it forks does not; that process imports the
+    project with the fault.
     """
 
     def __init__(self, folder: Path, most_s: float) -> None:
@@ -381,7 +381,8 @@ class Nursery:
             os.chdir(self.folder)
             sys.path.insert(0, str(self.folder))
             os.environ["PYTHONPATH"] = str(self.folder)
-            for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
+            # Pages and lists have imported parts of the project, without the fault.
+            for name in [name for name in sys.modules if name.split(".")[0] in COPIED]:
                 del sys.modules[name]
             with said.open("w", encoding="utf-8") as file:
                 for stream in (1, 2):
