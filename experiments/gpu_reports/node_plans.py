@@ -126,7 +126,9 @@ def names_of(plans: Sequence[PlanOfReport]) -> list[str]:
     """How the names of plans are read, as lines: their symbols with what these stand for."""
     rows = [plan.row for plan in plans if isinstance(plan, NodePlan)]
     used = {name for row in rows for name in row}
-    symbols = [f"{of.symbol} {name}" for name, of in DIMENSIONS.items() if name in used]
+    symbols = [
+        f"{dimension.symbol} {name}" for name, dimension in DIMENSIONS.items() if name in used
+    ]
     fixed = ("model", "s tokens of a sequence", "x sequences of a batch", "pp stages")
     names = f"names of plans on a node: {', '.join((*fixed, *symbols))}, order of passes"
     return [*([names] if rows else []), *([NAMES] if len(rows) < len(plans) else [])]
