@@ -106,8 +106,10 @@ def plans_of(gpus: int, path: Path = NODE_PLANS) -> Sequence[PlanOfReport]:
     rows = listed["gpus"].get(gpus)
     if rows is None:
         known = [1, *listed["gpus"]]
-        words = f"{', '.join(map(str, known[:-1]))} or {known[-1]}"
-        reject(f"--gpus-per-node: the report has no plans for {gpus} GPUs of a node: give {words}")
+        numbers = f"{', '.join(map(str, known[:-1]))} or {known[-1]}"
+        reject(
+            f"--gpus-per-node: the report has no plans for {gpus} GPUs of a node: give {numbers}"
+        )
     made = [
         NodePlan(
             workload=listed["workloads"][row.get("of", "checked")],
