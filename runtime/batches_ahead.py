@@ -15,8 +15,9 @@ from runtime.engine.executor import Batches
 from runtime.engine.storage.arena import Arena
 
 HOST = torch.device("cpu")
-# A function that returns tokens and targets of each micro-batch of a step, on the host.
-Made = Callable[[int], Sequence[tuple[Tensor, Tensor]]]
+# A function that returns tokens and targets of each micro-batch of a step, on the host; what tells
+# packed documents apart may follow them.
+Made = Callable[[int], Sequence[tuple[Tensor, ...]]]
 
 
 class BatchesAhead:
@@ -45,10 +46,10 @@ class BatchesAhead:
             self._memory.release()
 
     def _copied(self, step: int) -> Batches:
-        pairs = self._made(step)
-        if not pairs:
+        batches = self._made(step)
+        if not batches:
             return []
-        whole = [one for pair in pairs for one in pair]
+        whole = [one for batch in batches for one in batch]
         host = self._pinned(sum(one.numel() for one in whole), whole[0].dtype)
         begin, copies = 0, []
         for tensor in whole:
@@ -57,7 +58,8 @@ class BatchesAhead:
             pinned.copy_(tensor)
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
             copies.append(copy.copy_(pinned, non_blocking=True))
-        return list(zip(copies[::2], copies[1::2], strict=True))
+        each = [iter(copies)] * len(batches[0])
+        return list(zip(*each, strict=True))
 
     def _pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
         """The pinned buffer, allocated for the first batches and reused, since all batches have the

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mistlab.core.values import reject
 from mistlab.job.job import Job
+from mistlab.plan.plan import Plan
 from runtime.models.config import NOT_HIDDEN
 
 _MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
@@ -70,8 +71,12 @@ class TokenFile:
         occurred.
         """
         epoch, index = divmod(number, self.count)
-        begin = int(_shuffled(self.count, self.seed, epoch)[index]) * self.length
-        tokens_read = self.tokens[begin : begin + self.length + 1].astype(np.int64)
+        begin = int(shuffled(self.count, self.seed, epoch)[index]) * self.length
+        return self.part(begin, self.length + 1)
+
+    def part(self, begin: int, count: int) -> NDArray[np.int64]:
+        """Neighbouring tokens of the file; refuses tokens outside the vocabulary."""
+        tokens_read = self.tokens[begin : begin + count].astype(np.int64)
         outside = np.flatnonzero((tokens_read < 0) | (tokens_read >= self.vocab))
         if len(outside):
             reject(
@@ -169,17 +174,25 @@ def batches_of(
     In a micro-batch the replicas of a stage take neighbouring sequences, in order. So the sequences
     of a step depend on nothing but its number.
     """
-    stage_plan, hides = job.plan.stages[stage], job.workload.model.is_encoder
-    first = step * job.workload.global_batch + replica * stage_plan.micro_batch
-    apart = stage_plan.data_parallel * stage_plan.micro_batch
+    first, hides = step * job.workload.global_batch, job.workload.model.is_encoder
     return [
-        batch_of(sequences, first + number * apart, stage_plan.micro_batch, hides=hides)
-        for number in range(job.plan.micro_batches)
+        batch_of(sequences, first + span.start, len(span), hides=hides)
+        for span in spans_of(job.plan, replica=replica, stage=stage)
     ]
 
 
+def spans_of(plan: Plan, *, replica: int, stage: int) -> list[range]:
+    """The sequences of a step in each micro-batch, for one data-parallel replica of a stage."""
+    stage_plan = plan.stages[stage]
+    size, first = stage_plan.micro_batch, replica * stage_plan.micro_batch
+    apart = stage_plan.data_parallel * size
+    begins = [first + number * apart for number in range(plan.micro_batches)]
+    return [range(begin, begin + size) for begin in begins]
+
+
 @lru_cache(maxsize=2)
-def _shuffled(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
+def shuffled(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """The order in which an epoch takes its sequences."""
     return np.random.default_rng((seed, epoch)).permutation(count)
 
 

@@ -18,6 +18,7 @@ from mistlab.stages.stage_shape import StageShape, replicas_of, shares_table
 TREATED_OWN = frozenset({PLAIN, "recomputed"})
 # The optimizers that the runtime supports.
 TRAINED_OPTIMIZERS = ("adamw", "adamw-bf16")
+LEAVE_DOCUMENTS = "leave --lengths out"
 REMEDY_OWN = "and names no factory: trace package.module:factory, without --blocks"
 
 
@@ -83,6 +84,57 @@ def check_runnable(job: Job) -> None:
         _check_adapters(job.plan, job.workload)
     if job.workload.loss == "chunked":
         _check_chunks(job.plan, job.workload)
+
+
+def check_documents(job: Job, device: str, *, kernel: str, captures: bool) -> None:
+    """Refuse documents in sequences, the option ``--lengths``, where a run cannot tell them
+    apart.
+    """
+    model, workload = job.workload.model, job.workload
+    kinds = {
+        "code of its own": model.family == "custom",
+        "tokens that see all tokens": model.is_encoder,
+        "latent attention": model.latent,
+        "states beside attention": model.state_space,
+        "heads for further tokens": model.further_tokens,
+    }
+    for kind, is_there in kinds.items():
+        if is_there:
+            reject(f"workload.model: {kind} with documents is not trained yet: {LEAVE_DOCUMENTS}")
+    if workload.averages_weights or workload.reduction.asynchronous:
+        reject(
+            f"workload.reduction.kind: {workload.reduction.kind}, whose ranks step by losses of "
+            f"their own, and documents give them unequal tokens: leave it out, or {LEAVE_DOCUMENTS}"
+        )
+    for number, stage in enumerate(job.plan.stages):
+        if (ranks := stage.token_split.ranks) > 1:
+            reject(
+                f"plan.stages[{number}].context_parallel: {ranks} ranks that share documents are "
+                f"not trained yet: give 1, or {LEAVE_DOCUMENTS}"
+            )
+    if captures:
+        reject(f"--cuda-graphs: a step's documents differ: leave it out, or {LEAVE_DOCUMENTS}")
+    if device != "cpu" and workload.attention == "flash" and not (model.window or model.sinks):
+        _check_varied(workload, device, kernel)
+
+
+def _check_varied(workload: Workload, device: str, kernel: str) -> None:
+    """Refuse what FlashAttention-2 for sequences of varied lengths cannot compute."""
+    if kernel != "flash":
+        reject(
+            f"--attention-kernel {kernel}: documents run in flash: leave it out, or "
+            f"{LEAVE_DOCUMENTS}"
+        )
+    if workload.precision == "fp32":
+        reject(
+            f"workload.precision: fp32 on {device}, whose kernel for documents has 16 bits: give "
+            f"bf16, attention: math, or {LEAVE_DOCUMENTS}"
+        )
+    if (channels := workload.model.head_dim) % 8:
+        reject(
+            f"workload.model.head_dim: {channels} on {device}, whose kernel for documents takes "
+            f"multiples of 8: give one, attention: math, or {LEAVE_DOCUMENTS}"
+        )
 
 
 def _check_reduction(plan: Plan, workload: Workload) -> None:

@@ -2,7 +2,7 @@
 
 import platform
 import resource
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,14 +33,15 @@ from runtime.data import Sequences, Synthetic, batches_of, open_tokens
 from runtime.devices.cuda import check_device, driver_of
 from runtime.devices.driver import DevicePeaks
 from runtime.devices.outside import Cap, outside_bytes
+from runtime.documents import Documented, PackedSequences, documents_of, packed_batches
 from runtime.engine.captured_steps import CapturedSteps, check_captures, own_compute
-from runtime.engine.executor import Executor, Report
+from runtime.engine.executor import Batches, Executor, Report
 from runtime.engine.streams.device_streams import CudaStreams, streams_of
 from runtime.engine.training import Training
 from runtime.failure import let_go
 from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
 from runtime.profiling.environment import clocks_of
-from runtime.runnable import check_norms, check_started
+from runtime.runnable import check_documents, check_norms, check_started
 from runtime.threads import with_share
 
 KIBIBYTE = 1024
@@ -54,7 +55,8 @@ class Settings:
     this stage of the plan runs, alone. ``kernel`` is the implementation of fused attention. With
     ``draws_on_device`` first weights are drawn on the device, which is faster; a GPU draws other
     values than a CPU. With ``weights`` they are those of a folder of Hugging Face. If it
-    ``captures``, iterations are replayed as one CUDA graph, without times of tasks.
+    ``captures``, iterations are replayed as one CUDA graph, without times of tasks. Sequences may
+    hold ``documents``.
     """
 
     device: str
@@ -68,6 +70,7 @@ class Settings:
     draws_on_device: bool = False
     weights: Path | None = None
     captures: bool = False
+    documents: Documented | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +107,7 @@ class Session:
         self.job, self.settings = job, settings
         self.world, self.device = world, device
         self._sequences = _sequences(job, settings)
+        self._packed = _packed(job, settings, self._sequences)
         self._replicas = ReplicaRanks.of(job.plan, job.workload)
         connections = _connections(job, settings, world, device)
         self._cap = Cap(job.cluster, device)
@@ -150,6 +154,10 @@ class Session:
         )
         if settings.captures:
             check_captures(job, settings.training, settings.device)
+        if settings.documents is not None:
+            check_documents(
+                job, settings.device, kernel=settings.kernel, captures=settings.captures
+            )
         device = device_of(settings.device, world)
         check_device(job.workload, device)
         settle_kernel(settings.kernel, device)
@@ -197,7 +205,7 @@ class Session:
         start = perf_counter()
         executor = self._executor
         with self._watched():
-            (self._captured or executor).iterate(self._batches.of(self.steps))
+            self._iterate(self._batches.of(self.steps))
             # Make the next batches now, while the host is free until the device has finished the
             # issued work.
             self._batches.prepare(self.steps)
@@ -212,6 +220,22 @@ class Session:
         if self.settings.stage not in (None, ends_of_plan(self.job.plan)[1]):
             report = replace(report, loss=None)
         return report, seconds
+
+    def _iterate(self, batches: Batches) -> None:
+        if self._packed is None:
+            (self._captured or self._executor).iterate(batches)
+            return
+        at = self._own_place()
+        documents = documents_of(self._packed, self.job.plan, batches, step=self.steps, **at)
+        self._executor.iterate(batches, documents)
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of a step; padding is none."""
+        packed = self._packed
+        if packed is None:
+            return self.job.workload.tokens
+        return sum(int(row[:, 1].sum()) for row in packed.rows(max(0, self.steps - 1)))
 
     def save(self, folder: Path) -> Path:
         """Write a checkpoint of the run into a folder; returns the checkpoint's path."""
@@ -311,16 +335,23 @@ class Session:
             at = doing or executor.issuing
             raise _shortage(stage, at, executor.held_bytes(), self.device, error) from error
 
-    def _own_sequences(self, step: int) -> list[tuple[Tensor, Tensor]]:
+    def _own_sequences(self, step: int) -> Sequence[tuple[Tensor, ...]]:
         """The sequences on which this rank trains in a step: tokens and targets of each
-        micro-batch.
+        micro-batch. Packed documents are told apart in every stage.
         """
-        position = self._executor.connections.place
-        if position.stage not in ends_of_plan(self.job.plan):
+        at = self._own_place()
+        if self._packed is not None:
+            return packed_batches(self._packed, self.job.plan, step=step, **at)
+        if at["stage"] not in ends_of_plan(self.job.plan):
             return []
+        return batches_of(self._sequences, self.job, step=step, **at)
+
+    def _own_place(self) -> dict[str, int]:
+        """This rank's stage, and the number of its data-parallel rank among all of the stage."""
+        position = self._executor.connections.place
         replica = self._executor.connections.peers.rank
         data = self._replicas.sequences_of(replica, position.stage, position.data)
-        return batches_of(self._sequences, self.job, step=step, replica=data, stage=position.stage)
+        return {"stage": position.stage, "replica": data}
 
     def _own_memory(self) -> RankMemory:
         """The memory peaks of this rank."""
@@ -349,6 +380,20 @@ def _sequences(job: Job, settings: Settings) -> Sequences:
     if settings.data is None:
         return Synthetic(length=length, vocab=vocab, seed=settings.seed)
     return open_tokens(settings.data, length=length, vocab=vocab, seed=settings.seed)
+
+
+def _packed(job: Job, settings: Settings, sequences: Sequences) -> PackedSequences | None:
+    """A run's documents, arranged into sequences, if it trains on documents."""
+    if settings.documents is None:
+        return None
+    length = job.workload.sequence_length
+    return PackedSequences(
+        source=settings.documents.source(sequences, length),
+        filling=settings.documents.filling,
+        length=length,
+        count=job.workload.global_batch,
+        seed=settings.seed,
+    )
 
 
 def _connections(job: Job, settings: Settings, world: World, device: torch.device) -> Connections:

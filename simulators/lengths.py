@@ -20,7 +20,7 @@ import numpy as np
 from mistlab.core.arrays import Floats, Ints
 from mistlab.core.values import reject
 from mistlab.graph.symbols import sizes_of_candidates
-from mistlab.plan.lengths import DocumentLengths
+from mistlab.plan.lengths import DocumentLengths, best_fit
 from mistlab.plan.plan import Plan
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
@@ -163,17 +163,10 @@ class Arranger:
             more = self.lengths.at(self.draw.random(max(1, int(missing / self.lengths.mean))))
             queue.append(more)
             missing -= int(more.sum())
-        bins: list[list[int]] = [[] for _ in range(count)]
-        rooms, left = np.full(count, self.context), []
-        for length in np.sort(np.concatenate(queue))[::-1].tolist():
-            fits = np.where(rooms >= length, rooms, self.context + 1)
-            index = int(fits.argmin())
-            if rooms[index] < length:
-                left.append(length)
-                continue
-            rooms[index] -= length
-            bins[index].append(length)
-        self._waiting = np.array(left, dtype=np.int64)
+        waiting = np.sort(np.concatenate(queue))[::-1]
+        places = best_fit(waiting, count, self.context)
+        bins = [waiting[places == index].tolist() for index in range(count)]
+        self._waiting = waiting[places < 0]
         # The sequences with long documents were filled first, so sequences are shuffled before
         # ranks take them.
         return [bins[index] for index in self.draw.permutation(count)]

@@ -168,6 +168,18 @@ TRAINING_COMMANDS: dict[str, Group] = {
             option("--steps", "steps to train", 5),
             option("--device", default="cpu", choices=DEVICES),
             option("--data", "tokens, or synthetic (default)", "synthetic", metavar="FILE"),
+            option(
+                "--lengths",
+                "train on documents of these lengths: a file, lognormal:MEDIAN:SIGMA, ..., as for "
+                "document_lengths, or ends:TOKEN, those of --data, which end with this token",
+                metavar="SOURCE",
+            ),
+            option(
+                "--filling",
+                "documents fill a sequence, each apart (packed, default), or are one (padded)",
+                choices=("packed", "padded"),
+            ),
+            flag("--cut", "cut documents that are longer than a sequence"),
             option("--learning-rate", "default: 3e-4", 0.0003),
             option(
                 "--decay",

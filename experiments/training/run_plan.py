@@ -27,11 +27,13 @@ from experiments.training.run_options import (
 from experiments.training.run_results import WARM_UP, History, measurement_of, result_of, summary_of
 from mistlab.core.files import write_yaml
 from mistlab.core.units import GIB_BYTES
-from mistlab.core.values import to_mapping
+from mistlab.core.values import reject, to_mapping
 from mistlab.cost.kernels import mfu_of
 from mistlab.job.job import Job, load_job
+from mistlab.plan.lengths import lengths_from
 
 if TYPE_CHECKING:
+    from runtime.documents import Documented, Filling
     from runtime.engine.executor import Report
     from runtime.session import Session, Settings
 import json
@@ -126,8 +128,29 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
         draws_on_device=options.draw_on_device,
         weights=options.weights,
         captures=options.cuda_graphs,
+        documents=_documents(options),
         training=training,
     )
+
+
+def _documents(options: argparse.Namespace) -> "Documented | None":
+    """How the run takes documents, if it does."""
+    from runtime.documents import Documented  # noqa: PLC0415 (needs torch)
+
+    if options.lengths is None:
+        for name in ("cut", "filling"):
+            if getattr(options, name):
+                reject(f"--{name} is for documents: give --lengths too, or leave it out")
+        return None
+    filling: Filling = options.filling or "packed"
+    kind, _, end = options.lengths.partition(":")
+    if kind != "ends":
+        with as_options():
+            drawn = lengths_from(options.lengths)
+        return Documented(filling=filling, lengths=drawn, cuts=options.cut)
+    if not end.isdigit():
+        reject(f"--lengths {options.lengths}: give ends:TOKEN, the token that ends a document")
+    return Documented(filling=filling, end=int(end), cuts=options.cut)
 
 
 def _warn(options: argparse.Namespace) -> None:
@@ -213,7 +236,7 @@ def _tell(session: "Session", report: "Report", seconds: float) -> None:
         left_out = "  overflow, step left out" if report.skipped else ""
         progress(
             f"step {session.steps}{loss}{norm}  {seconds:.3f} s  "
-            f"{session.job.workload.tokens / seconds:,.0f} tokens/s  "
+            f"{session.tokens / seconds:,.0f} tokens/s  "
             f"MFU {mfu_of(session.job, stage, seconds):.2%}  "
             f"peak {peak / GIB_BYTES:.3f} GiB{left_out}"
         )

@@ -67,6 +67,20 @@ class DocumentLengths(Checked):
         return type(self).of(np.minimum(self.tokens, context), np.asarray(self.counts))
 
 
+def best_fit(lengths: Ints, count: int, context: int) -> Ints:
+    """For each document, the number of the sequence of ``context`` tokens, of ``count``, that it is
+    packed into, or -1: the longest first, each where it leaves the least space.
+    """
+    rooms, places = np.full(count, context), np.full(len(lengths), -1)
+    for number in np.argsort(-lengths, kind="stable").tolist():
+        length = lengths[number]
+        index = int(np.where(rooms >= length, rooms, context + 1).argmin())
+        if rooms[index] >= length:
+            rooms[index] -= length
+            places[number] = index
+    return places
+
+
 def lengths_from(text: str) -> DocumentLengths:
     """Document lengths from a file's path, or from a text that names a distribution, such as
     ``lognormal:600:1``.

@@ -57,13 +57,14 @@ from runtime.models.config import TYPE_OF_PRECISION, sums_of
 from runtime.models.dropout import Draws
 from runtime.models.lean_operators import make_lean
 from runtime.models.transformer import let_fuse, with_further
+from runtime.models.wide_attention import Documents
 
 # The number of layers whose initial weights are drawn concurrently; drawing takes 8 bytes of host
 # memory per parameter.
 MOST_DRAWN = 4
 # The tokens and targets (sequences, positions) of each micro-batch on this rank; a middle stage
 # needs none.
-Batches = Sequence[tuple[Tensor, Tensor]]
+Batches = Sequence[tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +131,7 @@ class Executor:
         self.own_tokens = context.own_tokens
         tokens = workload.sequence_length
         self.draws = Draws.of(training.dropout_seed, tokens, ranks, context, device)
-        let_draw(self.layers, self.draws)
+        self.packed = let_draw(self.layers, self.draws)
         dtype = TYPE_OF_PRECISION[workload.precision]
         self.state = StageState.build(
             *(self.shape, self._layouts()),
@@ -216,9 +217,9 @@ class Executor:
             self._fill(layer, seed, self.device)
         self.streams.synchronize()
 
-    def iterate(self, batches: Batches) -> None:
-        """Issue one iteration: first the optimizer step of the previous one, then the passes."""
-        self._batches = batches
+    def iterate(self, batches: Batches, documents: Sequence[Documents] = ()) -> None:
+        """Issue the previous step of the optimizer, and passes; micro-batches may be packed."""
+        self._batches, self.packed.of_step = batches, documents
         for averages in self.averages:
             averages.step = self.steps
         if self.weight_averages is not None and self.weight_averages.begin():
@@ -432,7 +433,8 @@ class Executor:
         return torch.stack([self.own_tokens(one) for one in with_further(whole, further)])
 
     def _draw_for(self, op: Op) -> None:
-        """Select the dropout masks of the micro-batch that a pass computes in this step."""
+        """Select the documents and the dropout masks of a pass's micro-batch in this step."""
+        self.packed.select(op.micro_batch)
         if not (self.model.dropout or self.model.attention_dropout):
             return
         connections = self.connections
@@ -453,7 +455,7 @@ class Executor:
         self._draw_for(op)
         if layer == layers[-1]:
             is_head = shape.has_head and layer == shape.last_layer
-            self._flow = self._share() if is_head else self.boundary.taken(op)
+            self._flow = self._share(self.packed.weight) if is_head else self.boundary.taken(op)
         assert self._flow is not None
         gradient = self.passes.backward(op, self._flow)
         self._flow = gradient
@@ -474,18 +476,18 @@ class Executor:
                 if op.layer in section.layers:
                     squares.take(op.layer, section.stepped_gradients(op.layer, op.entry))
 
-    def _share(self) -> Tensor:
+    def _share(self, weight: float = 1.0) -> Tensor:
         """The factor of a micro-batch's loss on this rank: its share of the total loss, times the
         loss scale.
         """
-        return self.scaling.scale / (self.shape.micro_batches * self.shape.replicas)
+        return self.scaling.scale / (self.shape.micro_batches * self.shape.replicas / weight)
 
     def _report(self) -> Pending | None:
         position, shape = self.connections.place, self.shape
         micro_batches = shape.micro_batches * shape.replicas
         mine = torch.zeros(2, device=self.device)
         if shape.has_head and position.tensor == 0:
-            mine[0] = self._losses / micro_batches
+            mine[0] = self._losses / (micro_batches / self.packed.weight)
         squares = torch.stack([one.total() for one in self.squares]).sum()
         mine[1] = squares
         ranks = 0

@@ -5,7 +5,7 @@ Axes: B batch, S sequence, H the rank's query heads, D channels of a head.
 
 import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -23,10 +23,15 @@ from runtime.models.context import (
     tokens_of_own,
 )
 from runtime.models.dropout import LayerDraws, MaskRows, MixedByDropped
-from runtime.models.operators import CausalSoftmax, HeadNorm, Rotary
+from runtime.models.operators import CausalSoftmax, HeadNorm, Rotary, RotaryByPosition
 from runtime.models.parallel import ColumnLinear, RowLinear
 from runtime.models.ranks import Size, TensorParallel, bare, carried, operator, value_of
-from runtime.models.wide_attention import WideAttention
+from runtime.models.wide_attention import (
+    CurrentDocuments,
+    Documents,
+    WideAttention,
+    within_documents,
+)
 
 # Gates of attention's output, per channel; a trace sees one operator in each pass.
 #
@@ -135,9 +140,9 @@ class Attention(nn.Module):
         self.context: ContextRanks | None = None
         # The source of dropout masks for attention probabilities, where masks depend on position.
         self.draws: LayerDraws | None = None
-        # The lengths of packed documents in every sequence, if there are any: tokens attend only
-        # within their document.
-        self.documents: Sequence[int] = ()
+        # The documents that sequences are packed from, if they are: tokens attend only within their
+        # document.
+        self.packed: CurrentDocuments | None = None
         # The key-value cache, when the model serves.
         self.kept: KeptKeys | None = None
         self.rotary = rotary
@@ -168,9 +173,6 @@ class Attention(nn.Module):
         """
         if self.kept is not None:
             return self.kept.attend(query, key, value)
-        if self.documents:
-            parts = (one.split([*self.documents], dim=1) for one in (query, key, value))
-            return torch.cat([self.mixed_here(*own) for own in zip(*parts, strict=True)], dim=1)
         ranks = self.context
         if ranks is None:
             return self.mixed_here(query, key, value)
@@ -178,12 +180,24 @@ class Attention(nn.Module):
             return tokens_of_own(ranks, self.mixed_here(*heads_of_all(ranks, query, key, value)))
         return attend_in_context(query, key, value, ranks)
 
+    @property
+    def documents(self) -> Documents | None:
+        """The documents of the micro-batch, if sequences are packed."""
+        return None if self.packed is None else self.packed.now
+
     def mixed_here(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attention (B, S, H, D) of tokens on the keys and values of the same tokens."""
-        dropout = self.config.dropped_shares if self.training else 0.0
+        dropout, documents = self.config.dropped_shares if self.training else 0.0, self.documents
+        others = None if documents is None else documents.others
         if dropout and self.draws is not None:
             rows = self.rows_of_shares()
-            return written_out(query, key, value, dropout, rows, is_causal=self.is_causal)
+            return written_out(
+                *(query, key, value, dropout, rows, others), is_causal=self.is_causal
+            )
+        if documents is not None and self.config.attention == "flash":
+            return within_documents(query, key, value, documents)
+        if others is not None:
+            return written_out(query, key, value, dropout, None, others)
         attend = ATTENTION[self.config.attention]
         if self.is_causal:
             return attend(query, key, value, dropout)
@@ -213,12 +227,17 @@ class Attention(nn.Module):
         """
         if self.rotary is None:
             return x
+        if self.documents is not None:
+            whole, places = (self.rotary.cosine, self.rotary.sine), self.documents.positions
+            placed: Tensor = _rotate_by_position(x, *whole, places, shape, heads)
+            return placed
         tables = self.rotary.cosine[: shape[1]], self.rotary.sine[: shape[1]]
         turned: Tensor = _rotate(x, *tables, shape, heads)
         return turned
 
 
 _rotate = bare(Rotary)
+_rotate_by_position = bare(RotaryByPosition)
 
 
 class PartedAttention(Attention):
@@ -270,6 +289,8 @@ class PartedAttention(Attention):
             return super().mixed_here(query, key, value)
         window = self.config.window if self.sees_window else 0
         sinks: Tensor | None = self.sinks
+        if self.documents is not None:
+            return within_documents(query, key, value, self.documents, sinks, window)
         if sinks is not None and self.context is not None and self.context.way == HEADS:
             sinks = sinks.chunk(self.context.size)[self.context.rank]
         mixed: Tensor = WideAttention.apply(query, key, value, sinks, window)
@@ -299,11 +320,13 @@ def written_out(
     value: Tensor,
     dropout: float,
     rows: MaskRows | None = None,
+    others: Callable[[], Tensor] | None = None,
     *,
     is_causal: bool = True,
 ) -> Tensor:
     """Attention like ``fused``, but by two GEMMs around a softmax of the scores (B K, H/K S, S);
-    dropout uses the row numbers ``rows`` if they are given.
+    dropout uses the row numbers ``rows`` if they are given. A query does not see tokens of
+    ``others`` (B, S, S).
 
     Copies are made with ``clone``, not left to ``contiguous``, so that the same operators run even
     if a size is one.
@@ -320,7 +343,12 @@ def written_out(
     # The factor is a plain number even if channels are a symbol, since no size depends on it.
     factor = 1 / math.sqrt(value_of(channels))
     scores = torch.baddbmm(nothing, query, key.transpose(1, 2), beta=0.0, alpha=factor)
-    shares = CausalSoftmax.apply(scores, sequence) if is_causal else torch.softmax(scores, -1)
+    if is_causal:
+        hidden = None if others is None else others()
+        shares = CausalSoftmax.apply(scores, sequence, hidden)
+        del hidden
+    else:
+        shares = torch.softmax(scores, -1)
     if rows is not None:
         mixed = MixedByDropped.apply(shares, value, rows, dropout)
     else:

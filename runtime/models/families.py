@@ -1,7 +1,6 @@
 """The torch models of all families, adapters, packed documents, and recomputed blocks."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Iterator, Mapping
 from typing import final
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mistlab.plan.workload import Workload
-from runtime.models.attention import Attention, RotaryTables
+from runtime.models.attention import Attention
 from runtime.models.config import (
     ModelConfig,
     Structure,
@@ -21,7 +20,8 @@ from runtime.models.latent_attention import Down
 from runtime.models.operators import add_in_norms
 from runtime.models.parallel import ColumnAdapter, ColumnLinear, RowAdapter, RowLinear
 from runtime.models.ranks import TensorParallel
-from runtime.models.transformer import MLP, Embedding, Transformer
+from runtime.models.transformer import MLP, Embedding, Head, Transformer
+from runtime.models.wide_attention import CurrentDocuments
 
 # The torch models GPT, Llama, Falcon, BERT and Nemotron-H.
 
@@ -169,19 +169,13 @@ def begins_as_zeros(name: str) -> bool:
 # Documents packed into a sequence.
 
 
-def confine(layer: nn.Module, lengths: Sequence[int], rotary: RotaryTables | None) -> None:
-    """Treat documents of these lengths, packed into each sequence, as separate: tokens attend
-    within their document, and positions restart. ``rotary`` has the model's rotary tables.
+def confine(layer: nn.Module, packed: CurrentDocuments) -> None:
+    """Treat documents that are packed into sequences as separate: tokens attend within their
+    document, positions restart, and places without a target have no loss.
     """
-    places = torch.cat([torch.arange(length) for length in lengths])
-    tables = None if rotary is None else copy(rotary)
-    if tables is not None and rotary is not None:
-        tables._buffers = {name: one[places] for name, one in rotary.named_buffers()}
     for module in layer.modules():
-        if isinstance(module, Attention):
-            module.documents, module.rotary = lengths, tables
-        elif isinstance(module, Embedding):
-            module.places = places
+        if isinstance(module, Attention | Embedding | Head):
+            module.packed = packed
 
 
 # A block whose activations are recomputed for the backward pass, by torch's checkpointing.

@@ -214,6 +214,39 @@ class Rotary(torch.autograd.Function):
         return turned, None, None, None, None
 
 
+class RotaryByPosition(torch.autograd.Function):
+    """``Rotary`` of tokens at any positions (B, S); keeps the whole tables, as ``Rotary`` does."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        projection: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        positions: Tensor,
+        shape: tuple[Any, ...],
+        rotated: Any,
+    ) -> Tensor:
+        """Rotate the first ``rotated`` heads of ``projection``, viewed as ``shape``."""
+        ctx.mark_dirty(projection)
+        ctx.save_for_backward(cosine, sine)
+        ctx.positions, ctx.shape, ctx.rotated = positions, (1, -1, *shape[2:]), rotated
+        places = positions.flatten()
+        rotate_(projection.view(ctx.shape)[:, :, :rotated], cosine[places], sine[places])
+        return projection
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, None, None, None, None, None]:
+        """Rotate the gradient of these heads back."""
+        cosine, sine = ctx.saved_tensors
+        places = ctx.positions.flatten()
+        turned = gradient.clone(memory_format=torch.contiguous_format)
+        rotate_(turned.view(ctx.shape)[:, :, : ctx.rotated], cosine[places], -sine[places])
+        return turned, None, None, None, None, None
+
+
 @operator("scores", changes=("scores",))
 def causal_softmax(scores: Tensor, sequence: int) -> Tensor:
     """Softmax of ``scores`` (.., S) over positions up to the query's own.
@@ -262,19 +295,29 @@ class CausalSoftmax(torch.autograd.Function):
     """Causal softmax as an autograd function; saves only its output."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, sequence: Any) -> Tensor:
-        """Probabilities (.., S) of ``scores`` (.., S); overwrites the scores of future
-        positions.
+    def forward(ctx: Any, scores: Tensor, sequence: Any, others: Tensor | None = None) -> Tensor:
+        """Probabilities (.., S) of ``scores`` (.., S); overwrites the scores of future positions,
+        and of those that are in ``others`` (B, S, S).
         """
+        if others is not None:
+            hide(scores, others)
         shares = causal_softmax(scores, sequence)
         ctx.save_for_backward(shares)
         return shares
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, None, None]:
         """The gradient of the scores."""
         (shares,) = ctx.saved_tensors
-        return causal_softmax_backward(gradient, shares), None
+        return causal_softmax_backward(gradient, shares), None, None
+
+
+def hide(scores: Tensor, others: Tensor) -> None:
+    """Set the scores (.., S, S) of each sequence at places (B, S, S) to minus infinity."""
+    batch, size, _ = others.shape
+    scores.view(batch, -1, size, size).masked_fill_(others[:, None], -math.inf)
 
 
 # Cross entropy per token in one pass over the logits, and their gradient, written in place, in a

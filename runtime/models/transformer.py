@@ -33,6 +33,7 @@ from runtime.models.parallel import (
 from runtime.models.ranks import CountedRanks, OneRank, TensorParallel, bare, construction
 from runtime.models.residuals import added, added_and_normed, is_plain, normed_beside
 from runtime.models.state_space import SquaredRelu, StateSpace
+from runtime.models.wide_attention import CurrentDocuments
 
 # The weight of the mean multi-token prediction loss: DeepSeek V3's for two thirds of its training
 # (arXiv 2412.19437, section 4.2).
@@ -93,6 +94,8 @@ class Embedding(nn.Module):
             self.positions = nn.Parameter(torch.empty(*shape, dtype=config.dtype))
         # The positions of this rank's tokens, where its part of a sequence is not contiguous.
         self.places: Tensor | None = None
+        # The documents that sequences are packed from, if they are.
+        self.packed: CurrentDocuments | None = None
         self.norm: nn.Module | None = None
         if structure.encoder:
             self.norm = LayerNorm(config.hidden, config.dtype)
@@ -106,11 +109,49 @@ class Embedding(nn.Module):
         if self.positions is not None:
             first = self.ranks.rank * x.shape[1] if self.ranks.splits_tokens else 0
             span = slice(first, first + x.shape[1])
-            if self.places is None:
+            if self.packed is not None and self.packed.now is not None:
+                places = self.packed.now.positions[:, span]
+                x = x + PositionRows.apply(self.positions, places)
+            elif self.places is None:
                 x = x + self.positions[span]
             else:
                 x = x + self.positions.index_select(0, self.places[span])
         return self.dropout(x if self.norm is None else self.norm(x))
+
+
+class PositionRows(torch.autograd.Function):
+    """The embedding of each token's position (B, S) in its document; keeps positions alone, which
+    the micro-batch has.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, places: Tensor) -> Tensor:
+        """Rows (B, S, hidden) of the table."""
+        ctx.places, ctx.rows = places, len(table)
+        return table[places]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        """Gradient of the table."""
+        of_table = gradient.new_zeros(ctx.rows, gradient.shape[-1])
+        return of_table.index_add_(0, ctx.places.flatten(), gradient.flatten(0, 1)), None
+
+
+class RealLosses(torch.autograd.Function):
+    """Losses of tokens (T), with 0 where nothing is predicted; keeps the targets alone, which the
+    micro-batch has.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, losses: Tensor, targets: Tensor) -> Tensor:
+        """The losses."""
+        ctx.targets = targets
+        return losses * (targets.flatten() != NOT_HIDDEN)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        """Gradient of the losses."""
+        return gradient * (ctx.targets.flatten() != NOT_HIDDEN), None
 
 
 class Block(nn.Module):
@@ -400,6 +441,8 @@ class Head(nn.Module):
         # The number of tokens per chunk of logits; None for all tokens at once.
         self.chunk_tokens: int | None = None
         self.loss: LossOfTokens = eager_losses
+        # The documents that sequences are packed from, if they are.
+        self.packed: CurrentDocuments | None = None
         self.further = nn.ModuleList(further)
         self.table: VocabularyEmbedding | None = None
         if further and not config.tied_embeddings:
@@ -422,7 +465,8 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """Mean loss against ``targets`` (batch, sequence), or all logits without targets; with
-        multi-token heads, targets are those of ``with_further``.
+        multi-token heads, targets are those of ``with_further``. In packed sequences, the mean over
+        all places, with 0 where nothing is predicted.
         """
         if targets is None:
             return self.ranks.all_gather(self.logits(x))
@@ -430,6 +474,9 @@ class Head(nn.Module):
             losses = self._losses(x, self.norm, targets)
             hidden = targets.flatten() != NOT_HIDDEN
             return (losses * hidden).sum() / hidden.sum()
+        if self.packed is not None and self.packed.now is not None:
+            losses = RealLosses.apply(self._losses(x, self.norm, targets), targets)
+            return losses.mean()
         if not self.further:
             return self._losses(x, self.norm, targets).mean()
         loss = self._losses(x, self.norm, targets[0]).mean()

@@ -1,6 +1,7 @@
-"""Fused causal attention with sliding windows, sinks, and values of another width than keys.
+"""Fused causal attention with sliding windows, sinks, values of another width than keys, and
+within packed documents.
 
-PyTorch's fused attention has none of the three on every device. A trace sees one operator, which
+PyTorch's fused attention has none of the four on every device. A trace sees one operator, which
 keeps what a fused GPU kernel keeps: its operands, its result, and one number for each query.
 
 Axes: B batch, S sequence, H query heads, K key and value heads, D channels of queries and keys, C
@@ -8,7 +9,10 @@ channels of values.
 """
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -120,3 +124,190 @@ def _summed(of_heads: Tensor, shared: Tensor) -> Tensor:
     """The gradient of shared keys or values, summed over the query heads that share them."""
     groups = of_heads.unflatten(2, (shared.shape[2], -1))
     return groups.sum(3).to(shared.dtype)
+
+
+# Documents packed into sequences: a token attends to tokens of its own document, and positions
+# restart with each.
+#
+# Axes: T the tokens of all sequences of a micro-batch, N those of one document.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Documents:
+    """The documents of a micro-batch: their ``lengths``, one sequence after another, each token's
+    position in its document (B, S), and the number of the token (of T) with which each begins,
+    followed by T.
+
+    A micro-batch's mean loss over all places, with 0 where nothing is predicted, counts ``weight``
+    times.
+    """
+
+    lengths: Sequence[int]
+    positions: Tensor
+    begins: Tensor
+    weight: float = 1.0
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> Self:
+        """Documents of these lengths in each sequence, which they fill."""
+        lengths = [length for row in rows for length in row]
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        begins = torch.tensor([*accumulate(lengths, initial=0)], dtype=torch.int32)
+        return cls(lengths=lengths, positions=positions.view(len(rows), -1), begins=begins)
+
+    def others(self) -> Tensor:
+        """Whether a token of a sequence is in another document than its query (B, S, S)."""
+        numbers = (self.positions == 0).cumsum(1)
+        return numbers[:, :, None] != numbers[:, None]
+
+
+@dataclass(slots=True, eq=False)
+class CurrentDocuments:
+    """The documents of a step's micro-batches, and of the one that a rank's layers compute ``now``:
+    None for whole sequences.
+    """
+
+    of_step: Sequence[Documents] = ()
+    now: Documents | None = None
+
+    def select(self, number: int) -> None:
+        """Compute the micro-batch of this number from now on."""
+        self.now = self.of_step[number] if self.of_step else None
+
+    @property
+    def weight(self) -> float:
+        """How often a micro-batch's mean loss counts, equal for all of a step."""
+        return self.of_step[0].weight if self.of_step else 1.0
+
+
+class DocumentAttention(torch.autograd.Function):
+    """Fused causal attention within documents: keeps what attention of whole sequences keeps.
+
+    Plain attention is a GPU's FlashAttention-2 for sequences of varied lengths, or a CPU's kernel,
+    document by document. With sinks or a window it is ``attention``, document by document.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+        window: int,
+        documents: Documents,
+    ) -> Tensor:
+        """The output (B, S, H, D)."""
+        ctx.documents, ctx.window, ctx.random = documents, window, ()
+        ctx.is_plain = sinks is None and not window
+        flat = [one.flatten(0, 1) for one in (query, key, value)]
+        if ctx.is_plain and query.is_cuda:
+            mixed, total, *ctx.random = _varied(flat, documents)
+        else:
+            mixed = torch.empty_like(flat[0], memory_format=torch.contiguous_format)
+            total = query.new_empty((query.shape[2], len(mixed)), dtype=torch.float32)
+            for span in _spans(documents):
+                parts = [one[None, span] for one in flat]
+                made, sums = _by_cpu(parts) if ctx.is_plain else attention(*parts, sinks, window)
+                mixed[span], total[:, span] = made[0], sums[0]
+        ctx.save_for_backward(query, key, value, sinks, mixed, total)
+        return mixed.view(query.shape)
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None, None]:
+        """Gradients of all operands."""
+        *operands, sinks, mixed, total = ctx.saved_tensors
+        flat = [one.flatten(0, 1) for one in (gradient, *operands)]
+        made = DocumentAttention._gradients(ctx, flat, mixed, total)
+        of_query, of_key, of_value = (
+            one.view(operand.shape) for one, operand in zip(made, operands, strict=True)
+        )
+        of_sinks = None
+        if sinks is not None:
+            of_sinks = sinks_backward(flat[0][None], mixed[None], sinks, total[None])
+        return of_query, of_key, of_value, of_sinks, None, None
+
+    @staticmethod
+    def _gradients(
+        ctx: Any, flat: Sequence[Tensor], mixed: Tensor, total: Tensor
+    ) -> Sequence[Tensor]:
+        """Gradients of queries, keys and values (T, .., D); the output's is the first of
+        ``flat``.
+        """
+        if ctx.random:
+            return _varied_gradients(flat, mixed, total, ctx.random, ctx.documents)
+        whole = [torch.empty_like(one, memory_format=torch.contiguous_format) for one in flat[1:]]
+        for span in _spans(ctx.documents):
+            parts, sums = [one[None, span] for one in (*flat, mixed)], total[None, :, span]
+            if ctx.is_plain:
+                made = _by_cpu_backward(parts, sums)
+            else:
+                gradient, query, key, value, output = parts
+                made = attention_backward(gradient, query, key, value, output, sums, ctx.window)
+            for result, part in zip(whole, made, strict=True):
+                result[span] = part[0]
+        return whole
+
+
+def within_documents(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    documents: Documents,
+    sinks: Tensor | None = None,
+    window: int = 0,
+) -> Tensor:
+    """Fused attention (B, S, H, D) of queries on the keys and values of their own documents."""
+    mixed: Tensor = DocumentAttention.apply(query, key, value, sinks, window, documents)
+    return mixed
+
+
+def _spans(documents: Documents) -> list[slice]:
+    """The tokens of each document."""
+    return [slice(*ends) for ends in pairwise(accumulate(documents.lengths, initial=0))]
+
+
+def _by_cpu(operands: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The output (1, N, H, D) of a CPU's kernel, and each query's log-sum-exp (1, H, N)."""
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    made, total = kernel(*(one.transpose(1, 2) for one in operands), 0.0, True)
+    return made.transpose(1, 2), total
+
+
+def _by_cpu_backward(parts: Sequence[Tensor], total: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of queries, keys and values, from ``parts``: the output's gradient, operands and
+    output.
+    """
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    made = kernel(*(one.transpose(1, 2) for one in parts), total, 0.0, True)
+    return tuple(one.transpose(1, 2) for one in made)
+
+
+def _bounds(documents: Documents) -> tuple[Any, ...]:
+    """Where documents begin, for queries and for keys, and the longest, for FlashAttention-2."""
+    longest = max(documents.lengths)
+    return documents.begins, documents.begins, longest, longest, 0.0, True
+
+
+def _varied(operands: Sequence[Tensor], documents: Documents) -> tuple[Tensor, ...]:
+    """The output (T, H, D) of FlashAttention-2, each query's log-sum-exp (H, T), and the state of
+    its random numbers.
+    """
+    made = torch.ops.aten._flash_attention_forward(*operands, *_bounds(documents), False)
+    return tuple(made[:4])
+
+
+def _varied_gradients(
+    operands: Sequence[Tensor],
+    mixed: Tensor,
+    total: Tensor,
+    random: Sequence[Tensor],
+    documents: Documents,
+) -> tuple[Tensor, ...]:
+    """Gradients of queries, keys and values, from ``operands``, the output's gradient first."""
+    made = torch.ops.aten._flash_attention_backward(
+        *operands, mixed, total, *_bounds(documents), *random
+    )
+    return tuple(made)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 
 from mistlab.plan.workload import Workload
-from runtime.models.attention import RotaryTables
 from runtime.models.families import confine, model_of
+from runtime.models.wide_attention import CurrentDocuments, Documents
 
 WARM_UP = 4
 
@@ -20,14 +20,15 @@ def seconds_of_packed(
     """
     model = model_of(workload)
     block = model.blocks[0]
-    rotary = next((one for one in block.modules() if isinstance(one, RotaryTables)), None)
+    packed = CurrentDocuments()
+    confine(block, packed)
     with torch.no_grad():
         for parameter in block.parameters():
             parameter.normal_(std=0.02)
     seconds = []
     # The first passes are slower, so the first sequences run twice.
     for lengths in (*sequences[:WARM_UP], *sequences):
-        confine(block, lengths, rotary)
+        packed.now = Documents.of([lengths])
         x = torch.randn(1, sum(lengths), workload.model.hidden, requires_grad=True)
         seconds.append(min(_pass_s(block, x) for _ in range(repetitions)))
     return seconds[min(WARM_UP, len(sequences)) :]

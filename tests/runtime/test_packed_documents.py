@@ -7,8 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from runtime.models.attention import RotaryTables  # noqa: E402
 from runtime.models.families import confine, model_of  # noqa: E402
+from runtime.models.wide_attention import CurrentDocuments, Documents  # noqa: E402
 from tests.runtime.plain_model import loss_of  # noqa: E402
 from tests.runtime.worlds import starting_tensor, workload  # noqa: E402
 
@@ -29,12 +29,13 @@ def test_packed_documents_equal_a_plain_run_of_each(
     for name, one in model.named_parameters():
         weights[name] = starting_tensor(name, tuple(one.shape), tied=False).requires_grad_()
         one.data = weights[name].detach().clone()
-    rotary = next((one for one in model.modules() if isinstance(one, RotaryTables)), None)
-    confine(model, LENGTHS, rotary)
+    packed = CurrentDocuments([Documents.of([LENGTHS] * 2)])
+    confine(model, packed)
+    packed.select(0)
     rows = torch.randint(work.model.vocab, (2, 33), generator=torch.Generator().manual_seed(3))
     tokens, targets = rows[:, :-1], rows[:, 1:]
-    packed = model(tokens, targets)
-    packed.backward()
+    found = model(tokens, targets)
+    found.backward()
     begins = np.cumsum((0, *LENGTHS))
     plain = sum(
         length
@@ -42,6 +43,6 @@ def test_packed_documents_equal_a_plain_run_of_each(
         for at, length in zip(begins, LENGTHS, strict=False)
     ) / sum(LENGTHS)
     plain.backward()
-    assert packed.item() == pytest.approx(plain.item(), rel=1e-6)
+    assert found.item() == pytest.approx(plain.item(), rel=1e-6)
     for name, one in model.named_parameters():
         torch.testing.assert_close(one.grad, weights[name].grad, rtol=1e-4, atol=1e-7)

@@ -218,9 +218,9 @@ def test_a_replica_skips_steps_of_its_own_also_after_a_checkpoint(
     work, plan, share = work_of("local:every=2"), plan_of(3), Executor._share
     training = replace(TRAINING, loss_scale=2.0**8)
 
-    def poisoned(own: Executor) -> Tensor:
+    def poisoned(own: Executor, weight: float = 1.0) -> Tensor:
         overflows = (own.connections.peers.rank, own.steps) == (1, 1)
-        return share(own) * (float("inf") if overflows else 1.0)
+        return share(own, weight) * (float("inf") if overflows else 1.0)
 
     with monkeypatch.context() as changed:
         changed.setattr(Executor, "_share", poisoned)

@@ -48,7 +48,7 @@ def at(place: RankPosition) -> Session:
     """A session with its place and its data alone."""
     made = Session.__new__(Session)
     made.job = JOB
-    made._sequences = SEQUENCES
+    made._sequences, made._packed = SEQUENCES, None
     connections = SimpleNamespace(place=place, peers=Alone())
     made._replicas = ReplicaRanks.of(PLAN, JOB.workload)
     made._executor = SimpleNamespace(connections=connections)  # type: ignore[assignment]

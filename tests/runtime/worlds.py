@@ -16,6 +16,7 @@ from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from runtime.comm.group import Alone, GroupMaker
 from runtime.comm.topology import Connections, connected
+from runtime.documents import PackedSequences, documents_of, packed_batches
 from runtime.engine.executor import Executor, Report
 from runtime.engine.streams.device_streams import Progress, SimulatedStreams
 from runtime.engine.training import Training
@@ -166,7 +167,7 @@ def _plainly(work: Workload, said: str, training: Training, steps: int, start: S
     return Trained(reports=reports, weights=changed, nearest=nearest)
 
 
-def by_plan(
+def by_plan(  # noqa: PLR0913 (what a run has)
     work: Workload,
     plan: Plan,
     training: Training = TRAINING,
@@ -175,8 +176,10 @@ def by_plan(
     seed: int = 0,
     steps: int = STEPS,
     start: Start = starting_tensor,
+    packed: Callable[[], PackedSequences] | None = None,
 ) -> Trained:
-    """All ranks of a plan as threads of this process, on simulated streams."""
+    """All ranks of a plan as threads of this process, on simulated streams; with ``packed`` each
+    trains on documents."""
 
     def rank_of(rank: int, meeting: Meeting) -> tuple[list[Report], Executor]:
         connections = connected(
@@ -186,7 +189,8 @@ def by_plan(
         )
         streams = SimulatedStreams(progress=progress, seed=1000 * seed + rank)
         executor = begun(work, plan, connections, streams, training, start)
-        reports = [run_step(executor, work, connections, step) for step in range(steps)]
+        documents = None if packed is None else packed()
+        reports = [run_step(executor, work, connections, step, documents) for step in range(steps)]
         executor.flush()
         return reports, executor
 
@@ -229,13 +233,24 @@ def thread_groups(meeting: Meeting, rank: int) -> GroupMaker:
     return own_groups(rank, lambda name, ranks: ThreadGroup(meeting, name, ranks, rank))
 
 
-def run_step(executor: Executor, work: Workload, connections: Connections, step: int) -> Report:
-    place = connections.place
-    stage = connections.topology.plan.stages[place.stage]
+def run_step(
+    executor: Executor,
+    work: Workload,
+    connections: Connections,
+    step: int,
+    packed: PackedSequences | None = None,
+) -> Report:
+    place, plan = connections.place, connections.topology.plan
+    if packed is not None:
+        where = {"step": step, "replica": place.data, "stage": place.stage}
+        tensors = packed_batches(packed, plan, **where)
+        executor.iterate(tensors, documents_of(packed, plan, tensors, **where))
+        return executor.report()
+    stage = plan.stages[place.stage]
     whole = sequences(work, step)
 
     batches = []
-    for micro_batch in range(connections.topology.plan.micro_batches):
+    for micro_batch in range(plan.micro_batches):
         first = (micro_batch * stage.data_parallel + place.data) * stage.micro_batch
         rows = whole[first : first + stage.micro_batch]
         batches.append(given(work, rows))

@@ -25,13 +25,14 @@ from runtime.models.attention import Attention, RotaryTables
 from runtime.models.config import ModelConfig, config_of, structure_of, structure_of_block
 from runtime.models.context import ContextRanks, own_positions
 from runtime.models.dropout import Draws, Dropout, LayerDraws, MaskRows, dropped_shares
-from runtime.models.families import begins_as_zeros, freeze, is_adapter
+from runtime.models.families import begins_as_zeros, confine, freeze, is_adapter
 from runtime.models.grouped import ExpertMatrices
 from runtime.models.latent_attention import LatentAttention
-from runtime.models.operators import add_in_norms, causal_softmax, causal_softmax_backward
+from runtime.models.operators import add_in_norms, causal_softmax, causal_softmax_backward, hide
 from runtime.models.parallel import shard_of
 from runtime.models.ranks import OneRank, TensorParallel
 from runtime.models.transformer import Block, Embedding, FurtherHead, Head
+from runtime.models.wide_attention import CurrentDocuments, Documents
 from runtime.runnable import check_model
 
 # Unfused attention without copies: its GEMMs read and write heads in place.
@@ -54,12 +55,19 @@ class _InPlace(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, qkv: Tensor, rows: MaskRows | None, dropout: float, is_causal: bool
+        ctx: Any,
+        qkv: Tensor,
+        rows: MaskRows | None,
+        dropout: float,
+        is_causal: bool,
+        documents: Documents | None = None,
     ) -> Tensor:
         ctx.rows, ctx.dropout = rows, dropout
         query, key, value = _by_head(qkv).chunk(3, dim=1)
         scores = _product(query, key.mT, _factor(qkv))
         size = scores.shape[-1]
+        if documents is not None:
+            hide(scores, documents.others())
         if is_causal:
             shares = causal_softmax(scores.view(-1, size, size), size).view_as(scores)
         else:
@@ -75,7 +83,7 @@ class _InPlace(torch.autograd.Function):
     @staticmethod
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
-    ) -> tuple[Tensor, None, None, None]:
+    ) -> tuple[Tensor, None, None, None, None]:
         qkv, shares = ctx.saved_tensors
         rows = ctx.rows
         query, key, value = _by_head(qkv).chunk(3, dim=1)
@@ -91,14 +99,14 @@ class _InPlace(torch.autograd.Function):
         of_scores = causal_softmax_backward(of_shares, shares)
         _product(of_scores, key, _factor(qkv), out=of_query)
         _product(of_scores.mT, query, _factor(qkv), out=of_key)
-        return of_qkv, None, None, None
+        return of_qkv, None, None, None, None
 
 
 def attend_in_place(qkv: Tensor, of: Attention) -> Tensor:
     """Unfused attention with as many key heads as query heads."""
     dropout = of.config.dropped_shares
     rows = of.rows_of_shares() if dropout else None
-    mixed: Tensor = _InPlace.apply(qkv, rows, dropout, of.is_causal)
+    mixed: Tensor = _InPlace.apply(qkv, rows, dropout, of.is_causal, of.documents)
     return mixed
 
 
@@ -292,12 +300,17 @@ def layer_modules(
     }
 
 
-def let_draw(layers: Mapping[int, LayerModule], draws: Draws) -> None:
-    """Set up dropout in all layers, with masks that depend on position alone."""
+def let_draw(layers: Mapping[int, LayerModule], draws: Draws) -> CurrentDocuments:
+    """Set up dropout in all layers, with masks that depend on position alone, and packed documents,
+    which are returned.
+    """
+    packed = CurrentDocuments()
     for layer, layer_module in layers.items():
+        confine(layer_module.module, packed)
         for name, module in layer_module.module.named_modules():
             if isinstance(module, Dropout | Attention):
                 module.draws = LayerDraws(draws=draws, layer=layer_of(layer, name))
+    return packed
 
 
 def layer_of(layer: int, name: str) -> int:

@@ -1,0 +1,258 @@
+"""Documents of varied lengths, arranged into the sequences of each step.
+
+A document depends on the seed and its number alone, and a step's arrangement on the seed, the
+lengths and the number of its sequences: every plan trains on the same. A document of n tokens gives
+n inputs and n - 1 targets: nothing is predicted beyond its end.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, Self, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mistlab.core.values import reject
+from mistlab.plan.lengths import DocumentLengths, best_fit
+from mistlab.plan.plan import Plan
+from runtime.data import Sequences, TokenFile, shuffled, spans_of
+from runtime.models.config import NOT_HIDDEN
+from runtime.models.wide_attention import Documents
+
+# ``packed``: documents fill sequences, longest first. ``padded``: each is a sequence.
+Filling = Literal["packed", "padded"]
+FILLINGS: tuple[Filling, ...] = get_args(Filling)
+# Streams of random numbers of a seed: of lengths, and of sequences' order.
+LENGTHS, SHUFFLED = 2, 3
+
+
+class EndlessDocuments(Protocol):
+    """Documents without end, by number."""
+
+    @property
+    def mean(self) -> float:
+        """The mean document length."""
+
+    def lengths(self, first: int, count: int) -> NDArray[np.int64]:
+        """The lengths of documents from a number on."""
+
+    def tokens(self, number: int, length: int) -> NDArray[np.int64]:
+        """The first tokens of a document."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnDocuments:
+    """Documents of drawn lengths: the first tokens of random sequences."""
+
+    drawn: DocumentLengths
+    sequences: Sequences
+
+    @property
+    def mean(self) -> float:
+        """The mean document length."""
+        return self.drawn.mean
+
+    def lengths(self, first: int, count: int) -> NDArray[np.int64]:
+        """The lengths of documents from a number on."""
+        numbers = range(first, first + count)
+        seed = self.sequences.seed
+        shares = [np.random.default_rng((seed, number, LENGTHS)).random() for number in numbers]
+        return self.drawn.at(np.array(shares))
+
+    def tokens(self, number: int, length: int) -> NDArray[np.int64]:
+        """The first tokens of a document."""
+        return self.sequences(number)[:length]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EndedDocuments:
+    """The documents of a file, each with the token that ends it, in random order; no document
+    repeats before all have occurred. With ``cuts`` longer ones lose what is beyond the context.
+    """
+
+    file: TokenFile
+    begins: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, file: TokenFile, end: int, *, cuts: bool) -> Self:
+        """The documents of a file that end with the token ``end``."""
+        ends = np.flatnonzero(file.tokens == end) + 1
+        if not len(ends):
+            reject(
+                f"--lengths ends:{end}: no token of --data {file.path} is {end}: give the token "
+                "that ends its documents"
+            )
+        begins = np.unique(np.concatenate([[0], ends, [len(file.tokens)]]))
+        longest = int(np.diff(begins).max())
+        if longest > file.length and not cuts:
+            reject(
+                f"--lengths ends:{end}: a document of --data {file.path} has {longest} tokens, "
+                f"more than workload.sequence_length {file.length}: give --cut to cut it, or a "
+                "longer sequence"
+            )
+        return cls(file=file, begins=begins)
+
+    @property
+    def mean(self) -> float:
+        """The mean document length."""
+        return float(np.minimum(np.diff(self.begins), self.file.length).mean())
+
+    def lengths(self, first: int, count: int) -> NDArray[np.int64]:
+        """The lengths of documents from a number on."""
+        places = np.array([self._place(number) for number in range(first, first + count)])
+        return np.minimum(np.diff(self.begins)[places], self.file.length)
+
+    def tokens(self, number: int, length: int) -> NDArray[np.int64]:
+        """The first tokens of a document."""
+        return self.file.part(int(self.begins[self._place(number)]), length)
+
+    def _place(self, number: int) -> int:
+        count = len(self.begins) - 1
+        epoch, index = divmod(number, count)
+        return int(shuffled(count, self.file.seed, epoch)[index])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Documented:
+    """That a run trains on documents: of ``lengths``, or those of its data that each end with the
+    token ``end``; longer ones than a sequence are refused, or with ``cuts`` cut.
+    """
+
+    filling: Filling
+    lengths: DocumentLengths | None = None
+    end: int | None = None
+    cuts: bool = False
+
+    def source(self, sequences: Sequences, length: int) -> EndlessDocuments:
+        """The documents, from a run's data."""
+        if self.lengths is not None:
+            return DrawnDocuments(
+                drawn=self.lengths.within(length, cuts=self.cuts), sequences=sequences
+            )
+        assert self.end is not None
+        if not isinstance(sequences, TokenFile):
+            reject(f"--lengths ends:{self.end}: random tokens have no ends: give --data FILE")
+        return EndedDocuments.of(sequences, self.end, cuts=self.cuts)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class PackedSequences:
+    """The sequences of each step, of ``length`` tokens and ``count`` a step, with the documents of
+    ``source``; what documents leave of a sequence is padding, a document of its own.
+
+    Documents that do not fit into a step wait for the next. Steps are asked for in order; an
+    earlier one, or a later one after a checkpoint, is found by arranging those before it.
+    """
+
+    source: EndlessDocuments
+    filling: Filling
+    length: int
+    count: int
+    seed: int
+    _step: int = -1
+    _next: int = 0
+    _waiting: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    _rows: Sequence[NDArray[np.int64]] = ()
+
+    def rows(self, step: int) -> Sequence[NDArray[np.int64]]:
+        """The documents in each sequence of a step (D, 2): numbers and lengths."""
+        if step < self._step:
+            self._step, self._next, self._waiting = -1, 0, self._waiting[:0]
+        while self._step < step:
+            self._step += 1
+            self._rows = self._padded() if self.filling == "padded" else self._packed()
+        return self._rows
+
+    def weight(self, step: int) -> float:
+        """All places of a step over those at which a token is predicted."""
+        predicted = sum(int((row[:, 1] - 1).sum()) for row in self.rows(step))
+        return self.count * self.length / max(1, predicted)
+
+    def sequence(self, row: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Tokens and targets (length) of a sequence."""
+        tokens = np.zeros(self.length, np.int64)
+        targets = np.full(self.length, NOT_HIDDEN)
+        begin = 0
+        for number, length in row.tolist():
+            end = begin + length
+            tokens[begin:end] = self.source.tokens(number, length)
+            targets[begin : end - 1] = tokens[begin + 1 : end]
+            begin = end
+        return torch.from_numpy(tokens), torch.from_numpy(targets)
+
+    def lengths_of(self, row: NDArray[np.int64]) -> list[int]:
+        """The lengths of a sequence's documents, padding included."""
+        lengths: list[int] = row[:, 1].tolist()
+        left = self.length - sum(lengths)
+        return [*lengths, left] if left else lengths
+
+    def _padded(self) -> Sequence[NDArray[np.int64]]:
+        return list(self._more(self.count)[:, None])
+
+    def _packed(self) -> Sequence[NDArray[np.int64]]:
+        queue = self._waiting
+        while (missing := self.count * self.length - int(queue[:, 1].sum())) > 0:
+            more = self._more(max(1, int(missing / self.source.mean)))
+            queue = np.concatenate([queue, more])
+        places = best_fit(queue[:, 1], self.count, self.length)
+        self._waiting = queue[places < 0]
+        order = np.random.default_rng((self.seed, self._step, SHUFFLED)).permutation(self.count)
+        return [queue[places == index] for index in order]
+
+    def _more(self, count: int) -> NDArray[np.int64]:
+        numbers = np.arange(self._next, self._next + count)
+        self._next += count
+        return np.stack([numbers, self.source.lengths(int(numbers[0]), count)], axis=1)
+
+
+def packed_batches(
+    packed: PackedSequences, plan: Plan, *, step: int, replica: int, stage: int
+) -> Sequence[tuple[Tensor, ...]]:
+    """For each micro-batch of a replica of a stage (``batches_of``): tokens, targets, each token's
+    position in its document, and where documents begin, filled up to a fixed size.
+    """
+    made = []
+    for rows in _of_micro_batches(packed, plan, step=step, replica=replica, stage=stage):
+        lengths = [packed.lengths_of(row) for row in rows]
+        tokens, targets = (
+            torch.stack(one) for one in zip(*map(packed.sequence, rows), strict=True)
+        )
+        documents = Documents.of(lengths)
+        begins = torch.full((tokens.numel() + 1,), tokens.numel())
+        begins[: len(documents.begins)] = documents.begins
+        made.append((tokens, targets, documents.positions, begins))
+    return made
+
+
+def documents_of(
+    packed: PackedSequences,
+    plan: Plan,
+    batches: Sequence[tuple[Tensor, ...]],
+    *,
+    step: int,
+    replica: int,
+    stage: int,
+) -> list[Documents]:
+    """The documents of each micro-batch, with the tensors of ``packed_batches`` where they are."""
+    rows = _of_micro_batches(packed, plan, step=step, replica=replica, stage=stage)
+    made = []
+    for of_batch, (_, _, positions, begins) in zip(rows, batches, strict=True):
+        lengths = [length for row in of_batch for length in packed.lengths_of(row)]
+        bounds = begins[: len(lengths) + 1].int()
+        made.append(
+            Documents(
+                lengths=lengths, positions=positions, begins=bounds, weight=packed.weight(step)
+            )
+        )
+    return made
+
+
+def _of_micro_batches(
+    packed: PackedSequences, plan: Plan, *, step: int, replica: int, stage: int
+) -> list[Sequence[NDArray[np.int64]]]:
+    """The sequences of each micro-batch in a step, as ``runtime.data.batches_of`` cuts it."""
+    rows = packed.rows(step)
+    spans = spans_of(plan, replica=replica, stage=stage)
+    return [rows[span.start : span.stop] for span in spans]
