@@ -49,7 +49,7 @@ class LaunchesOfWay:
 
 
 LAUNCHES: Mapping[int, LaunchesOfWay] = {
-    # Forward: keys and values are packed, the first log-sums cloned and the first output rescaled;
+    # Forward: keys and values are packed, the first log-sums cloned and the first part rescaled;
     # for each other rank a send, a receive, attention, and a merge of log-sums and of outputs.
     # Backward: keys and values are copied, and three gradients of the first part; for each other
     # rank a send, a receive, attention, and three accumulated gradients.

@@ -59,7 +59,7 @@ class Action:
 
     @property
     def of_pass(self) -> tuple[Kind, int]:
-        """The kind and the micro-batch of this task, by which the tasks of one pass are found."""
+        """The kind and the micro-batch of this task, which identify its pass if it computes."""
         return self.kind, self.micro_batch
 
     def __str__(self) -> str:

@@ -243,8 +243,8 @@ def _unknown(expander: Expanding, dollar: Dollar, *texts: Text) -> Text | None:
 
 
 def _present(expander: Expanding, dollar: Dollar, value: Value) -> Text:
-    """The variable's value; None if the expansion has an operator for an unset variable, such as
-    ``:-``.
+    """The value of a variable in an expansion without an operator (such as ``:-``) for unset
+    variables.
     """
     if isinstance(value, Text):
         return value

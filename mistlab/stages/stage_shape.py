@@ -401,16 +401,16 @@ def _layers_before(passes: StagePasses, sizes: tuple[int, ...]) -> tuple[int, ..
     return tuple(accumulate((sizes[one.chunk] for one in passes), initial=0))
 
 
-# A mask of the strategies (S) whose groups have one shape, and that shape: how the group's ranks
-# are spread over nodes.
+# A mask of the strategies (S: distinct choices of stages) whose groups have one shape, and that
+# shape: how the group's ranks are spread over nodes.
 OfShape = tuple[Bools, GroupSpread]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shapes:
-    """How each communication group lies on the cluster, for each strategy (S): ranks in a node,
-    nodes, and units (racks, pods) of each higher network tier, by the group's name; and the group's
-    number of ranks.
+    """How each communication group lies on the cluster, for each strategy (S: distinct choices of
+    stages): ranks in a node, nodes, and units (racks, pods) of each higher network tier, by the
+    group's name; and the group's number of ranks.
 
     Neighbouring stages are taken to be as large as the stage itself. Sends to the next stage and
     from the one before go through the tier at a place.
@@ -459,7 +459,7 @@ class Shapes:
 
 def by_shape(columns: tuple[Ints, ...]) -> Iterator[OfShape]:
     """Each distinct shape (ranks in a node, nodes, units) in these columns, and a mask of the
-    strategies (S) that have it.
+    strategies (S: distinct choices of stages) that have it.
     """
     for shape in sorted({*zip(*(one.tolist() for one in columns), strict=True)}):
         rows = np.logical_and.reduce(
@@ -534,8 +534,8 @@ def _most_apart(
 def shapes_of(
     known: Known[Shapes], columns: Mapping[str, NDArray[Any]], cluster: Cluster
 ) -> Shapes:
-    """How each communication group lies on the cluster, for each strategy (S); ``known`` caches the
-    results for meshes.
+    """How each communication group lies on the cluster, for each strategy (S: distinct choices of
+    stages); ``known`` caches the results for meshes.
     """
     names = (*names_of("mesh"), "first_rank")
     shapes, rows = known(
@@ -547,7 +547,7 @@ def shapes_of(
 
 def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
     """How each communication group lies on the cluster, and which network tiers sends cross, for
-    each strategy (S).
+    each strategy (S: distinct choices of stages).
     """
     gpus, tiers = cluster.gpus_per_node, cluster.tiers
     value = columns.__getitem__

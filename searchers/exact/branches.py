@@ -25,7 +25,7 @@ from searchers.strategy import OTHER_ORDERS, BudgetSpentError, Ending, Ledger
 FEW = 256
 # The share of a budget's seconds for plans in order 1F1B, whose iteration time has a closed form.
 # Below: the seconds for finding plans in other orders before they are proven, and the second of the
-# search at which that proof ends, unless finding plans took longer.
+# search at which that proof ends (it may take at least as long as finding the plans).
 FORMULA_SHARE = 0.6
 OTHERS_S = 30.0
 UNTIL_S = 90.0

@@ -168,8 +168,8 @@ class RangeTimes:
 
     def seconds_of(self, ranges: Ints) -> Floats:
         """The iteration time, with the first candidate strategy, of each division of the blocks
-        (D); ``places`` are the indices of stages' times (D, S). Infinite if a stage does not fit in
-        memory.
+        (D); ``ranges`` are the indices of the stages' ranges of blocks (D, S). Infinite if a stage
+        does not fit in memory.
         """
         of_divisions = {name: getattr(self.times, name)[0][ranges] for name in TIMES}
         seconds = iteration_s(

@@ -11,7 +11,7 @@ from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan
 from searchers.strategy import BudgetSpentError, Ledger
 
-# The factor by which a plan's time is increased for each GPU memory's worth of bytes that it lacks.
+# How many times its own time is added to a plan's time for each GPU's memory that it lacks.
 _TIMES_A_MEMORY = 10
 
 
