@@ -58,7 +58,7 @@ def test_what_was_measured_changes_no_answer(
         (PLAIN.format("", "").replace("aggregated", "static"), "mode: 'static' is unknown"),
         (PLAIN.format("", "").replace("Llama-3.1-70B", "bert-base"), "generates no tokens"),
         (PLAIN.format("", "").replace("0.9,16", "0.9,"), "concurrency: is empty"),
-        (PLAIN.format("", "").replace("1024,1024", "1e300,1024"), "isl: '1e300' is not a number of tokens"),
+        (PLAIN.format("", "").replace("1024,1024", "1e300,1024"), "isl: '1e300' is not a number"),
         (PLAIN.format("", "").replace("0.9,16", "1e6,16"), "length_factor: '1e6' is not a mean"),
         (PLAIN.format("", "").replace("0.9,16", "0.9,1e12"), "concurrency: '1e12' requests"),
         (PLAIN.format("", "").replace("H100,4", "H100,7"), "gpus: 7 is not a multiple of the 4"),
