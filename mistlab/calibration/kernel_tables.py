@@ -103,7 +103,8 @@ def _numbers(rows: Sequence[Row], name: str) -> Floats:
 
 
 def rate_of(rows: KernelRows, operators: OperatorClass) -> Rate:
-    """The fitted rate of a class of GEMMs, in operations and in bytes per second.
+    """Fit a rate to the GEMMs of one operator class: floating-point operations and bytes per
+    second.
 
     Errors count by the square root of a product's time, so that sums over products are right.
     """

@@ -39,7 +39,8 @@ PRECISIONS = {
     "int4_wo": "int4",
     "w4a16_mxfp4": "mxfp4",
 }
-# GEMMs with fewer weights are left out: they are routers, or toy sizes of a sweep.
+# GEMMs with fewer weights are left out of the fit: they are routers, or the smallest sizes of a
+# sweep.
 SMALLEST_WEIGHTS = 1e6
 # Attention over shorter contexts is left out: requests have longer ones, and in batches of
 # thousands of short contexts a request costs a constant time, whatever its keys and values.

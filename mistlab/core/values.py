@@ -51,7 +51,7 @@ class FieldError(InputError):
         return f"{self.path}: {self.problem}" if self.path else self.problem
 
     def within(self, holder: str) -> Self:
-        """The same problem, with ``holder``, which contains the field, in front of its path."""
+        """The same error, with ``holder``, which contains the field, in front of its path."""
         joint = "." if holder and self.path and not self.path.startswith("[") else ""
         return type(self)(f"{holder}{joint}{self.path}", self.problem)
 

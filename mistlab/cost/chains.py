@@ -510,7 +510,7 @@ class _Lane(Generic[Length]):
         # Micro-batches that are in no round (to later stages and back) are sent one after another,
         # before the first round.
         longer_s = self.there_s - stage.forward_s - stage.backward_s
-        # The passes of these micro-batches overlap with the sends of the micro-batches before them.
+        # The passes of micro-batches outside rounds overlap with the sends of those before them.
         self.around = [
             self.first
             + (after.around_first + work.pairs + rounds)

@@ -246,8 +246,9 @@ def overlapped(alone: Floats, factors: Floats, awaited: Sequence[str] = STREAMS)
 
 
 def until(awaited: Sequence[str], ends: Floats, alone: Floats) -> Floats:
-    """The seconds (...) until all ``awaited`` streams have ended, given the streams' ``ends``: at
-    least the longest work of them ``alone``, at most the work of all streams in sequence.
+    """The seconds until all ``awaited`` streams have ended, given the ``ends`` of all streams: at
+    least the longest work of the awaited ones ``alone``, at most the work of all streams in
+    sequence (all arrays have the streams first).
     """
     chosen = [STREAMS.index(stream) for stream in awaited]
     least, last = (one if awaited is STREAMS else one[chosen] for one in (alone, ends))
@@ -329,8 +330,8 @@ def link_after(alone: Floats, slowed_by: SlowedBy, first: str) -> Floats:
 def link_behind(
     tasks: Iterable[tuple[Floats, Floats]], computing: Floats, linking: Floats
 ) -> Floats:
-    """For each case (C), the seconds until the last of some tasks has computed, and until the link
-    between GPUs has done the work that all tasks but the last leave to it (2, C).
+    """For each case (C), the seconds until the last of several consecutive tasks has computed, and
+    until the link between GPUs has done the work that all tasks except the last leave to it (2, C).
 
     ``tasks`` are computed one after another, each for so many seconds (C) alone, and then the link
     works for so many. Beside one another both take ``computing`` and ``linking`` (C) times as long.

@@ -90,7 +90,7 @@ class Issued:
         last_s: tuple[Floats, Floats],
         sends: tuple[Floats, Floats],
     ) -> Mapping[str, Floats]:
-        """The times named in ``ISSUED`` of stages (C) with these numbers of blocks (C).
+        """The times of hosts (named in ``ISSUED``) for stages (C) with these numbers of blocks (C).
 
         The last pass and what comes after it take the first of ``last_s``; the second is what
         surely comes after its last block. During ``sends``, from or to the stage in front and from
@@ -529,7 +529,7 @@ def _times(
     # The next pass fetches its first layers while the last block's states are offloaded.
     fetched_s = np.where(batch.in_flight > 1, before_forward, before_backward)
     after_s = np.maximum(passes.first.after - fetched_s, 0.0)
-    # The sends after a forward pass and after a backward pass.
+    # The seconds of sends for which both stages wait, after a forward and a backward pass.
     kept, kept_back = meeting * sent, meeting * received
     last_s = np.where(in_place, passes.last_computed, inside["last_backward"]) - inside["backward"]
     return {

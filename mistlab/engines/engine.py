@@ -115,7 +115,9 @@ class EngineMemory:
 
     @property
     def sums(self) -> Sums:
-        """The bits in which gradients are reduced over ranks."""
+        """The bits in which gradients are reduced over ranks ("16bit" or
+        "32bit").
+        """
         return "16bit" if self.reduced_gradient == HALF_BYTES else "32bit"
 
 
@@ -196,8 +198,8 @@ class ExpertExchange:
     weights_of_all: bool = False
 
     def waits_s(self, experts: float) -> float:
-        """The seconds that an exchange takes beyond its transfer, on a rank with this number of
-        experts.
+        """The seconds that an exchange of tokens takes beyond their transfer, on a rank with this
+        number of experts.
         """
         return (self.wait_s if experts > 1 else 0.0) + experts * self.expert_s
 

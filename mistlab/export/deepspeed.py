@@ -160,7 +160,7 @@ def _derived(batch: int, steps: int, draft: Found, ranks: int) -> int:
     micro_batch, rest = divmod(batch, steps * data)
     if rest or not micro_batch:
         reject(
-            f"train_batch_size: {batch} does not divide over {data} replicas x "
+            f"train_batch_size: {batch} is not a multiple of {data} replicas x "
             f"gradient_accumulation_steps {steps}: correct one of them, or give --micro-batch"
         )
     return micro_batch

@@ -142,7 +142,8 @@ class Found:
         """Refuse an imported plan that has more stages than its model has blocks."""
         if self.layers is None and self.num_stages > model.layers:
             reject(
-                f"{self.num_stages} stages for {model.layers} blocks: give at most {model.layers}"
+                f"{self.num_stages} stages for {model.layers} blocks: give at most {model.layers} "
+                "stages"
             )
 
     def settled_model(self, given: Given, read: Callable[[], ModelSpec]) -> ModelSpec:
@@ -165,7 +166,7 @@ class Found:
     def _model(self, given: Given) -> ModelSpec:
         model = given.model or self.model
         if model is None:
-            reject("model: the file does not describe it: give --model")
+            reject("model: the file does not describe the model: give --model")
         differing = [] if self.model is None else _differences(self.model, model)
         if differing:
             text = f"{', '.join(differing)}: took the option's"
@@ -192,7 +193,7 @@ class Found:
             reject(
                 f"{ranks} GPUs: a copy of the model takes {replica} (pipeline {self.num_stages} x "
                 f"tensor and other degrees {replica // self.num_stages}), which does not divide "
-                "them: give other --nodes and --gpus-per-node, or correct the degrees"
+                "the GPUs: give other --nodes and --gpus-per-node, or correct the degrees"
             )
         return ranks // replica
 
@@ -296,7 +297,7 @@ def checked_whole(where: str, content: object, *, minimum: int = 1) -> int:
     try:
         number = int(str(content).replace("_", ""))
     except ValueError:
-        reject(f"{where}: {content!r} is not a whole number: give one from {minimum}")
+        reject(f"{where}: {content!r} is not a whole number: give at least {minimum}")
     if number < minimum:
         reject(f"{where}: {number} is too small: give at least {minimum}")
     return number
@@ -370,7 +371,7 @@ class Section:
         if content is None:
             content = {}
         if not isinstance(content, Mapping):
-            reject(f"{self.path(key)}: {content!r} is not a section: give its settings")
+            reject(f"{self.path(key)}: {content!r} is not a section: write its settings")
         made = Section(content, self.path(key), self.found)
         self._asked[key] = made
         return made
@@ -384,9 +385,11 @@ class Section:
         """The value of a setting as a number from 0 to a maximum."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            reject(f"{self.path(key)}: {value!r} is not a number: give one")
+            reject(f"{self.path(key)}: {value!r} is not a number: give a number")
         if not 0 <= value <= maximum:
-            reject(f"{self.path(key)}: {value:g} is out of range: give one from 0 to {maximum:g}")
+            reject(
+                f"{self.path(key)}: {value:g} is out of range: give a number from 0 to {maximum:g}"
+            )
         return float(value)
 
     def words(self, key: str) -> list[str]:

@@ -306,7 +306,7 @@ def _recomputation(module: ast.Module) -> Mapping[str, object]:
     for name in ("FullAC", "SelectiveAC"):
         if next(_calls(module, f"{name}.Config"), None) is not None:
             return _RECOMPUTED[name]
-    # An argument without a value leaves torchtitan's default.
+    # Without a value, the argument leaves torchtitan's default in place.
     says_none = any(
         word.arg == "activation_checkpoint"
         for call in _calls(module, "Trainer.Config")

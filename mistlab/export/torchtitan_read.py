@@ -35,7 +35,7 @@ FLAVOURS: Mapping[tuple[str, str], str] = {
     ("qwen3", "32b"): "qwen3-32b",
     ("deepseek_v3", "16b"): "deepseek-v2-lite",
 }
-# Llama's flavour ``debugmodel``, which is not in the catalogue.
+# The model of Llama's flavour ``debugmodel``, which is not in the catalogue.
 _DEBUG = ModelSpec.of(
     family="llama", hidden=256, layers=6, heads=16, ffn=768, vocab=2048, rotary_base=500_000.0
 )

@@ -34,8 +34,8 @@ from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, TURNING, order_o
 from mistlab.schedule.placement import Placement, even_shares, loop, turning
 from mistlab.stages.stage_shape import parts_of_plan
 
-# The models that torchtitan includes, by catalogue name: torchtitan's name of the model, and its
-# flavour.
+# The models that torchtitan includes, by catalogue name; for each, torchtitan's name of the model,
+# and its flavour there.
 BROUGHT: Mapping[str, tuple[str, str]] = {
     "llama3-8b": ("llama3", "8B"),
     "llama3-70b": ("llama3", "70B"),
@@ -245,7 +245,7 @@ def read_stages(section: Section, draft: Found, layers: int) -> None:
         if placement.chunks != chunks:
             reject(
                 f"parallelism.module_fqns_per_model_part: {len(blocks)} parts, but {schedule} has "
-                f"{placement.chunks} a stage: give {placement.chunks * draft.num_stages}"
+                f"{placement.chunks} a stage: give {placement.chunks * draft.num_stages} parts"
             )
         draft.layers = _of_stages(blocks, placement)
     else:

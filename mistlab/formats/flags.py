@@ -104,7 +104,7 @@ class Flags:
         self.remarks.append(Remark(kind="assumed", choice=choice, text=text))
 
     def read(self, given: Given) -> Imported:
-        """The job that the collected options describe."""
+        """The job that results from the collected options of Megatron-LM."""
         words = [word for option in self.options for word in self._words(option)]
         launch = Launch(launcher="torchrun", started=tuple(self._started()))
         try:

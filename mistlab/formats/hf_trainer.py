@@ -145,7 +145,7 @@ def arguments_of(command: Command, source: LaunchFile) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Unsettled:
-    """A value that only a running script knows, with the reason."""
+    """A value in a script that only the running script knows, with the reason."""
 
     text: str
     reason: str

@@ -276,7 +276,7 @@ class _Resolver:
     def value(self, value: Any, path: _Path, depth: int) -> Any:
         """A value of any kind, with all references in it resolved as far as possible."""
         if depth > _DEEPEST:
-            reject(f"{'.'.join(path)}: refers to itself: give a value")
+            reject(f"{'.'.join(path)}: refers to itself: write its value")
         if isinstance(value, Mapping):
             return {
                 key: self.value(below, (*path, str(key)), depth) for key, below in value.items()
@@ -297,7 +297,7 @@ class _Resolver:
                 return valued(text)
             self.followed += 1
             if self.followed > _MOST:
-                reject(f"{'.'.join(path)}: has more than {_MOST} references: give values")
+                reject(f"{'.'.join(path)}: has more than {_MOST} references: write values instead")
             known, meant = self._meant(match[1], path)
             if not known:
                 return text

@@ -343,8 +343,8 @@ def _made(stored: StoredGraph, tokens: int, tied: bool) -> StoredGraph:
 
 
 def _peaks(head: Plain, block: Plain, joint: Plain, tokens: int) -> Iterator[Plain]:
-    """The peak moments that multi-token prediction adds to the head: those of the last further
-    token, when the tensors of all others are kept.
+    """The bytes at those moments at which multi-token prediction may make the head's memory peak:
+    during the last further token, when the tensors of all others are kept.
     """
     of_further = _kept_bytes(joint) + _kept_bytes(block) + _kept_bytes(head)
     before = _kept_bytes(head) + of_further * (tokens - 1) + _kept_bytes(joint)

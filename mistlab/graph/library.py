@@ -319,30 +319,32 @@ _OF_TODAY: tuple[tuple[str, str, bool, tuple[str, ...]], ...] = (
     ("llama", "flash", True, (*_SINKS, "window", *_EXPERTS)),
     ("llama", "flash", False, _LATENT),
     ("llama", "flash", False, (*_LATENT, *_SHARED)),
-    # DeepSeek-V2-Lite and Moonlight.
+    # The variant of DeepSeek-V2-Lite and Moonlight.
     ("llama", "flash", False, (*_LATENT, "whole_queries")),
     ("llama", "flash", False, (*_LATENT, "whole_queries", *_SHARED)),
     ("gpt", "flash", False, _EXPERTS),
     ("gpt", "math", False, _EXPERTS),
-    # Nemotron-H and Nemotron 3, whose blocks are each a mixer or a network alone.
+    # The variant of Nemotron-H and Nemotron 3, whose blocks are each only a mixer or only a
+    # network.
     ("nemotron", "flash", False, ("state_space", "network_missing")),
     ("nemotron", "flash", False, ("network_missing",)),
     ("nemotron", "flash", False, ("mixer_missing",)),
     ("nemotron", "flash", False, (*_SHARED, "mixer_missing")),
     ("nemotron", "flash", False, (*_SHARED, "latent_experts", "mixer_missing")),
-    # Qwen3-Next and Qwen 3.5, with experts and without; GLM 4.5.
+    # Variants of Qwen3-Next and Qwen 3.5, with experts and without; and of GLM 4.5.
     ("llama", "flash", False, (*_SHARED, "state_space", "delta_rule")),
     ("llama", "flash", False, ("state_space", "delta_rule")),
     ("llama", "flash", False, ("qk_norm", "attention_gate", *_SHARED)),
     ("llama", "flash", False, ("qk_norm", "attention_gate")),
     ("llama", "flash", False, ("qk_norm", *_SHARED)),
-    # Llama with biases; norms before and after each half of a block: Gemma 2 and 3, GLM 4.
+    # Variants of Llama with biases; with norms before and after each half of a block: Gemma 2 and
+    # 3, GLM 4.
     ("llama", "flash", True, ()),
     ("llama", "flash", False, ("post_norms",)),
     ("llama", "flash", False, ("qk_norm", "post_norms")),
-    # GPT with rotary embedding (StarCoder 2), and without positions (BLOOM and MPT, which have
-    # ALiBi); Falcon with biases (GPT-NeoX) and with a gate (Command R); Nemotron's networks after
-    # attention with rotary embedding (Arcee, Apertus).
+    # Variants of GPT with rotary embedding (StarCoder 2), and without positions (BLOOM and MPT,
+    # which have ALiBi); of Falcon with biases (GPT-NeoX) and with a gate (Command R); of Nemotron's
+    # networks after attention with rotary embedding (Arcee, Apertus).
     ("gpt", "flash", False, ("rotary",)),
     ("gpt", "flash", True, ("rotary",)),
     ("gpt", "flash", False, ("positionless",)),
@@ -484,7 +486,7 @@ def _of_family(
                 f"workload.model: no layer graph is shipped for {variant.name} with the structure "
                 f"of {model.name or 'this model'}: use the family's own structure, biases and "
                 "dropout, or trace it: python -m experiments.trace MODEL.yaml --out MODEL.json, "
-                "MODEL.yaml having the mapping"
+                "where MODEL.yaml holds the model's mapping"
             )
     if len(of_kinds) == 1:
         graph = _known(of_kinds[BLOCK])
@@ -572,6 +574,6 @@ def _check_assumptions(graph: StoredGraph, workload: Workload) -> None:
     if broken:
         reject(
             f"workload.sequence_length: {workload.sequence_length} breaks {', '.join(broken)}, "
-            f"on which {workload.model.graph_file} rests: trace the model again with "
+            f"which {workload.model.graph_file} assumes: trace the model again with "
             f"--sequence-length {workload.sequence_length}"
         )

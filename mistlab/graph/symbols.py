@@ -1,5 +1,5 @@
-"""The symbols of layer graphs and stages, their values, and the graph selected by a stage's
-choices.
+"""The symbols of layer graphs and stages, the values of these symbols, and the layer graph that a
+stage's choices select.
 """
 
 from collections.abc import Callable, Mapping

@@ -431,7 +431,7 @@ def _dropout(keys: TypeKeys) -> Fields:
 def _share(keys: TypeKeys, key: str) -> float:
     value = keys.get(key) or 0.0
     if isinstance(value, bool) or not isinstance(value, int | float):
-        refuse(keys.name(key), f"{shown(value)} is not a number: give the share that is dropped")
+        refuse(keys.name(key), f"{shown(value)} is not a number: give the dropout rate")
     return value
 
 
@@ -596,5 +596,5 @@ def _fraction(keys: TypeKeys, key: str, rotated: int, channels: int) -> float:
     """The share of a head's channels that are rotary; refuses a share that gives an odd number."""
     if not 0 < rotated <= channels or rotated % 2:
         problem = f"rotates {rotated} of {channels} channels of a head, which do not pair up"
-        refuse(keys.name(key), f"{problem}: give what makes an even number of them")
+        refuse(keys.name(key), f"{problem}: give an even number of them")
     return round(rotated / channels, 12)

@@ -69,7 +69,7 @@ class TypeRow:
 
 @cache
 def model_types() -> Mapping[str, TypeRow]:
-    """The rows of all supported model types, by type."""
+    """The rows of the table of supported model types, by the type's name."""
     rows: dict[str, TypeRow] = {}
     for entry in sorted((files(__package__) / FOLDER).iterdir(), key=lambda entry: entry.name):
         if entry.name == REFUSED or not entry.name.endswith(".yaml"):
@@ -225,7 +225,7 @@ class TypeKeys:
         if mapping is None:
             return {}
         if not isinstance(mapping, Mapping):
-            refuse(holder, f"{shown(mapping)} is not a mapping: give one, or null")
+            refuse(holder, f"{shown(mapping)} is not a mapping: give a mapping, or null")
         of_blocks = mapping.get(_FULL)
         return of_blocks if isinstance(of_blocks, Mapping) else mapping
 
@@ -233,5 +233,5 @@ class TypeKeys:
         if isinstance(value, bool) or not isinstance(value, int | float):
             refuse(name, f"{shown(value)} is not a number: give the number that the model has")
         if not 0 < value < math.inf:
-            refuse(name, f"{shown(value)} is not a positive number: give the model's own")
+            refuse(name, f"{shown(value)} is not a positive number: give the model's value")
         return float(value)

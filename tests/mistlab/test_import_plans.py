@@ -182,7 +182,10 @@ def test_an_engine_may_be_given_for_predictions() -> None:
             "--global-batch-size 12",
             "global_batch: 12 sequences are not a multiple of micro_batch 1",
         ),
-        ("--micro-batch-size x", "--micro-batch-size: line 1: 'x' is not a whole number: give one"),
+        (
+            "--micro-batch-size x",
+            "--micro-batch-size: line 1: 'x' is not a whole number: give at least 1",
+        ),
         ("--micro-batch-size 0", "--micro-batch-size: line 1: 0 is too small: give at least 1"),
         (
             "--attention-backend flush",
@@ -281,7 +284,7 @@ def test_a_broken_configuration_is_refused(zero: str, more: str, words: str) -> 
 
 
 def test_a_configuration_without_a_model_asks_for_it() -> None:
-    with pytest.raises(InputError, match="model: the file does not describe it: give --model"):
+    with pytest.raises(InputError, match="model: the file does not describe the model"):
         of_deepspeed("{}", model=None)
 
 

@@ -375,8 +375,8 @@ def _divide(stated: _LauncherNumber, draft: Found, given: Given) -> None:
             draft.remark("assumed", "nodes", text)
     if ranks % nodes:
         reject(
-            f"{_where(stated)}: {ranks} processes do not divide over {nodes} nodes: give others by "
-            "--nodes and --gpus-per-node"
+            f"{_where(stated)}: {ranks} processes do not divide over {nodes} nodes: give other "
+            "numbers by --nodes and --gpus-per-node"
         )
     draft.gpus_per_node = ranks // nodes
 

@@ -321,7 +321,7 @@ class Options:
         if option is None:
             return None
         if not option.words or not option.words[0]:
-            reject(f"{self.where(name)}: its value is missing: give one")
+            reject(f"{self.where(name)}: its value is missing: write it behind the option")
         return None if option.words[0] in _NONE else option.words[0]
 
     def all_words(self, name: str) -> tuple[str, ...]:
@@ -342,10 +342,10 @@ class Options:
         try:
             number = default if text is None else float(text)
         except ValueError:
-            reject(f"{self.where(name)}: {text!r} is not a number: give one")
+            reject(f"{self.where(name)}: {text!r} is not a number: give a number")
         if not 0 <= number <= (float("inf") if maximum is None else maximum):
             top = "" if maximum is None else f" to {maximum:g}"
-            reject(f"{self.where(name)}: {number:g} is out of range: give one from 0{top}")
+            reject(f"{self.where(name)}: {number:g} is out of range: give a number from 0{top}")
         return number
 
     def choice(self, name: str, known: Sequence[str]) -> str | None:
@@ -386,7 +386,7 @@ def _is_harmless(name: str) -> bool:
 
 
 class _OptionReader:
-    """Parses the words of a launch line one by one."""
+    """Parses the words of a launch line one by one into options."""
 
     def __init__(self) -> None:
         self.given: dict[str, Option] = {}

@@ -66,8 +66,8 @@ def segments_of(options: Options, layers: int | None) -> list[str]:
     main, *further = text.split("/")
     if any(further):
         reject(
-            f"{options.where(PATTERN)}: {text} has further tokens (/): no hybrid model here has "
-            "them: leave them out"
+            f"{options.where(PATTERN)}: {text} has further tokens (behind /), which no supported "
+            "hybrid model has: leave them out"
         )
     for letter in main.replace("|", ""):
         if letter not in _LETTERS:
@@ -384,7 +384,7 @@ def _delta_nets(options: Options, layers: int) -> dict[str, Any] | None:
         )
     every = options.text("--linear-attention-freq") or options.text("--full-attention-interval")
     if every is None:
-        reject(f"--linear-attention-freq: is missing beside {variant}: give one")
+        reject(f"--linear-attention-freq: is missing beside {variant}: add it with its number")
     where = options.where("--linear-attention-freq")
     blocks = [] if "[" in every else _linear_blocks(checked_whole(where, every), layers)
     linear = blocks or pattern_of(every)
@@ -546,7 +546,7 @@ def _expert_blocks(options: Options, layers: int) -> list[int]:
     if len(blocks) != layers:
         reject(
             f"{options.where('--moe-layer-freq')}: {text} is of {len(blocks)} blocks, the model "
-            f"has {layers}: give {layers} of them"
+            f"has {layers}: give an entry for each block"
         )
     return blocks
 

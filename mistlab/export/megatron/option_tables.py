@@ -68,7 +68,7 @@ RENAMED: Mapping[str, str] = {
     "--overlapped-distributed-optimizer": "--use-distributed-optimizer",
 }
 
-# Options that are switches, without a value.
+# Options of Megatron-LM that are switches, without a value.
 SWITCHES = word_set(
     """
     --sequence-parallel --qk-layernorm --use-distributed-optimizer --use-megatron-fsdp
@@ -91,7 +91,7 @@ SWITCHES = word_set(
     """
 )
 
-# Options that take any number of values.
+# Options of Megatron-LM that take any number of values.
 MANY = word_set(
     """
     --num-experts --recompute-modules --window-size --num-layer-list --cp-comm-type
