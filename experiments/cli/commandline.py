@@ -310,6 +310,10 @@ def _warnings_in_lines() -> Iterator[None]:
         yield
 
 
+# Options whose names differ from those of the fields that they set.
+OPTION_OF = {"adapter-rank": "rank"}
+
+
 @contextmanager
 def as_options(prefix: str = "") -> Iterator[None]:
     """Let an error about a field name the command-line option that set the field."""
@@ -317,7 +321,8 @@ def as_options(prefix: str = "") -> Iterator[None]:
         yield
     except FieldError as error:
         field = error.path.rpartition(".")[2].replace("_", "-")
-        reject(f"--{prefix}{field}: {error.problem}")
+        problem = error.problem.replace("train: adapters", "--train adapters")
+        reject(f"--{prefix}{OPTION_OF.get(field, field)}: {problem}")
 
 
 def batch_status(files: int, unreadable: int, *, all_answered: bool) -> int:

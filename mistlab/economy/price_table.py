@@ -72,8 +72,15 @@ class PriceTable:
             for name, remedy in _NEEDED.items():
                 if plain.get(name) in (None, ""):
                     refuse(name, f"missing: give {remedy}")
+            if not _is_list_of_mappings(plain["gpus"]):
+                kinds = shown(plain["gpus"])
+                refuse("gpus", f"{kinds} cannot be read: give {_NEEDED['gpus']}")
             # YAML parses a date as a date object, which is turned back into text.
             return from_mapping(cls, {**plain, "date": str(plain["date"])})
+
+
+def _is_list_of_mappings(plain: object) -> bool:
+    return isinstance(plain, list) and all(isinstance(one, Mapping) for one in plain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments import will_it_fit
 from experiments.cli.commandline import NoAnswerError, parser_of, run
 from mistlab.core.values import InputError
 
@@ -89,3 +90,18 @@ def test_output_may_be_cut_short() -> None:
     )
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (("--train", "lora", "--rank", "5000"), "--rank: 5000 is above the model's width 2048"),
+        (("--rank", "8"), "--rank: 8, and train is all: give --train adapters, or leave it out"),
+        (("--base", "4bit"), "--base: 4bit weights are frozen, and train is all: give --train"),
+    ],
+)
+def test_what_is_trained_is_refused_by_its_options(
+    line: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(will_it_fit.main, ["--model", "llama3.2-1b", *line]) == 2
+    assert problem in capsys.readouterr().err

@@ -80,6 +80,8 @@ def test_a_question_that_nothing_answers_says_so(
         ({"date": "last week"}, r"date: 'last week' is not a day: give the day"),
         ({"source": None}, r"source: missing: give where they are from"),
         ({"gpus": []}, r"gpus: is empty: give a list of kinds"),
+        ({"gpus": {"a100-80gb": 1.9}}, r"gpus: .*a100-80gb.* cannot be read: give a list of kinds"),
+        ({"gpus": ["a100-80gb"]}, r"gpus: .*a100-80gb.* cannot be read: give a list of kinds"),
         ({"gpus": [KINDS[0]] * 2}, r"gpus: a100-80gb is listed twice: give each kind one"),
         ({"gpus": [{**KINDS[0], "hardware": "a101"}]}, r"gpus\[0\].hardware: .*a101"),
         ({"gpus": [{**KINDS[0], "usd_per_gpu_hour": -1}]}, r"gpus\[0\].usd_per_gpu_hour: -1"),
