@@ -45,19 +45,24 @@ SHARES = tuple(part / 12 for part in range(13))
 MOST = 1 << 14
 # The sizes in GiB to which GPU memory is reduced in further cases.
 LESS_GIB = (10.0, 12.0, 16.0, 24.0)
+# A machine as the authors' second one: four V100 of 16 GB over NVLink, whose ranks add up gradients
+# in each step; it has no bf16, and a plain loop in place of FSDP.
+OTHERS, OTHER_GPUS, OTHER_ENGINE = "v100-16gb", 4, "trainer"
+OTHER_PRECISION: Precision = "fp16"
 # Divisors of the largest batch of plain operators, at which steps are predicted too.
 PARTS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneGpu:
-    """A model trained on one GPU: predicts its steps at any batch."""
+    """A model trained on one GPU, or on data-parallel ones: predicts its steps at any batch."""
 
     model: str
     hardware: str
     length: int
     attention: Attention = "math"
     memory_gib: float | None = None
+    gpus: int = 1
 
     @property
     def layers(self) -> int:
@@ -65,10 +70,11 @@ class OneGpu:
         return catalog.model(self.model).layers
 
     def predicted(self, sequences: int, values: Mapping[str, float]) -> Prediction:
-        """The prediction of a step of this many sequences, with these values of the stage's
+        """The prediction of a step of this many sequences a GPU, with these values of the stage's
         dimensions.
         """
-        plan = Plan.of_one_gpu(self.layers, sequences, ENGINE, values)
+        engine = ENGINE if self.gpus == 1 else OTHER_ENGINE
+        plan = Plan.of_one_gpu(self.layers, sequences, engine, values, self.gpus)
         return _predictor(self, sequences).predict(plan)
 
 
@@ -77,14 +83,14 @@ def _predictor(case: OneGpu, sequences: int) -> SymbolicPredictor:
     work = Workload(
         model=catalog.model(case.model),
         sequence_length=case.length,
-        global_batch=sequences,
+        global_batch=sequences * case.gpus,
         attention=case.attention,
-        precision=PRECISION,
+        precision=PRECISION if case.gpus == 1 else OTHER_PRECISION,
     )
     cluster = Cluster(
         hardware=catalog.hardware(case.hardware),
         nodes=1,
-        gpus_per_node=1,
+        gpus_per_node=case.gpus,
         memory_gib=case.memory_gib,
     )
     return SymbolicPredictor(workload=work, cluster=cluster)
@@ -137,6 +143,7 @@ def _cases(models: Sequence[str], *, quick: bool) -> Iterator[tuple[OneGpu, str]
         for memory_gib in LESS_GIB[: 1 if quick else None]:
             case = OneGpu(model=model, hardware=HARDWARE, length=length, memory_gib=memory_gib)
             yield case, "less memory"
+        yield OneGpu(model=model, hardware=OTHERS, length=length, gpus=OTHER_GPUS), "others"
         for hardware in GPUS[: 1 if quick else None]:
             for each in lengths[: 1 if quick else None]:
                 yield OneGpu(model=model, hardware=hardware, length=each), "map"
@@ -153,8 +160,8 @@ def _again(case: OneGpu, share: float) -> dict[str, float]:
 
 
 # The fields that identify a case; below, the sections whose cases are compared.
-CASE = ("model", "hardware", "length", "attention", "memory_gib")
-COMPARED = ("ways", "fused", "less memory", "map")
+CASE = ("model", "hardware", "length", "attention", "memory_gib", "gpus")
+COMPARED = ("ways", "fused", "less memory", "others", "map")
 # The ways to save memory, each with the stage values among which the fastest counts.
 SOME_AGAIN, LEAN_AND_AGAIN = "some recomputed", "lean and recomputed"
 WAYS = (PLAIN, LEAN, AGAIN, SOME_AGAIN, LEAN_AND_AGAIN)
@@ -191,6 +198,7 @@ def _row(case: OneGpu, way: str, values: Mapping[str, float]) -> Row:
         "length": case.length,
         "attention": case.attention,
         "memory_gib": case.memory_gib,
+        "gpus": case.gpus,
         "way": way,
         "recomputed": values.get(RECOMPUTED, 0),
         "batch": batch,
@@ -296,6 +304,12 @@ def _report(rows: Sequence[Row]) -> Report:
             *("## With fused attention", table_of(of["fused"], *_GAIN.items())),
             *("## With less memory", IN_A_FILE),
             table_of(of["less memory"], ("GiB", "{memory_gib:.0f}"), *_BATCHES, *_FASTER),
+            *(
+                "## On four V100 of 16 GB",
+                IN_A_FILE,
+                FOUR,
+                table_of(of["others"], *_BATCHES, *_FASTER),
+            ),
             *("## Three GPUs and three lengths", IN_A_FILE, table_of(of["map"], *_GAIN.items())),
         ],
         beside=beside("tempo"),
@@ -324,6 +338,10 @@ def _of_parts(rows: Sequence[Row]) -> str:
     return table(["plain sequences/s at a part of the largest batch", *HEADS], lines)
 
 
+FOUR = (
+    f"Engine `{OTHER_ENGINE}`, {OTHER_PRECISION}, {OTHER_GPUS} data-parallel ranks over NVLink; "
+    "batches of one GPU."
+)
 HEADS = ("whole", *(f"1/{part}" for part in PARTS[1:]))
 SETTING = (
     f"One GPU, engine `{ENGINE}`, {PRECISION}, attention written out unless said otherwise, "

@@ -108,6 +108,7 @@ TRAINER_FUSED = replace(
     kernels=MEGATRON_CORE.kernels,
     memory=dict.fromkeys(_PRECISIONS, replace(_FUSED, kept_by="", wide_logits=0, fuses_loss=True)),
     host=HostTime(**fitted("trainer-fused")["host"]),
+    runs_lean=False,
 )
 # The feed-forward network runs on one tile of the sequence after the other, so that only one tile's
 # wide activations exist.

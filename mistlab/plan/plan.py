@@ -219,12 +219,17 @@ class Plan:
 
     @classmethod
     def of_one_gpu(
-        cls, layers: int, sequences: int, engine: str, values: Mapping[str, float]
+        cls,
+        layers: int,
+        sequences: int,
+        engine: str,
+        values: Mapping[str, float],
+        replicas: int = 1,
     ) -> Self:
         """A single-GPU plan whose optimizer step is one micro-batch of ``sequences`` sequences;
-        ``values`` are other dimensions of its stage.
+        ``values`` are other dimensions of its stage. Several ``replicas`` are data-parallel.
         """
-        alone = dict.fromkeys(("data_parallel", "tensor_parallel"), 1)
+        alone = {"data_parallel": replicas, "tensor_parallel": 1}
         stage_values = {**alone, "layers": layers, "micro_batch": sequences, **values}
         return cls(engine=engine, micro_batches=1, stages=(StagePlan.of_values(stage_values),))
 

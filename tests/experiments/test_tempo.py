@@ -13,7 +13,7 @@ from experiments.studies.tempo import (
     largest,
 )
 
-ONE = dict(zip(CASE, ("bert-large", "a100-40gb", 512, "math", None), strict=True))
+ONE = dict(zip(CASE, ("bert-large", "a100-40gb", 512, "math", None, 1), strict=True))
 
 
 def test_the_largest_batch_is_the_last_that_fits() -> None:
@@ -46,3 +46,13 @@ def test_a_gain_is_over_the_better_of_plain_and_recomputed() -> None:
 
 def test_nothing_is_compared_with_a_baseline_that_does_not_run() -> None:
     assert gains([row(PLAIN, 0, 0.0), row(AGAIN, 0, 0.0), row(LEAN, 1, 5.0)]) == []
+
+
+def test_ranks_add_up_gradients_once_a_step() -> None:
+    """So a larger batch of each rank pays: its computation covers the sum of gradients."""
+    case = OneGpu(model="bert-large", hardware="v100-16gb", length=512, gpus=4)
+    few, many = (case.predicted(batch, {}) for batch in (1, 8))
+    exposed_s = [step.stages[0].exposed_communication_s for step in (few, many)]
+    assert exposed_s[0] > exposed_s[1]
+    assert exposed_s[0] > 0.1 * few.iteration_s
+    assert many.iteration_s < 4 * few.iteration_s
