@@ -255,7 +255,7 @@ class Reduction:
             most = (ranks - 1) // 2
             return f"of {ranks} values {self.trimmed} at each end leave none: trim {most} at most"
         if any(rank >= ranks for rank in self.liars):
-            return f"liars {max(self.liars)} is none of {ranks} ranks: give ranks below {ranks}"
+            return f"liars {max(self.liars)} is not one of {ranks} ranks: give ranks below {ranks}"
         return ""
 
     def sharding_problem(self, level: int) -> str:

@@ -36,7 +36,7 @@ def reduction_named(text: str) -> Reduction:
     for part in rest.split(",") if rest else ():
         key, equals, value = part.partition("=")
         if not equals:
-            refuse("reduction", f"{part!r} gives no value: give keys with values, such as every=8")
+            refuse("reduction", f"{part!r} has no value: give keys with values, such as every=8")
         if key == "compressor":
             compressor["kind"] = value
         elif key in OF_COMPRESSORS:

@@ -205,7 +205,7 @@ def _check_named(lines: Sequence[Sequence[_Word]], chunks: int, before: int) -> 
     for number, word, _, has_chunk in in_lines:
         if not has_chunk:
             have = f"there are {chunks} (line {other} has {other_word})"
-            refuse_word(number, word, f"names no chunk, but {have}: write {word[0]}0{word[1:]}")
+            refuse_word(number, word, f"lacks a chunk, but {have}: write {word[0]}0{word[1:]}")
 
 
 def _chunks(lines: Sequence[Sequence[_Word]], before: int) -> int:

@@ -425,7 +425,7 @@ def _indirect(expander: Expanding, dollar: Dollar, *, splits: bool) -> list[Piec
         return [Piece(unknown, dollar.quoted, splits)]
     name, _, key = target.chars.partition("[")
     if not name.isidentifier() and not name.isdigit():
-        problem = f"{dollar.source} names no variable but {target.chars!r}: correct it"
+        problem = f"{dollar.source} names {target.chars!r}, not a variable: correct the name"
         raise LineError(dollar.line, problem)
     pointed = Dollar(
         name=name,

@@ -325,7 +325,7 @@ def _nothing(session: Session) -> str:
     for each in session.started:
         notes = sorted(frozenset().union(*(word.assumed for word in each.words)))
         if is_launcher(each.words[0].chars) and notes and not each.is_captured:
-            return f"{notes[0]}: {each.simple.source[:80]} names no program without it"
+            return f"{notes[0]}: {each.simple.source[:80]} has no program without it"
     if session.started_scripts:
         line, path = session.started_scripts[-1]
         return (

@@ -85,7 +85,7 @@ class Cursor:
         """Read a reserved word such as ``fi``, or refuse the script in which it is missing."""
         self.lines()
         if self.reserved() != word:
-            self._lexer.fail(f"{opening} has no {word}: write it", line)
+            self._lexer.fail(f"{opening} lacks {word}: write {word} after it", line)
         self._lexer.at += len(word)
         self.blanks()
 
@@ -108,7 +108,7 @@ def read_redirect(lexer: Lexer, blanks: Callable[[], None]) -> Redirect | None:
     blanks()
     target = lexer.word()
     if not target.source:
-        lexer.fail(f"{match[0]} names no file: write it", line)
+        lexer.fail(f"{match[0]} is not followed by a file: write one", line)
     redirect = Redirect(operator=match[2], target=target, line=line, descriptor=match[1] or "")
     if match[2] in ("<<", "<<-"):
         plain = re.sub(r"\\(.)|['\"]", r"\1", target.source)
@@ -308,7 +308,7 @@ class Parser:
                 branches.append((condition, self.script()))
             word = self._cursor.reserved()
             if word not in ("elif", "else", "fi") or (otherwise and word != "fi"):
-                lexer.fail("if has no fi: write it", line)
+                lexer.fail("if is not closed: write fi after its commands", line)
         lexer.at += 2
         self._cursor.blanks()
         return If(branches=tuple(branches), otherwise=otherwise, line=line)
@@ -334,7 +334,7 @@ class Parser:
             return self._for_count(line)
         match = _FOR_NAME.match(lexer.text, lexer.at, lexer.end)
         if match is None:
-            lexer.fail("for names no variable: write for NAME in WORDS", line)
+            lexer.fail("for is not followed by a name: write for NAME in WORDS", line)
         lexer.at = match.end()
         self._cursor.lines()
         words: tuple[RawWord, ...] | None = None
@@ -385,7 +385,7 @@ class Parser:
         self._cursor.lines()
         while self._cursor.reserved() != "esac":
             if not lexer.peek():
-                lexer.fail("case has no esac: write it", line)
+                lexer.fail("case is not closed: write esac after its patterns", line)
             arms.append(self._arm(line))
             self._cursor.lines()
         lexer.at += len("esac")
@@ -432,7 +432,7 @@ class Parser:
         lexer.at = match.end()
         self._cursor.lines()
         if not lexer.peek():
-            lexer.fail(f"function {match[1]} has no body: write it", line)
+            lexer.fail(f"function {match[1]} has no body: write commands in braces", line)
         return Function(name=match[1], body=self._command(), line=line)
 
     def _redirects(self) -> tuple[Redirect, ...]:

@@ -118,7 +118,7 @@ def test_what_does_not_go_together_is_told(fields: dict, told: str) -> None:
 
 
 def test_more_liars_than_ranks_and_trimming_all_are_told() -> None:
-    with pytest.raises(InputError, match="liars 8 is none of 8 ranks"):
+    with pytest.raises(InputError, match="liars 8 is not one of 8 ranks"):
         job("all_reduce:liars=8")
     with pytest.raises(InputError, match="of 8 values 4 at each end leave none: trim 3"):
         job("all_reduce:trimmed=4")

@@ -313,7 +313,7 @@ def test_what_is_left_to_be_filled_in_is_unknown() -> None:
         ("A=1\ncase x in\n a) B", r"line 3: .*;;"),
         ("A=1\nfoo )", r"line 2: \) closes nothing"),
         ("done", r"line 1: done closes nothing"),
-        ("for i in 1 2\necho", r"line 1: for has no do"),
+        ("for i in 1 2\necho", r"line 1: for lacks do"),
         ("echo $((1/0)); torchrun x.py", r"line 1: 1/0 divides by 0"),
         ("A=$((1 +))\ntorchrun x.py", r"line 1: 1 \+ is not an arithmetic"),
         ("select x in a b; do torchrun x.py; done", r"line 1: select asks"),
@@ -323,7 +323,7 @@ def test_what_is_left_to_be_filled_in_is_unknown() -> None:
         ),
         ("A=1\n${A-\n", r"line 2: \$\{ is never closed"),
         ("[[ a == b\ntorchrun x.py", r"line 1: "),
-        ("f() {\n echo\n", r"line 1: \{ has no \}"),
+        ("f() {\n echo\n", r"line 1: \{ lacks \}"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_at_its_line(text: str, match: str) -> None:
