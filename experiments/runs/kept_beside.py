@@ -5,11 +5,14 @@ run.
 from experiments.runs.run_row import Recomputation, RunRow
 from experiments.runs.sized_models import parameters_of
 from mistlab.engines.adapters import BASE_BYTES
-from mistlab.engines.engine import EngineMemory
+from mistlab.engines.engine import MOMENTS_BYTES, EngineMemory
 from mistlab.plan.workload import ModelSpec
 
 # torch's dropout keeps a mask of one byte per value; its input is copied in 16 bits.
 MASK_BYTES, COPY_BYTES = 1, 2
+# torchao's AdamW of 4 bits: both moments, with a 32-bit scale for 128 values of each
+# (torchao/optim/subclass_4bit.py).
+FOUR_BITS = 2 * (0.5 + 4 / 128)
 
 
 def beside_bytes(
@@ -25,6 +28,9 @@ def beside_bytes(
     wide += COPY_BYTES * row.further_tables
     if row.wide_shards and row.adapters:
         wide += COPY_BYTES * parameters_of(model) // shards
+    if row.moments_of_4_bits and not row.adapters:
+        saved = MOMENTS_BYTES["adamw-8bit"] - FOUR_BITS
+        wide -= int(saved * parameters_of(model) / shards)
     if row.gathers_head:
         # The weights of embedding and head in full precision, and their gradient.
         wide += 2 * COPY_BYTES * model.vocab * model.hidden

@@ -88,6 +88,7 @@ class RunRow:
     gathers_head: bool = False
     base: Base = "16bit"
     moments: Optimizer = "adamw"
+    moments_of_4_bits: bool = False
     loss: Loss = "whole"
     states: States = "mixed"
     # Token dispatcher of experts: "flex" (overlapped), "alltoall", or "" if not given.

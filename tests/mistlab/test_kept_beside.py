@@ -8,6 +8,7 @@ import pytest
 from experiments.runs.configuration import Configuration, configuration_of
 from experiments.runs.run_jobs import job_of
 from experiments.runs.runs_table import TableRow
+from experiments.runs.sized_models import parameters_of
 from mistlab.engines.adapters import BASE_BYTES
 from simulators.symbolic import SymbolicPredictor
 
@@ -68,6 +69,15 @@ def test_a_wrapper_s_checkpointing_leaves_keys_and_values_in_the_output() -> Non
     found = run(**atorch, recompute="full")
     assert found.elsewhere.beside_bytes == TOKENS * LAYERS * 2 * 2 * KEYS
     assert run(**atorch, recompute="none").elsewhere.beside_bytes == 0
+
+
+def test_moments_of_4_bits_take_half_of_those_of_8() -> None:
+    adamw = {"engine": "TRL SFT", "date": "2025-03", "method": "full"}
+    eight, four = (run(**adamw, optimizer=f"torchao {bits}-bit AdamW") for bits in (8, 4))
+    assert eight.optimizer == four.optimizer == "adamw-8bit"
+    of_weight = 2 + 2 * 4 / 256 - 2 * (0.5 + 4 / 128)
+    saved = eight.elsewhere.beside_bytes - four.elsewhere.beside_bytes
+    assert saved == int(of_weight * parameters_of(four.shape.model))
 
 
 def test_experts_that_are_no_linear_modules_stay_in_16_bits() -> None:
