@@ -14,6 +14,7 @@ from mistlab.core.arrays import Bools, Column, Floats, Ints
 from mistlab.core.values import UncalibratedError
 from mistlab.cost.links import figure_at
 from mistlab.engines.engine import Engine
+from mistlab.engines.fitted import fitted
 from mistlab.job.prediction import Prediction
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Allocator
@@ -219,6 +220,9 @@ def _forward(passes: PassMoments, chunks: Sequence[_Chunk]) -> Floats:
 #
 # Axes: C candidates or stages.
 
+# The share of temporary tensors' bytes that the allocator caches, where adapters alone are trained.
+CACHED_SHARE: float = fitted("fsdp")["cached_share"]
+
 
 def reserved_bytes(
     figures: StagePeaks, batch: StageBatch, cluster: Cluster, engine: Engine
@@ -230,19 +234,21 @@ def reserved_bytes(
     def allocators(number: Callable[[Allocator], float]) -> Floats | float:
         return figure_at(cluster, batch.first_rank, lambda hardware: number(allocator_of(hardware)))
 
+    comes_and_goes = figures.peak_bytes - figures.held_bytes
     if engine.cached_share is not None:
-        comes_and_goes = figures.peak_bytes - figures.held_bytes
         return np.asarray(figures.peak_bytes + engine.cached_share * comes_and_goes)
     ranks = np.where(batch.zero >= 1, ranks_of("gather", batch.value), 1)
     shard = figures.largest_parameters / ranks
     head_bytes = (
         allocators(lambda allocator: allocator.head_bytes_a_parameter) * figures.head_parameters
     )
-    return np.asarray(
-        figures.peak_bytes
-        + allocators(lambda allocator: allocator.step_bytes_a_parameter) * shard
-        + np.minimum(head_bytes, allocators(lambda allocator: allocator.head_bytes))
-    )
+    of_trained = allocators(
+        lambda allocator: allocator.step_bytes_a_parameter
+    ) * shard + np.minimum(head_bytes, allocators(lambda allocator: allocator.head_bytes))
+    # The hardware's constants are those of steps that train all weights. With adapters alone no
+    # layer's step takes memory, and the allocator caches activations as it does under FSDP.
+    cached = CACHED_SHARE * comes_and_goes
+    return np.asarray(figures.peak_bytes + np.where(shard > 0, of_trained, cached))
 
 
 def room_bytes(cluster: Cluster) -> float:

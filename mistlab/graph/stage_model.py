@@ -162,7 +162,7 @@ class StageModel:
 
     def _with_adapters(self, batch: StageBatch, values: Mapping[str, Floats]) -> dict[str, Floats]:
         """The memory figures with the weights, gradients and optimizer states of low-rank adapters
-        added.
+        added; neither the largest layer nor the head has trained parameters of its own.
         """
         work = self.workload
         memory = _memory_of(
@@ -185,7 +185,9 @@ class StageModel:
             "backward_peak_bytes": held,
             "step_peak_bytes": held + of.step_buffer,
         }
-        return {name: value + figures.get(name, 0.0) for name, value in values.items()}
+        added = {name: value + figures.get(name, 0.0) for name, value in values.items()}
+        untrained = np.zeros_like(values["held_bytes"])
+        return {**added, "largest_parameters": untrained, "head_parameters": untrained}
 
     def _sizes_of(self, batch: StageBatch) -> tuple[_Sizes, Ints]:
         """The distinct sizes among the candidates, as a table, and each candidate's index into

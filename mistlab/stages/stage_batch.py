@@ -277,8 +277,8 @@ class StageFigures(StagePeaks):
     include everything: states, buffers, activations and temporaries. The step's peak is what the
     step needs by itself, wherever it is hidden. ``held_bytes`` are held all the time: states and
     buffers. Kernels read and write ``moved_bytes``, tensor-parallel ranks exchange
-    ``collective_bytes``. ``largest_parameters`` counts parameters of the largest layer,
-    ``head_parameters`` those of the head.
+    ``collective_bytes``. ``largest_parameters`` counts trained parameters of the largest
+    layer, ``head_parameters`` those of the head; both are 0 where adapters alone are trained.
     """
 
     parameters: Floats

@@ -7,6 +7,7 @@ import pytest
 from mistlab import catalog
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import FieldError
+from mistlab.cost.memory import CACHED_SHARE
 from mistlab.engines.adapters import BASE_BYTES
 from mistlab.job.prediction import Prediction
 from mistlab.machine.cluster import Cluster
@@ -20,6 +21,7 @@ from tests.workloads import workload_of
 CLUSTER = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=1, gpus_per_node=4)
 WORK = workload_of("llama-7b", 4096, 32, "bf16")
 ADAPTERS = replace(WORK, train="adapters")
+FROZEN = replace(ADAPTERS, precision="fp16")
 STAGE = StagePlan(layers=16, data_parallel=2, tensor_parallel=1, micro_batch=1, zero=1)
 # Parameters of products of a stage's blocks, and of its embedding.
 OF_BLOCKS = 16 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
@@ -53,6 +55,17 @@ def test_adapters_need_frozen_weights_and_their_own_states() -> None:
     # 4 bytes of a gradient, and half of 12 of the optimizer's state.
     spared = (OF_BLOCKS + OF_TABLE) * 10 - own * (2 + 4 + 6)
     assert whole - adapters == pytest.approx(spared, rel=0.05)
+
+
+def test_the_allocator_needs_no_bytes_for_a_step_of_frozen_layers() -> None:
+    """The hardware's bytes for each parameter of the largest layer are of its optimizer's step."""
+    whole, adapters = (
+        predicted(work, "mist").stages[1] for work in (replace(WORK, precision="fp16"), FROZEN)
+    )
+    beyond = [stage.peak_reserved_bytes - stage.peak_allocated_bytes for stage in (whole, adapters)]
+    assert beyond[0] > 18 * OF_TABLE / 2
+    held = adapters.memory.weights + adapters.memory.gradients + adapters.memory.optimizer
+    assert 0 < beyond[1] <= CACHED_SHARE * (adapters.peak_allocated_bytes - held) + 1
 
 
 def test_the_model_s_arithmetic_has_no_gradients_of_frozen_weights() -> None:
