@@ -23,7 +23,7 @@ REPLICAS = AXES["data"].dimension
 # unlimited.
 SLOWEST, FASTEST = 1e-4, 1e4
 # The range of latencies to try, in microseconds.
-LATENCIES = 1e-2, 1e7
+LATENCIES = 1e-1, 1e7
 SHARE, SECONDS = "%", "s"
 # Which links a figure is about, for the answer that the plan does not use them.
 CROSSED_BY = {

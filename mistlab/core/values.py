@@ -194,10 +194,11 @@ class NumberRange:
 
     def far_outside(self, number: float) -> str:
         """The error message for a number beyond any real size; empty if its size is plausible."""
+        unit = f", {self.usual}" if self.usual else ""
         if self.least is not None and 0 < number < self.least:
-            return f"too small: give at least {_digits(self.least)}"
+            return f"too small: give at least {_digits(self.least)}{unit}"
         if self.most is not None and number > self.most:
-            return f"too large: give at most {_digits(self.most)}"
+            return f"too large: give at most {_digits(self.most)}{unit}"
         return ""
 
 
@@ -398,12 +399,12 @@ def bounded(
     minimum: float | None = None,
     above: float | None = None,
     maximum: float | None = None,
-    most: float | None = None,
+    **far: Any,
 ) -> Metadata:
-    """Field metadata that bounds a number: at least ``minimum``, greater than ``above``, at most
-    ``maximum`` and ``most``. Messages name ``most`` only if the number exceeds it.
+    """Field metadata for the range of numbers: at least, above and at most these bounds. Only an
+    error outside ``least`` and ``most`` mentions them, and ``usual``, their unit.
     """
-    return {_BOUNDS: NumberRange(minimum=minimum, above=above, maximum=maximum, most=most)}
+    return {_BOUNDS: NumberRange(minimum=minimum, above=above, maximum=maximum, **far)}
 
 
 def quantity(*, or_zero: bool = False, most: float = MOST_QUANTITY, usual: str = "") -> Metadata:

@@ -25,6 +25,7 @@ from mistlab.core.values import Checked, bounded, from_mapping
 from mistlab.engines.engine import ENGINES, Engine, Precision
 from mistlab.job.prediction import Prediction
 from mistlab.machine.cluster import Cluster
+from mistlab.machine.consistency import doubtful_figures
 from mistlab.machine.hardware import EngineCalibration, Hardware, MeasuredAt, OwnRuns
 from mistlab.plan.workload import Workload
 
@@ -284,6 +285,8 @@ class PredictionBounds:
     # The reason why edits of the hardware's datasheet figures do not change its measured curves;
     # empty if they do.
     curves_win: str = ""
+    # Figures of the cluster that are likelier meant in another unit.
+    doubtful: tuple[str, ...] = ()
     # The bounds of the same plans on each of the other groups of equal nodes.
     others: "tuple[PredictionBounds, ...]" = ()
 
@@ -310,8 +313,9 @@ class PredictionBounds:
         """
         if not self.others:
             of_rates = (note for note in (self.scaled, self.curves_win) if note)
-            return (*of_rates, *self._on(gpus).notes)
-        all_notes = (note for one in (self, *self.others) for note in one._on(gpus).notes)
+            return (*of_rates, *self.doubtful, *self._on(gpus).notes)
+        groups = (self, *self.others)
+        all_notes = (note for one in groups for note in (*one.doubtful, *one._on(gpus).notes))
         return (*dict.fromkeys(all_notes), UNLIKE)
 
     def _on(self, gpus: int) -> "_Sure":
@@ -388,6 +392,7 @@ def _bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionB
         kind=_kind_of(workload, cluster, engine),
         scaled=_scaled_rates(cluster.hardware),
         curves_win=_curves_that_win(cluster.hardware),
+        doubtful=doubtful_figures(cluster),
         hidden=workload.model.hidden,
         sequence_length=workload.sequence_length,
     )
@@ -493,14 +498,14 @@ class PeakBounds(Checked):
     peak_reserved_bytes_high: int = field(metadata=bounded(minimum=0))
 
 
-def peak_bounds(prediction: Prediction, rooms: Sequence[float], engine: str) -> PeakBounds:
-    """The bounds of a plan's memory peak, and the probability that it fits; ``rooms`` are the bytes
-    available on a GPU of each stage.
+def peak_bounds(prediction: Prediction, rooms: Sequence[float], family: str) -> PeakBounds:
+    """Bounds of a plan's memory peak under an engine of a family, or of any if it is empty;
+    ``rooms`` are the bytes available on a GPU of each stage.
 
     A source's peaks are off together, so the stage with the least room decides. Host memory that is
     short is no matter of chance: such a plan does not fit.
     """
-    spread = known_sureness().peak_spread(ENGINES[engine].family)
+    spread = known_sureness().peak_spread(family)
     peaks = [max(1, stage.peak_reserved_bytes) for stage in prediction.stages]
     slack = min(room / peak for room, peak in zip(rooms, peaks, strict=False))
     lacks_host = not prediction.fits and slack >= 1

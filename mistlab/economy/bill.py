@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from mistlab.core.values import Checked, bounded
 from mistlab.graph.stage_model import StageModel
+from mistlab.machine.consistency import OF_BOARD
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
 from mistlab.stages.stage_batch import StageBatch
@@ -92,6 +93,10 @@ def steps_of(tokens: float, tokens_a_step: int) -> float:
 
 
 WATTS_A_KILOWATT = 1000.0
+# Dollars for an hour of one GPU.
+OF_AN_HOUR = bounded(
+    minimum=0, most=40, usual="dollars of one GPU (250 cents are 2.5; a node of 8 for 98 is 12.25)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +108,10 @@ class Prices(Checked):
     kilowatt hour.
     """
 
-    usd_per_gpu_hour: float = field(metadata=bounded(minimum=0))
-    watts: float = field(metadata=bounded(minimum=0))
-    overhead: float = field(metadata=bounded(minimum=1))
-    kg_per_kwh: float = field(metadata=bounded(minimum=0))
+    usd_per_gpu_hour: float = field(metadata=OF_AN_HOUR)
+    watts: float = field(metadata=bounded(minimum=0, least=5, most=5000, usual=OF_BOARD))
+    overhead: float = field(metadata=bounded(minimum=1, most=10, usual="a factor (120 % are 1.2)"))
+    kg_per_kwh: float = field(metadata=bounded(minimum=0, most=5, usual="kg (414 g are 0.414)"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

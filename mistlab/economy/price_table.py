@@ -8,6 +8,7 @@ from datetime import date
 from typing import Any, Self
 
 from mistlab.core.values import bounded, check_fields, from_mapping, refuse, reject, shown, within
+from mistlab.economy.bill import OF_AN_HOUR
 
 # The fields that a file of GPU prices must have, with what to write in each; a price is useless
 # without its date.
@@ -23,7 +24,7 @@ class GpuPrice:
     """The hourly price of one kind of GPU, of which at most ``most_gpus`` can be rented at once."""
 
     hardware: str
-    usd_per_gpu_hour: float = field(metadata=bounded(minimum=0, most=1e6))
+    usd_per_gpu_hour: float = field(metadata=OF_AN_HOUR)
     most_gpus: int = field(default=8, metadata=bounded(minimum=1, most=1_000_000))
 
     def __post_init__(self) -> None:

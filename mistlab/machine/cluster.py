@@ -21,6 +21,7 @@ from mistlab.core.values import (
     refuse,
 )
 from mistlab.engines.engine import Precision
+from mistlab.machine.consistency import IN_GIB, OF_NODE
 from mistlab.machine.hardware import Hardware
 from mistlab.network.tiers import Network
 
@@ -122,8 +123,10 @@ class Cluster:
     hardware: Hardware
     nodes: int = field(metadata=bounded(minimum=1, maximum=MOST_NODES))
     gpus_per_node: int = field(metadata=bounded(minimum=1, most=MOST_GPUS_OF_NODE))
-    memory_gib: float | None = field(default=None, metadata=quantity())
-    host_memory_gib: float | None = field(default=None, metadata=quantity())
+    memory_gib: float | None = field(default=None, metadata=quantity(most=1500, usual=IN_GIB))
+    host_memory_gib: float | None = field(
+        default=None, metadata=quantity(most=MOST_GPUS_OF_NODE * 1024, usual=OF_NODE)
+    )
     intra_node_gbytes_per_s: float | None = field(default=None, metadata=quantity())
     inter_node_gbytes_per_s: float | None = field(default=None, metadata=quantity())
     keep_free_gib: float | None = field(default=None, metadata=quantity(or_zero=True))

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Literal
 
 from mistlab.core.units import GBYTES, GIB_BYTES, MIB_BYTES, MICROSECONDS, TFLOP
@@ -19,6 +18,19 @@ from mistlab.core.values import (
     refuse,
 )
 from mistlab.engines.engine import Precision, names_for_plans
+from mistlab.machine.consistency import (
+    IN_GIB,
+    IN_MIB,
+    OF_BOARD,
+    OF_HOST,
+    OF_LINK,
+    OF_MEMORY,
+    OF_NETWORK,
+    OF_NODE,
+    OF_PEAK,
+    OF_TIME,
+    check_consistency,
+)
 from mistlab.machine.slowdowns import Interference
 
 # The rate of a GPU inside a training step, for each class of operators (GEMMs, attention, ...).
@@ -101,7 +113,7 @@ class Compute:
 
     rates: tuple[Rate, ...]
     sustained: float = field(default=1.0, metadata=bounded(above=0, maximum=1))
-    launch_us: float = field(metadata=quantity(or_zero=True))
+    launch_us: float = field(metadata=quantity(or_zero=True, usual=OF_TIME))
     host_computes: bool = False
 
     def __post_init__(self) -> None:
@@ -140,7 +152,7 @@ class Line:
     ``smallest_mib`` to ``largest_mib``.
     """
 
-    latency_us: float = field(metadata=quantity(or_zero=True))
+    latency_us: float = field(metadata=quantity(or_zero=True, usual=OF_TIME))
     gbytes_per_s: float = field(metadata=quantity())
     smallest_mib: float = field(metadata=quantity())
     largest_mib: float = field(metadata=quantity())
@@ -202,6 +214,11 @@ class Transfers:
 # Constants fitted to whole runs: memory besides tensors, and bounds of predicted times.
 
 
+# The largest half-width of bounds, as a share; a larger one is in per cent.
+MOST_FAR_OFF = 3
+OF_SHARE = "as a share (8 % are 0.08)"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocator(Checked):
     """Memory of engine ``mistlab`` besides its tensors, inside and outside torch's allocator.
@@ -215,8 +232,8 @@ class Allocator(Checked):
 
     step_bytes_a_parameter: float = field(metadata=quantity(or_zero=True))
     head_bytes_a_parameter: float = field(metadata=quantity(or_zero=True))
-    head_mib: float = field(metadata=quantity(or_zero=True))
-    outside_mib: float = field(metadata=quantity(or_zero=True))
+    head_mib: float = field(metadata=quantity(or_zero=True, usual=IN_MIB))
+    outside_mib: float = field(metadata=quantity(or_zero=True, usual=IN_MIB))
     communicator_mib: float | None = field(default=None, metadata=quantity(or_zero=True))
 
     @property
@@ -268,8 +285,8 @@ class EngineCalibration:
     """
 
     engine: str = field(metadata=name_in(names_for_plans))
-    half_width: float = field(metadata=quantity())
-    far_half_width: float = field(metadata=quantity())
+    half_width: float = field(metadata=quantity(most=MOST_FAR_OFF, usual=OF_SHARE))
+    far_half_width: float = field(metadata=quantity(most=MOST_FAR_OFF, usual=OF_SHARE))
     reach: float = field(metadata=quantity())
     runs: int = field(metadata=bounded(minimum=0))
     at: tuple[MeasuredAt, ...]
@@ -313,13 +330,6 @@ LENT = CALIBRATED[:-1]
 # The largest half-width of errors with which a GPU lends its rates to others, by hand: the best
 # engine's is 0.36 on the A10G, where only unfused attention was measured, at most 0.1 elsewhere.
 MOST_HALF_WIDTH = 0.3
-# The units of hardware figures, each with an example, for error messages.
-IN_GIB = "GiB (81,920 MiB are 80)"
-OF_MEMORY = "GB/s (3.35 TB/s are 3350)"
-OF_PEAK = "TFLOP/s (0.989 PFLOP/s are 989)"
-OF_LINK = "GB/s of one direction (900 both ways are 450)"
-OF_HOST = "GB/s of one direction (PCIe 5.0 x16 has 63)"
-OF_NETWORK = "GB/s of the node (3200 Gb/s are 400; where there is no network any rate)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,7 +392,7 @@ class Gpu(Checked):
     memory_gib: float = field(metadata=quantity(usual=IN_GIB))
     memory_gbytes_per_s: float = field(metadata=quantity(usual=OF_MEMORY))
     peak_tflops: PeakTflops
-    board_watts: float | None = field(default=None, metadata=quantity())
+    board_watts: float | None = field(default=None, metadata=quantity(usual=OF_BOARD))
     architecture: ArchitectureName | None = None
     cores: int | None = field(default=None, metadata=bounded(minimum=1))
 
@@ -421,7 +431,7 @@ class Node(Checked):
     """
 
     gpus: int = field(metadata=bounded(minimum=1, most=MOST_GPUS_OF_NODE))
-    host_memory_gib: float = field(metadata=quantity())
+    host_memory_gib: float = field(metadata=quantity(usual=OF_NODE))
     intra_node_gbytes_per_s: float = field(metadata=quantity(usual=OF_LINK))
     inter_node_gbytes_per_s: float = field(metadata=quantity(usual=OF_NETWORK))
     host_link_gbytes_per_s: float = field(metadata=quantity(usual=OF_HOST))
@@ -456,7 +466,7 @@ class DatasheetFigures(Checked):
 
     memory_gbytes_per_s: float = field(metadata=quantity(usual=OF_MEMORY))
     peak_tflops: PeakTflops
-    board_watts: float | None = field(default=None, metadata=quantity())
+    board_watts: float | None = field(default=None, metadata=quantity(usual=OF_BOARD))
     intra_node_gbytes_per_s: float = field(metadata=quantity(usual=OF_LINK))
     inter_node_gbytes_per_s: float = field(metadata=quantity(usual=OF_NETWORK))
     host_link_gbytes_per_s: float = field(metadata=quantity(usual=OF_HOST))
@@ -515,9 +525,7 @@ class Hardware:
                 refuse(f"provenance.{group}", f"goes with {group}: give both, or neither")
         if not self.name.strip():
             refuse("name", "is empty: give the hardware a name")
-        if self.gpu.cores is None:
-            _check_units(self)
-        _check_curves(self)
+        check_consistency(self)
 
     @property
     def figures(self) -> DatasheetFigures:
@@ -545,56 +553,3 @@ def can_lend(hardware: Hardware) -> bool:
     widths = [one.half_width for one in hardware.engines or ()]
     is_near = not widths or min(widths) <= MOST_HALF_WIDTH
     return compute is not None and compute.kind == "measured" and is_near
-
-
-# Plausible ranges of a GPU's figures, beyond all datasheets; others are in another unit.
-_USUAL = {
-    "gpu.memory_gib": (1, 1500, IN_GIB),
-    "gpu.memory_gbytes_per_s": (60, 40_000, OF_MEMORY),
-    "gpu.peak_tflops.fp16": (3, 100_000, OF_PEAK),
-    "node.intra_node_gbytes_per_s": (0.5, 5000, OF_LINK),
-    "node.host_link_gbytes_per_s": (0.5, 2000, OF_HOST),
-}
-_MOST_NETWORK_OF_GPU = 200
-# The tolerance, a factor, for curves above datasheet figures; the size of the GEMM compared.
-_SLACK, _SIDE = 1.0625, 8192
-_OR_EDITED = "give a lower rate, or measured_with, the figures under which it was measured"
-
-
-def _check_units(hardware: Hardware) -> None:
-    for path, (least, most, usual) in _USUAL.items():
-        value: float = attrgetter(path)(hardware)
-        if not least <= value <= most:
-            bound = f"less than {least:g}" if value < least else f"more than {most:g}"
-            refuse(path, f"{value:g} is {bound}, outside the range of GPUs: give {usual}")
-    network, gpus = hardware.node.inter_node_gbytes_per_s, hardware.node.gpus
-    if network > _MOST_NETWORK_OF_GPU * gpus:
-        refuse(
-            "node.inter_node_gbytes_per_s",
-            f"{network:g} is more than any node of {gpus} GPUs has: give {OF_NETWORK}",
-        )
-
-
-def _check_curves(hardware: Hardware) -> None:
-    """Refuse measured rates that exceed the datasheet figures of the measured machine."""
-    figures, compute = hardware.measured_with or hardware.figures, hardware.compute
-    if compute is not None:
-        rate, flop = compute.rate("matmul"), 2.0 * _SIDE**3
-        seconds = flop * rate.s_per_flop + 6.0 * _SIDE**2 * rate.s_per_byte
-        reached = flop / seconds * compute.sustained / TFLOP
-        peak = max(figures.peak_tflops.fp16, figures.peak_tflops.bf16 or 0.0)
-        if reached > _SLACK * peak:
-            problem = f"matmul reaches {reached:.0f} TFLOP/s, above peak_tflops {peak:g}"
-            refuse("compute.rates", f"{problem}: {_OR_EDITED}")
-    link, host = figures.intra_node_gbytes_per_s, figures.host_link_gbytes_per_s
-    for group in () if hardware.transfers is None else hardware.transfers.groups:
-        inside = group.nodes == 1 and (group.gpus_in_node - 1) / group.gpus_in_node
-        for name, share, most in (
-            *(("all_gather", inside, link), ("reduce_scatter", inside, link)),
-            *(("all_reduce", 2 * inside, link), ("all_to_all", inside, link)),
-            *(("host_to_device", 1.0, host), ("device_to_host", 1.0, host)),
-        ):
-            line: Line | None = getattr(group, name)
-            if line is not None and line.gbytes_per_s * share > _SLACK * most:
-                moved = f"{name} moves {line.gbytes_per_s * share:.0f} GB/s over a link"
-                refuse("transfers.groups", f"{moved}, above the stated {most:g}: {_OR_EDITED}")

@@ -44,7 +44,10 @@ class Tier(Checked):
     gpus: int = field(metadata=bounded(minimum=1, most=MOST_GPUS))
     gbytes_per_s: float | None = field(default=None, metadata=quantity())
     oversubscription: float | None = field(default=None, metadata=bounded(minimum=1))
-    latency_us: float | None = field(default=None, metadata=quantity(or_zero=True))
+    latency_us: float | None = field(
+        default=None,
+        metadata=bounded(minimum=0, least=0.05, most=1e7, usual="microseconds (0.04 ms are 40)"),
+    )
     reduces: bool = False
     scattered: bool = False
     rails: bool = False

@@ -28,7 +28,6 @@ from mistlab.schedule.orders import (
     ORDERS,
     TURNING,
     fewer_micro_batches,
-    in_flight,
     order_problem,
 )
 from mistlab.schedule.placement import Placement, loop, most_chunks
@@ -422,7 +421,7 @@ def in_flight_of_plan(plan: Plan) -> Sequence[float]:
     """
     stages, micro_batches = plan.num_stages, plan.micro_batches
     if plan.order == DEFAULT_ORDER:
-        return [in_flight(stage, stages, micro_batches) for stage in range(stages)]
+        return [min(micro_batches, left) for left in range(stages, 0, -1)]
     moments = moments_of_plan(plan)
     return [one.most_held(stage.layers) for one, stage in zip(moments, plan.stages, strict=True)]
 

@@ -116,7 +116,7 @@ def test_engines_hold_what_they_keep_beyond_layers_graphs(engine: str, checkpoin
         assert one.peak_bytes == pytest.approx(stage.peak_allocated_bytes, rel=1e-9)
 
 
-@pytest.mark.parametrize("link_gbytes_per_s", [1.0, 1000.0])
+@pytest.mark.parametrize("link_gbytes_per_s", [1.0, 100.0])
 def test_offloading_keeps_to_its_memory_however_slow_copies_are(link_gbytes_per_s: float) -> None:
     """Tasks wait where the memory that was promised would not do."""
     slow = Line(latency_us=0.0, gbytes_per_s=link_gbytes_per_s, smallest_mib=1.0, largest_mib=1.0)

@@ -134,7 +134,7 @@ def test_memory_is_judged_by_each_stage_s_own_gpu() -> None:
 
 
 def test_host_memory_is_judged_by_each_node_s_own() -> None:
-    little = replace(L4, node=replace(L4.node, host_memory_gib=1.0))
+    little = replace(L4, node=replace(L4.node, gpus=4, host_memory_gib=4.0))
     plan = PLANS["everything swapped"]
     swapped = plan.stages[0]
     first, last = (replace(plan, stages=both) for both in ((swapped, HALF), (HALF, swapped)))

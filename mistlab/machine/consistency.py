@@ -1,0 +1,281 @@
+"""Checks that the figures of a hardware file are in the units of their fields, and agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Any, TypeAlias
+
+from mistlab.core.units import GIB_BYTES, MIB_BYTES, TFLOP
+from mistlab.core.values import refuse
+
+# Values of ``mistlab.machine.hardware`` and ``mistlab.machine.cluster``, which import this file.
+Hardware: TypeAlias = Any
+DatasheetFigures: TypeAlias = Any
+Line: TypeAlias = Any
+Rate: TypeAlias = Any
+Cluster: TypeAlias = Any
+
+# The units of figures with examples, for error messages.
+IN_GIB = "GiB (81,920 MiB are 80)"
+OF_MEMORY = "GB/s (3.35 TB/s are 3350, as are 26,800 Gb/s)"
+OF_PEAK = "TFLOP/s (0.989 PFLOP/s are 989)"
+OF_LINK = "GB/s of one direction (900 both ways are 450, 0.9 TB/s are 900)"
+OF_HOST = "GB/s of one direction (PCIe 5.0 x16 has 63)"
+OF_NETWORK = "GB/s of the node (3200 Gb/s are 400; where there is no network any rate)"
+OF_BOARD = "watts of one GPU (0.7 kW are 700)"
+OF_NODE = "GiB of the node (2 TB are 2048, 524,288 MiB are 512)"
+OF_TIME = "microseconds (0.04 ms are 40)"
+IN_MIB = "MiB (0.5 GiB are 512)"
+
+# Plausible ranges of figures, far beyond all datasheets: others are in another unit. PCIe 3.0 with
+# one lane has 0.985 GB/s (datasheet).
+_USUAL: dict[str, tuple[float, float, str]] = {
+    "memory_gbytes_per_s": (60, 40_000, OF_MEMORY),
+    "peak_tflops.fp16": (3, 100_000, OF_PEAK),
+    "board_watts": (5, 5000, OF_BOARD),
+    "intra_node_gbytes_per_s": (0.95, 5000, OF_LINK),
+    "host_link_gbytes_per_s": (0.95, 2000, OF_HOST),
+}
+_GIB, _HOST_GIB, _HOST_GIB_OF_GPU = (1, 1500), (4, 8192), (1, 1024)
+# The least and the most of a figure, as multiples of another one, by datasheets: fewer bits are
+# never slower, links read the GPU's memory, and GPUs reach one another by the host's links.
+_AGREEING: tuple[tuple[str, float, float, str, str], ...] = (
+    ("peak_tflops.bf16", 1 / 64, 8, "peak_tflops.fp16", OF_PEAK),
+    ("peak_tflops.fp32", 1 / 256, 1, "peak_tflops.fp16", OF_PEAK),
+    ("peak_tflops.fp8", 0.9, 16, "peak_tflops.fp16", OF_PEAK),
+    ("peak_tflops.fp4", 0.9, 32, "peak_tflops.fp16", OF_PEAK),
+    ("memory_gbytes_per_s", 0, 120, "memory_gib", OF_MEMORY),
+    ("intra_node_gbytes_per_s", 1 / 16, 1e9, "host_link_gbytes_per_s", OF_LINK),
+    ("intra_node_gbytes_per_s", 0, 0.5, "memory_gbytes_per_s", OF_LINK),
+    ("host_link_gbytes_per_s", 0, 0.5, "memory_gbytes_per_s", OF_HOST),
+)
+# The network of a GPU: at most so many times its host link, and so many GB/s.
+_OF_HOST_LINK, _MOST_NETWORK_OF_GPU = 2.5, 200
+# Microseconds of a launch, and the least latency of a transfer, where they are not 0: measured ones
+# begin at 5.
+_LAUNCH_US, _LEAST_LATENCY_US = (0.2, 5000), 0.05
+_LEAST_MIB = 1
+# The tolerance, as a factor, for curves above datasheet figures; and the size of GEMMs compared.
+_SLACK, _SIDE = 1.0625, 8192
+# Rates of attention are divided by the shares that engines reach, before they are multiplied again.
+_SLACK_OF_ATTENTION = 4
+# Measured curves below this share of what is stated are in a unit a thousand times as large.
+_LEAST_SHARE = 0.002
+_OR_EDITED = "give a lower rate, or measured_with, the figures under which it was measured"
+# Classes of operators that only move bytes, and the peak that bounds each of the others.
+_MOVING = ("memory", "scan", "step")
+_PEAK_OF: dict[str, str] = {
+    **dict.fromkeys(("matmul", "grouped_matmul", "attention_forward", "attention_backward"), ""),
+    **dict.fromkeys(("matmul_8bit", "grouped_matmul_8bit"), "fp8"),
+    "matmul_4bit": "fp4",
+}
+# GB/s of the fastest links of an architecture by datasheets, each way: between GPUs, of a GPU's
+# network, to the host.
+_LINKS_OF = {
+    "volta": (150, 12.5, 15.75),
+    "turing": (50, 12.5, 15.75),
+    "ampere": (300, 25, 31.5),
+    "ampere-graphics": (56.25, 25, 31.5),
+    "ada": (63, 50, 31.5),
+    "hopper": (450, 50, 450),
+    "blackwell": (900, 100, 450),
+    "blackwell-graphics": (63, 100, 63),
+    "cdna2": (150, 25, 36),
+    "cdna3": (448, 50, 63),
+    "cdna4": (537.6, 100, 63),
+}
+# Memory of GPUs has at most so many GB/s for each GiB, and networks have at least so many GB/s.
+_USUAL_OF_GIB, _SLOW_NETWORK = 90, 1.0
+# Figures above these of datasheets by more than this factor are asked about.
+_DOUBTFUL = 1.1
+
+
+def check_consistency(hardware: Hardware) -> None:
+    """Refuse figures in another unit, and figures or curves that contradict one another; hosts that
+    stand for GPUs have figures of any size, and so have nodes whose links were measured.
+    """
+    if _is_stated(hardware):
+        node = hardware.node
+        _in_range("gpu.memory_gib", hardware.gpu.memory_gib, *_GIB, IN_GIB)
+        ends = zip(_HOST_GIB, _HOST_GIB_OF_GPU, strict=True)
+        least, most = (max(of_node, node.gpus * of_gpu) for of_node, of_gpu in ends)
+        _in_range("node.host_memory_gib", node.host_memory_gib, least, most, OF_NODE)
+        _check_figures(hardware, hardware.figures, "")
+        if hardware.measured_with is not None:
+            _check_figures(hardware, hardware.measured_with, "measured_with.")
+        _check_launches(hardware)
+        _check_lines(hardware)
+    _check_rates(hardware)
+
+
+def _is_stated(hardware: Hardware) -> bool:
+    """Whether somebody wrote down the figures of a machine with GPUs."""
+    return hardware.gpu.cores is None and hardware.provenance.node.kind != "measured"
+
+
+def _in_range(path: str, value: float, least: float, most: float, usual: str) -> None:
+    if not least <= value <= most:
+        bound = f"less than {least:g}" if value < least else f"more than {most:g}"
+        refuse(path, f"{value:g} is {bound}, outside the range of GPUs: give {usual}")
+
+
+def _check_figures(hardware: Hardware, figures: DatasheetFigures, holder: str) -> None:
+    def path_of(name: str) -> str:
+        return f"{holder or ('node.' if hasattr(hardware.node, name) else 'gpu.')}{name}"
+
+    for name, (least, most, usual) in _USUAL.items():
+        if (value := attrgetter(name)(figures)) is not None:
+            _in_range(path_of(name), value, least, most, usual)
+    for name, least, most, other, usual in _AGREEING:
+        value = attrgetter(name)(figures)
+        unit = attrgetter(other)(hardware.gpu if other == "memory_gib" else figures)
+        if value is not None and not least * unit <= value <= most * unit:
+            limit, word = (least, "below") if value < least * unit else (most, "above")
+            times = "" if limit == 1 else f"{limit:.3g} times "
+            refuse(path_of(name), f"{value:g} is {word} {times}{other} ({unit:g}): give {usual}")
+    if problem := _too_fast(figures.inter_node_gbytes_per_s, hardware):
+        refuse(path_of("inter_node_gbytes_per_s"), problem)
+
+
+def _too_fast(network: float, hardware: Hardware) -> str:
+    """What is wrong with a network that no node of these GPUs has; empty if nothing is."""
+    node = hardware.node
+    of_gpu = min(_MOST_NETWORK_OF_GPU, _OF_HOST_LINK * node.host_link_gbytes_per_s)
+    if network <= of_gpu * node.gpus:
+        return ""
+    return f"{network:g} is more than any node of {node.gpus} such GPUs has: give {OF_NETWORK}"
+
+
+def _check_launches(hardware: Hardware) -> None:
+    """Refuse times of launches and memory outside torch that are in another unit."""
+    compute, allocator = hardware.compute, hardware.allocator
+    if compute is not None and compute.launch_us > 0:
+        _in_range("compute.launch_us", compute.launch_us, *_LAUNCH_US, OF_TIME)
+    most = hardware.gpu.memory_gib * GIB_BYTES / MIB_BYTES
+    for name in () if allocator is None else ("head_mib", "outside_mib", "communicator_mib"):
+        if value := getattr(allocator, name):
+            _in_range(f"allocator.{name}", value, _LEAST_MIB, most, IN_MIB)
+
+
+def _check_rates(hardware: Hardware) -> None:
+    """Refuse rates of operators above the stated ones, or far below."""
+    figures, compute = hardware.measured_with or hardware.figures, hardware.compute
+    peaks = figures.peak_tflops
+    for index, rate in enumerate(() if compute is None else compute.rates):
+        assert compute is not None
+        path, name = f"compute.rates[{index}]", rate.operators
+        if _is_stated(hardware):
+            for figure, stated in (
+                ("tflops", peaks.fp16),
+                ("gbytes_per_s", figures.memory_gbytes_per_s),
+            ):
+                value = getattr(rate, figure)
+                if value is not None and value < _LEAST_SHARE * stated:
+                    unit = OF_PEAK if figure == "tflops" else OF_MEMORY
+                    problem = f"{value:g} of {name} is far below the stated {stated:g}"
+                    refuse(f"{path}.{figure}", f"{problem}: give {unit}")
+        if _is_stated(hardware) and name in _MOVING and rate.gbytes_per_s is not None:
+            moved, most = rate.gbytes_per_s * compute.sustained, figures.memory_gbytes_per_s
+            if moved > _SLACK * most:
+                problem = f"{name} moves {moved:.0f} GB/s, above memory_gbytes_per_s {most:g}"
+                refuse("compute.rates", f"{problem}: {_OR_EDITED}")
+        if name in _PEAK_OF and rate.tflops is not None:
+            narrow = _PEAK_OF[name]
+            peak = getattr(peaks, narrow) if narrow else max(peaks.fp16, peaks.bf16 or 0.0)
+            reached = _reached_tflops(rate) * compute.sustained
+            slack = _SLACK_OF_ATTENTION if name.startswith("attention") else _SLACK
+            if peak is not None and reached > slack * peak:
+                problem = f"{name} reaches {reached:.0f} TFLOP/s, above peak_tflops {peak:g}"
+                refuse("compute.rates", f"{problem}: {_OR_EDITED}")
+
+
+def _reached_tflops(rate: Rate) -> float:
+    """The rate of a product of large square matrices, or of operators with as many bytes."""
+    flop = 2.0 * _SIDE**3
+    seconds: float = flop * rate.s_per_flop + 6.0 * _SIDE**2 * rate.s_per_byte
+    return flop / seconds / TFLOP
+
+
+def _check_lines(hardware: Hardware) -> None:
+    """Refuse curves of transfers above the stated rates of links, or far below."""
+    figures = hardware.measured_with or hardware.figures
+    most_mib = hardware.gpu.memory_gib * GIB_BYTES / MIB_BYTES
+    for path, name, line, share, stated in _lines(hardware, figures):
+        moved = f"{name} moves {line.gbytes_per_s * share:.3g} GB/s over a link"
+        if line.gbytes_per_s * share > _SLACK * stated:
+            refuse("transfers.groups", f"{moved}, above the stated {stated:g}: {_OR_EDITED}")
+        if line.gbytes_per_s < _LEAST_SHARE * stated:
+            problem = f"{line.gbytes_per_s:g} is far below the stated {stated:g}"
+            refuse(f"{path}.gbytes_per_s", f"{problem}: give GB/s (0.45 TB/s are 450)")
+        if 0 < line.latency_us < _LEAST_LATENCY_US:
+            problem = f"{line.latency_us:g} is less than {_LEAST_LATENCY_US:g}"
+            refuse(f"{path}.latency_us", f"{problem}, as no transfer takes: give {OF_TIME}")
+        if line.largest_mib > most_mib:
+            problem = f"{line.largest_mib:g} is more than a GPU's memory of {most_mib:g} MiB"
+            refuse(f"{path}.largest_mib", f"{problem}: give MiB (1,048,576 bytes are 1)")
+
+
+def _lines(
+    hardware: Hardware, figures: DatasheetFigures
+) -> Iterator[tuple[str, str, Line, float, float]]:
+    """Each curve of transfers with its path, its name, the share of its bytes that one link moves,
+    and the stated rate of that link. What shares of a network several nodes take is not known.
+    """
+    transfers = hardware.transfers
+    if transfers is None:
+        return
+    link, host = figures.intra_node_gbytes_per_s, figures.host_link_gbytes_per_s
+    network = figures.inter_node_gbytes_per_s
+    for name, stated in (("in_node", link), ("across_nodes", network)):
+        if (line := getattr(transfers, name)) is not None:
+            yield f"transfers.{name}", name, line, 1.0, stated
+    for index, group in enumerate(transfers.groups):
+        inside = group.nodes == 1 and (group.gpus_in_node - 1) / group.gpus_in_node
+        between = link if group.nodes == 1 else network
+        for name, share, stated in (
+            *(("all_gather", inside, between), ("reduce_scatter", inside, between)),
+            *(("all_reduce", 2 * inside, between), ("all_to_all", inside, between)),
+            *(("host_to_device", 1.0, host), ("device_to_host", 1.0, host)),
+        ):
+            if (line := getattr(group, name)) is not None:
+                yield f"transfers.groups[{index}].{name}", name, line, share, stated
+
+
+def doubtful_figures(cluster: Cluster) -> tuple[str, ...]:
+    """Notes on figures that a machine may have, but that are likelier meant in another unit."""
+    return tuple(_doubts(cluster)) if _is_stated(cluster.hardware) else ()
+
+
+def _doubts(cluster: Cluster) -> Iterator[str]:
+    node, gpu = cluster.hardware.node, cluster.hardware.gpu
+    if cluster.memory_gib is not None and cluster.memory_gib < _GIB[0]:
+        yield f"memory_gib is {cluster.memory_gib:g}: give {IN_GIB}, if these are TB"
+    host_gib = cluster.host_memory_gib
+    if host_gib is not None and host_gib < node.gpus:
+        yield f"host_memory_gib is {host_gib:g}, below one for each GPU: give {OF_NODE}"
+    if gpu.memory_gbytes_per_s > _USUAL_OF_GIB * gpu.memory_gib:
+        given = gpu.memory_gbytes_per_s
+        yield f"memory_gbytes_per_s is {given:g}: if these are Gb/s, give {given / 8:g}"
+    intra = cluster.given_gbytes_per_s("intra_node_gbytes_per_s") or node.intra_node_gbytes_per_s
+    inter = cluster.given_gbytes_per_s("inter_node_gbytes_per_s") or node.inter_node_gbytes_per_s
+    for name, rate, least in (
+        ("intra_node", intra, node.host_link_gbytes_per_s / 16),
+        ("inter_node", inter, _SLOW_NETWORK),
+    ):
+        if rate < least:
+            yield f"{name}_gbytes_per_s is {rate:g}: if these are TB/s, give {1000 * rate:g}"
+    if gpu.architecture not in _LINKS_OF:
+        return
+    link, network, host = _LINKS_OF[gpu.architecture]
+    for name, rate, most in (
+        ("intra_node", intra, link),
+        ("inter_node", inter, network * node.gpus),
+        ("host_link", node.host_link_gbytes_per_s, host),
+    ):
+        if rate > _DOUBTFUL * most:
+            both = "" if name == "inter_node" else f"{rate / 2:g} if both ways are counted, "
+            yield (
+                f"{name}_gbytes_per_s is {rate:g}, and {gpu.architecture} GPUs have {most:g} each "
+                f"way: give {both}{rate / 8:g} if these are Gb/s"
+            )
