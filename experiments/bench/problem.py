@@ -14,6 +14,7 @@ from mistlab.core.values import InputError, refuse, reject
 from mistlab.cost.confidence import PeakBounds, peak_bounds
 from mistlab.cost.memory import allocator_of, host_bytes_over, room_bytes, room_of_plan
 from mistlab.economy.bill import model_parameters
+from mistlab.engines.engine import ENGINES
 from mistlab.job.job import (
     Job,
     fields_of,
@@ -258,7 +259,7 @@ def fit_words(job: Job, prediction: Prediction) -> tuple[Fit, str]:
 def peak_bounds_of(job: Job, prediction: Prediction) -> PeakBounds:
     """The probability that a job's plan fits, and the bounds of its peak."""
     rooms: list[float] = room_of_plan(job.cluster, job.plan).tolist()
-    return peak_bounds(prediction, rooms, job.plan.engine)
+    return peak_bounds(prediction, rooms, ENGINES[job.plan.engine].family)
 
 
 def probable_words(bounds: PeakBounds) -> str:

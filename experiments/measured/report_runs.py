@@ -25,6 +25,7 @@ from experiments.measured.group_errors import group_lines
 from experiments.measured.lent_kernels import kernel_lines
 from experiments.measured.peaks import known_peaks, peak_lines, peak_misses
 from experiments.measured.predict_runs import RowPredictor
+from experiments.measured.refitted import without_own_rows
 from experiments.pages.page_tables import IN_A_FILE, write_page
 from experiments.pages.study import beside
 from experiments.pages.tables import narrow
@@ -135,7 +136,8 @@ def report(options: argparse.Namespace) -> int:
     introduction = "\n\n".join(beside("report_runs")).replace("(runs.svg)", f"({options.name}.svg)")
     page = [f"{introduction}\n", *_summary("All tables", plain), *left_out_lines(plain)]
     known = _known(plain)
-    page += by_source_lines(known, [*peak_lines(known)])
+    fair = without_own_rows(known)
+    page += by_source_lines(fair, [*peak_lines(fair)])
     lent = runs_from_datasheets(known)
     page += datasheet_lines(known, lent)
     if options.kernels:

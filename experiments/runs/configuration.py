@@ -13,6 +13,7 @@ from experiments.runs.attention_kernels import AttentionKernel
 from experiments.runs.dialects.dialect import row_of
 from experiments.runs.dialects.gpu_names import Gpus, gpus_of
 from experiments.runs.kept_elsewhere import ALL_KEPT, KeptElsewhere
+from experiments.runs.named_recomputation import redone_of
 from experiments.runs.run_row import Recomputation, RunRow
 from experiments.runs.runs_table import TableRow, counts_of
 from experiments.runs.sequences import sequences_of, tokens_of
@@ -569,12 +570,13 @@ def recomputation_of(row: RunRow, model: ModelSpec, notes: list[str]) -> Recompu
     """The recomputation that a row gives, or else the one that its software's recipes use."""
     if row.recompute:
         text = row.recompute_text if row.recompute == "unknown" else ""
-        return Recomputation(way=row.recompute, blocks=row.recomputed_blocks, text=text)
+        way, blocks = row.recompute, row.recomputed_blocks
+        return Recomputation(way=way, blocks=blocks, text=text, redone=redone_of(row))
     is_large = _weights(model) > row.recipe_recompute_above
-    way = row.recipe_recompute if is_large else ""
-    as_recipes = f"{way} assumed, as recipes have it" if way else "none assumed"
+    usual = row.recipe_recompute if is_large else ""
+    as_recipes = f"{usual} assumed, as recipes have it" if usual else "none assumed"
     notes.append(f"recompute is empty: {as_recipes}")
-    return Recomputation(way=way or "none")
+    return Recomputation(way=usual or "none")
 
 
 def _weights(model: ModelSpec) -> float:

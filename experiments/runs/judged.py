@@ -118,8 +118,16 @@ def judged(row: TableRow, answer: RunAnswer) -> Judged:
         row=row,
         answer=answer,
         measured_s=_seconds(row.cells, answer),
-        measured_gib=_measured(row.cells, "memory_gib"),
+        measured_gib=_peak_gib(row.cells),
     )
+
+
+def _peak_gib(cells: Mapping[str, str]) -> float | None:
+    """The measured peak; of one rounded up to a whole number the middle of what it may have
+    been.
+    """
+    gib = _measured(cells, "memory_gib")
+    return gib - 0.5 if gib is not None and row_of(cells).rounded_up else gib
 
 
 def _seconds(cells: Mapping[str, str], answer: RunAnswer) -> float | None:

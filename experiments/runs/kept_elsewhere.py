@@ -33,9 +33,10 @@ class KeptElsewhere:
     reads a checkpoint, and one with ``whole_gradients`` reduces gradients after its last
     micro-batch alone (``no_sync``), so that each rank has all of them until then.
     ``activations_share`` of activations leave beside the passes; inputs of blocks may
-    ``leave_by_copies`` for which passes wait. ``beside_bytes`` are those of tensors that a run
-    keeps and its plan does not (``experiments.runs.kept_beside``), ``activation_bytes`` take the
-    place of its plan's activations.
+    ``leave_by_copies`` for which passes wait. A ``freed_share`` of activations is computed again
+    where the plan keeps them. A run that ``plans_buffers`` caches no memory. ``beside_bytes`` are
+    those of tensors that a run keeps and its plan does not (``experiments.runs.kept_beside``),
+    ``activation_bytes`` take the place of its plan's activations.
     """
 
     weights: bool = False
@@ -50,6 +51,8 @@ class KeptElsewhere:
     shards: int = 1
     activations_share: float = 0.0
     leave_by_copies: bool = False
+    freed_share: float = 0.0
+    plans_buffers: bool = False
     beside_bytes: int = 0
     activation_bytes: int | None = None
 
@@ -84,6 +87,7 @@ class KeptElsewhere:
             loads_whole=is_whole,
             whole_gradients=is_summed,
             shards=shards if is_whole or is_summed else 1,
+            plans_buffers=row.plans_buffers,
             activations_share=min(1.0, (row.offloaded_blocks or 0) / model.layers),
             beside_bytes=beside,
             activation_bytes=kept_by_llmq(row, model, tokens),
@@ -123,6 +127,7 @@ class KeptElsewhere:
             without = max(peak - held, peak - stage.memory.activations - stage.memory.logits)
             gone += peak - max(without, stage.memory_by_phase.step)
         gone += int((self.leave_by_copies or self.activations_share) * stage.memory.activations)
+        gone += int(self.freed_share * stage.memory.activations)
         if self.activation_bytes is not None:
             gone += stage.memory.activations - self.activation_bytes
         if self.pages and not self.optimizer:
@@ -136,6 +141,8 @@ class KeptElsewhere:
         if self.loads_whole:
             peak = max(peak, (self.shards + 1) * stage.memory.weights)
         more = peak - stage.peak_allocated_bytes
+        if self.plans_buffers:
+            return replace(stage, peak_allocated_bytes=peak, peak_reserved_bytes=peak)
         if self.leave_by_copies:
             # The allocator's cache is proportional to allocated memory.
             more = int(stage.peak_reserved_bytes * more / stage.peak_allocated_bytes)

@@ -13,6 +13,7 @@ from experiments.runs.configuration import GPUS_OF_A_NODE, Configuration
 from experiments.runs.copy_engines import with_copy_engines
 from experiments.runs.dialects.gpu_names import Gpus
 from experiments.runs.kept_elsewhere import ALL_KEPT, KeptElsewhere
+from experiments.runs.named_recomputation import freed_share
 from experiments.runs.sequences import ASSUMED_MICRO_BATCH
 from experiments.runs.shapes import Shape
 from mistlab import catalog
@@ -315,7 +316,13 @@ def job_of(
         saves_unsaid=run.saves_unsaid,
         states_stay=run.states_stay,
         recomputed_share=_recomputed_share(run, blocks),
-        elsewhere=replace(run.elsewhere, leave_by_copies=_copies_inputs(run)),
+        elsewhere=replace(
+            run.elsewhere,
+            leave_by_copies=_copies_inputs(run),
+            freed_share=freed_share(
+                workload, stages[0], run.recompute, in_sequence=run.sequence_parallel
+            ),
+        ),
     )
 
 

@@ -35,11 +35,14 @@ PeakOf = Literal["first", "last", "node", "fullest"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputation:
-    """Recomputation of a run: kind, number of blocks of each part, and the row's own words."""
+    """Recomputation of a run: kind, number of blocks of each part, the row's own words, and the
+    parts of a block that are ``redone`` besides.
+    """
 
     way: Recomputed = ""
     blocks: int = 0
     text: str = ""
+    redone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +168,8 @@ class RunRow:
     redoes_attention: bool = False
     redoes_network: bool = False
     redoes_gates: bool = False
+    redoes_latent: bool = False
+    redoes_shared: bool = False
     offloads_residuals: bool = False
     recompute: Recomputed = ""
     recomputed_blocks: int = 0
@@ -228,6 +233,9 @@ class RunRow:
     peak_of: PeakOf = "fullest"
     reserved: bool = False
     of_driver: bool = False
+    rounded_up: bool = False
+    # Whether memory is assigned before a run, as XLA does, and no allocator caches any.
+    plans_buffers: bool = False
 
     def count(self, column: str) -> int | None:
         """The whole number in a typed column; None if the column is empty."""

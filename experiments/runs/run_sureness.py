@@ -285,7 +285,7 @@ def answered(prediction: Prediction, run_job: RunJob) -> RunAnswer:
             + (f", {factor:g} times as long assumed" if factor > 1 else "")
         )
     rooms: list[float] = room_of_plan(cluster, run_job.job.plan).tolist()
-    peak = peak_bounds(prediction, rooms, engine)
+    peak = peak_bounds(prediction, rooms, run_job.kind.engine)
     if run_job.unrunnable:
         prediction = replace(prediction, fits=False)
         more.append(run_job.unrunnable)

@@ -15,6 +15,7 @@ from experiments.measured.lent_kernels import (
     kernels_of,
 )
 from experiments.measured.predict_runs import RowPredictor
+from experiments.measured.refitted import shares_of_sources, without_own_rows
 from experiments.runs.judged import Judged, judged
 from experiments.runs.run_sureness import Miss
 from experiments.runs.runs_table import TableRow
@@ -184,3 +185,40 @@ def test_other_tables_are_no_tables_of_kernels(tmp_path: Path) -> None:
     table = products(tmp_path / "gemm.csv", {"L40S": 200.0})
     with pytest.raises(InputError, match="--kernels: no table has a GPU whose rates were measured"):
         [*kernel_lines([table])]
+
+
+TORCHTITAN = {
+    "engine": "torchtitan",
+    "hardware": "H100",
+    "gpus": "8",
+    "dp": "8",
+    "zero": "fsdp",
+    "global_batch": "8",
+    "micro_batch": "1",
+    "memory_kind": "reserved",
+}
+
+
+def test_the_share_of_cached_memory_is_fitted_without_a_row_s_own_source() -> None:
+    def peaks(*gib: str) -> list[float | None]:
+        rows = known(*({**TORCHTITAN, "group": f"run of {one}", "memory_gib": one} for one in gib))
+        shares = shares_of_sources(rows)
+        assert len(shares) == len(gib)
+        assert sorted(shares.values()) == [*shares.values()]
+        return [row.predicted_gib for _, row, _ in without_own_rows(rows)]
+
+    first, second = peaks("40", "50"), peaks("40", "60")
+    # The other source's peak decides, and a source's own does not.
+    assert first[0] is not None
+    assert second[0] is not None
+    assert first[0] < second[0]
+    assert first[1] == second[1] != first[0]
+    (kept,) = peaks("40")
+    assert kept == known({**TORCHTITAN, "memory_gib": "40"})[0][1].predicted_gib
+
+
+def test_other_engines_rows_keep_their_peaks() -> None:
+    rows = known({**TORCHTITAN, "memory_gib": "40"}, {}, {**TORCHTITAN, "group": "b"})
+    again = without_own_rows(rows)
+    assert again[1] == rows[1]
+    assert again[0] != rows[0]

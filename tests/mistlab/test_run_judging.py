@@ -8,7 +8,7 @@ import pytest
 
 from experiments.runs.configuration import configuration_of
 from experiments.runs.dialects.dialect import row_of
-from experiments.runs.judged import Judged, errors_of, ranked, separation, spreads
+from experiments.runs.judged import Judged, errors_of, judged, ranked, separation, spreads
 from experiments.runs.run_jobs import job_of
 from experiments.runs.run_sureness import RunAnswer, answered
 from experiments.runs.runs_table import TableRow
@@ -326,3 +326,13 @@ def test_stages_that_share_a_table_without_zero_fail_in_nanotron(changes: dict[s
     assert found.prediction is not None
     assert found.prediction.fits == bool(changes)
     assert any("share a table" in note for note in found.notes) == (not changes)
+
+
+def test_a_peak_that_is_rounded_up_is_held_in_the_middle_of_what_it_may_be() -> None:
+    def gib(kind: str) -> float | None:
+        cells = {"memory_gib": "26", "memory_kind": kind}
+        row = TableRow(file="runs.csv", number=1, line=2, cells=cells)
+        return judged(row, RunAnswer(refused="line 2: no")).measured_gib
+
+    assert (gib("nvidia-smi"), gib("nvidia-smi, rounded")) == (26.0, 26.0)
+    assert gib("nvidia-smi, rounded up") == 25.5
