@@ -64,7 +64,7 @@ class BesideSend:
     most_sent_s: Floats | None = None
 
     def chosen(self, rows: Rows | slice) -> Self:
-        """Only the candidates with these indices."""
+        """The passes and sends of the candidates with these indices."""
         assert self.most_sent_s is None, "rows of boxes are chosen before their ends are joined"
         return type(self)(*(getattr(self, entry.name)[rows] for entry in fields(self)[:-1]))
 

@@ -49,7 +49,7 @@ class Algebra(Protocol[Length]):
 
     @property
     def nothing(self) -> Length:
-        """A duration of zero."""
+        """A duration of zero, of this kind of duration."""
         ...
 
 
@@ -59,7 +59,7 @@ class Numbers:
     nothing = 0.0
 
     def longest(self, _name: str, *ways: float) -> float:
-        """The largest of some numbers."""
+        """The largest of some durations that are numbers."""
         return max(ways)
 
     def may_exceed(self, lengths: Sequence[float], others: Sequence[float]) -> bool:
@@ -74,7 +74,7 @@ class ColumnAlgebra:
         self.nothing = np.zeros(candidates)
 
     def longest(self, _name: str, *ways: Floats) -> Floats:
-        """The largest of some columns, for each candidate."""
+        """The largest duration in some columns, for each candidate."""
         # The columns are reduced in pairs, since stacking them into one table takes longer.
         return reduce(np.maximum, ways)
 

@@ -181,8 +181,8 @@ def _compiled(
     numbers: dict[str, int] = {}
     names: dict[tuple[str, tuple[Operator, ...]], str] = {}
     layers = graphs_of(graph.counts, treatments, choice.exchange, choice.lean)
-    # A layer type that a plan's choice may modify has passes of its own, named by the type: names
-    # must not depend on the choice.
+    # A layer type that a plan's choice may modify has passes of its own, under the type's name,
+    # since names must not depend on the choice.
     chosen = {
         type_of(kind, name) for kind in graph.pattern for name, row in treatments if row.is_chosen
     }

@@ -85,7 +85,7 @@ class _Run:
 
     @property
     def is_there(self) -> Bools:
-        """A mask of the candidates (C) that have such layers."""
+        """A mask of the candidates (C) that have any layer in this run of layers."""
         return self.count > 0
 
 

@@ -192,7 +192,7 @@ class OrderedStages:
         chunks: Sequence[StageBatch],
         model: StageModel,
     ) -> "OrderedStages":
-        """The stages of ``batch``, with the bytes that each chunk of theirs keeps between
+        """The stages of ``batch``, with the bytes that each of their chunks keeps between
         passes.
         """
         held = _Held.of(batch, chunks, model, splits_backward=moments.splits_backward)
@@ -394,7 +394,7 @@ class _Held:
         )
 
     def chosen(self, rows: Rows) -> "_Held":
-        """The bytes of the stages with these indices only."""
+        """The bytes that the chunks of the stages with these indices keep."""
         return _Held(**{entry.name: getattr(self, entry.name)[..., rows] for entry in fields(self)})
 
     def beyond(self, moments: HeldMoments, held: Floats, *, of_others: bool = False) -> Floats:

@@ -315,7 +315,7 @@ class PassSlots:
         if not self.has_turns:
             return of_passes, ()
         turns = np.concatenate([self._turns_s[None], turns])
-        # Such a slot lengthens the sends that start in it, or that no pass follows.
+        # A slot between two passes lengthens the sends that start in it, or that no pass follows.
         turns[:-1] *= beside_sends(self._seconds, self._alone[:, turning])
         return of_passes, np.split(turns, [np.count_nonzero(self.is_below)], axis=1)
 

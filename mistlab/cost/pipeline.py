@@ -117,7 +117,7 @@ class Published(Generic[Length]):
 
     @classmethod
     def of_nothing(cls, nothing: Length) -> Self:
-        """The objective's terms for no stages: zero."""
+        """The terms of the published objective behind the last stage: zero."""
         return cls(slowest=nothing, together=nothing, unhidden=nothing)
 
     def whole(self, micro_batches: int) -> Length:

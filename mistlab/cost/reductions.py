@@ -30,7 +30,7 @@ class SendLink(Protocol):
     def __call__(
         self, *, across_nodes: bool, at_once: int, tier: int = NETWORK, senders: int = 1
     ) -> LinkTime:
-        """The time of one such message to another GPU."""
+        """The time of a message to another GPU, while this many GPUs send."""
         ...
 
 

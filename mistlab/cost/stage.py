@@ -76,7 +76,7 @@ class Issued:
 
     @classmethod
     def of_none(cls, candidates: int) -> Self:
-        """The issue times without hosts: zero."""
+        """The issue times of candidates if no host is modelled: zero."""
         return cls(forward_s=np.zeros(candidates), backward_s=np.zeros(candidates))
 
     def __bool__(self) -> bool:

@@ -546,7 +546,7 @@ def weight_gradients_s(seconds: TaskSeconds) -> Floats:
     plain, split = graph_of(model.workload), sequence_graph_of(model.workload)
 
     def products(choice: GraphChoice) -> Compiled:
-        # These GEMMs are the same however context-parallel ranks exchange keys.
+        # Weight-gradient GEMMs are the same however context-parallel ranks exchange keys.
         graph = split if split is not None and choice.splits_tokens else plain
         return _products(graph, model.kernels, treatments)
 

@@ -394,7 +394,7 @@ class Engine:
         if problem := self.optimizer_problem(optimizer):
             refuse("workload.optimizer", problem)
         memory = self.memory[precision]
-        # Frozen weights have no states to save on.
+        # Frozen weights have no optimizer states whose bytes could be saved.
         saved = min(saved_bytes(optimizer), memory.optimizer)
         return replace(memory, optimizer=memory.optimizer - saved) if saved else memory
 

@@ -461,7 +461,7 @@ def among_orders(known: Collection[str]) -> Rule:
     return rule
 
 
-# Rows of the tables of several target frameworks.
+# Rows that the tables of several target frameworks contain.
 EQUAL_MESHES = Row(
     choices=("data_parallel", "tensor_parallel", "micro_batch", "context_parallel"),
     nearest=equal_meshes,

@@ -20,8 +20,8 @@ from mistlab.graph.sums import Sum, sum_from
 # low-rank adapters (LoRA).
 RANK = "x"
 ATTENTION, NETWORKS = "attention.", ("mlp.", "shared.", "experts.")
-# GEMMs that compute several matrices side by side, each split by output rows over tensor-parallel
-# ranks: queries, keys and values; or gate and values of the feed-forward network.
+# The names of GEMMs that compute several matrices side by side, each split by output rows over
+# tensor-parallel ranks: queries, keys and values; or gate and values of the feed-forward network.
 _QUERIES, _FIRST = ("attention.qkv", 3), ".up"
 _WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Adapters compute in 16 bits even where their GEMMs compute in 8 or 4 bits.

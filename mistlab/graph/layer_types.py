@@ -70,7 +70,7 @@ def _attends(layer: LayerGraph) -> bool:
 
 
 def _with_whole_tables(layer: LayerGraph) -> LayerGraph:
-    """The layer with the whole table of learned positions, which context ranks do not split."""
+    """The layer with its whole table of learned positions, which context ranks never split."""
     parameters = (
         replace(parameter, shape=tuple(_of_all_tokens(size) for size in parameter.shape))
         for parameter in layer.parameters
@@ -488,7 +488,7 @@ class LayerSums(LayerMemory):
 
     @classmethod
     def of(cls, graph: LayerGraph) -> Self:
-        """Compute these sums from one layer's graph."""
+        """Compute a layer's sums of bytes and operations from its graph."""
         layer = expressions_of(graph)
         plain = {entry.name: getattr(layer, entry.name) for entry in fields(LayerMemory)}
         phases: dict[str, sympy.Expr] = {}
@@ -502,7 +502,7 @@ class LayerSums(LayerMemory):
 
     @classmethod
     def symbols(cls, layer: str) -> Self:
-        """Symbols that stand for these sums over a layer, whose values are given later."""
+        """Symbols that stand for a layer's sums of bytes and operations, to get values later."""
         return cls(
             **{
                 entry.name: sympy.Symbol(sum_name(layer, entry.name), nonnegative=True)

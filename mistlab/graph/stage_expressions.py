@@ -51,7 +51,7 @@ class Parameters:
         return type(self)(every=self.every + other.every, experts=self.experts + other.experts)
 
     def times(self, factor: sympy.Expr) -> Self:
-        """These numbers of parameters, each multiplied by a factor."""
+        """Both numbers of parameters (all, and those of experts), multiplied by a factor."""
         return type(self)(every=self.every * factor, experts=self.experts * factor)
 
 

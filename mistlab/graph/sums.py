@@ -60,14 +60,16 @@ class Sum:
 
     @classmethod
     def of(cls, value: Sum | Number) -> Sum:
-        """The sum that is just a number."""
+        """A sum of products that consists of one number."""
         if isinstance(value, Sum):
             return value
         return cls({_NO_FACTORS: value if isinstance(value, int) else _whole(value)})
 
     @classmethod
     def named(cls, name: str) -> Sum:
-        """The sum that is just one factor: a size, or another factor by its NumPy text."""
+        """A sum of products that consists of one factor: a size, or another factor by its NumPy
+        text.
+        """
         return cls({((name, 1),): 1})
 
     @classmethod
@@ -125,7 +127,7 @@ class Sum:
         return prod([self] * power, start=Sum.of(1))
 
     def __str__(self) -> str:
-        """The sum as source text of NumPy."""
+        """The sum of products as NumPy source text."""
         texts = (text_of_term(powers, number) for powers, number in self.terms.items())
         return " + ".join(texts) or "0"
 
@@ -133,7 +135,7 @@ class Sum:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of the sizes that occur in the sum."""
+        """The names of the sizes that occur in the sum of products."""
         return frozenset(
             name for powers in self.terms for factor, _ in powers for name in names_of(factor)
         )
@@ -165,7 +167,7 @@ def where(condition: str) -> Sum:
 
 
 def text_of_term(powers: Powers, number: Number) -> str:
-    """A product with its coefficient as source text of NumPy."""
+    """A product of sizes with its coefficient, as NumPy source text."""
     above = [_power(name, power) for name, power in powers if power > 0]
     below = [_power(name, -power) for name, power in powers if power < 0]
     if number != 1 or not above:
@@ -182,7 +184,7 @@ def text_of_number(number: Number) -> str:
 
 @cache
 def names_of(factor: str) -> frozenset[str]:
-    """The sizes named in the text of a factor."""
+    """The names of the sizes in the text of a factor of a product."""
     return frozenset(re.findall(r"(?<![\w.])(?!numpy\b)[A-Za-z_]\w*", factor))
 
 
@@ -282,7 +284,7 @@ _LOOKED_AT = 24
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """The maximum of several sums."""
+    """The maximum of several sums of products."""
 
     sums: tuple[Sum, ...]
 
@@ -341,7 +343,9 @@ class _Names:
     terms: dict[tuple[Powers, Number], str] = field(default_factory=dict)
 
     def of_sums(self, sums: Sequence[Sum]) -> dict[Sum, str]:
-        """The name or number that holds each sum's value."""
+        """For each sum of products, the variable or the number that holds its value in the
+        function.
+        """
         distinct = sorted(dict.fromkeys(sums), key=lambda one: len(one.terms))
         texts: dict[Sum, str] = {}
         for number, longer in enumerate(distinct):

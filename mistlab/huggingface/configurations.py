@@ -302,7 +302,7 @@ ACTIVATIONS: Mapping[str, str] = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     **{name: name for name in ("relu2", "relu", "quick_gelu", "xielu")},
 }
-# The default activation of ungated networks, by model family. Below, the position embedding.
+# The default activation of ungated networks, and below the default position embedding, by family.
 _OF_FAMILY = {"gpt": "gelu_tanh", "bert": "gelu", "falcon": "gelu_tanh", "nemotron": "relu2"}
 _POSITIONS = {
     "gpt": "absolute",

@@ -501,7 +501,7 @@ def read_precision(options: Options, draft: Found, hardware: Hardware) -> None:
 def _narrow_products(options: Options, draft: Found, hardware: Hardware) -> None:
     eight = options.choice("--fp8-format", ("e4m3", "hybrid"))
     for name in ("e4m3", "hybrid"):
-        # Older versions have switches for 8-bit GEMMs instead.
+        # Older versions of Megatron-LM have a switch for each 8-bit format instead.
         eight = name if options.has(f"--fp8-{name}") else eight
     four = options.choice("--fp4-format", ("e2m1",))
     recipe = options.choice("--fp8-recipe", _RECIPES) or _NOT_SAID
