@@ -30,7 +30,7 @@ from runtime.comm.processes import World, device_of, gathered, join, leave, make
 from runtime.comm.replicas import ReplicaRanks, connected_replicas
 from runtime.comm.topology import Connections, Topology, isolated
 from runtime.data import Sequences, Synthetic, batches_of, open_tokens
-from runtime.devices.cuda import check_device, driver_of
+from runtime.devices.cuda import driver_of
 from runtime.devices.driver import DevicePeaks
 from runtime.devices.outside import Cap, outside_bytes
 from runtime.documents import Documented, PackedSequences, documents_of, packed_batches
@@ -41,6 +41,7 @@ from runtime.engine.training import Training
 from runtime.failure import let_go
 from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
 from runtime.profiling.environment import clocks_of
+from runtime.profiling.node_checks import check_gpus
 from runtime.runnable import check_documents, check_norms, check_started
 from runtime.threads import with_share
 
@@ -159,7 +160,13 @@ class Session:
                 job, settings.device, kernel=settings.kernel, captures=settings.captures
             )
         device = device_of(settings.device, world)
-        check_device(job.workload, device)
+        check_gpus(
+            [device],
+            ranks=world.size,
+            precision=job.workload.precision,
+            option="workload.precision",
+        )
+        Cap.share(job.cluster, device, outside_bytes(device))
         settle_kernel(settings.kernel, device)
         session = None
         with (

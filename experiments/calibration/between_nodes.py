@@ -6,13 +6,14 @@ from pathlib import Path
 from experiments.calibration.noted_machine import noted_machine
 from experiments.calibration.profile_tables import SPREAD, Key, ResumedTable, Tables
 from experiments.calibration.profiling import SIZES, ProfileSizes
-from experiments.cli.commandline import Countdown
+from experiments.cli.commandline import Countdown, progress
 from mistlab.core.units import MIB_BYTES, MILLISECONDS
 from mistlab.core.values import reject
 from runtime.comm.processes import gathered, world_of_launcher
-from runtime.devices.cuda import DRIVERS
+from runtime.profiling.environment import devices_of, usual_kind
 from runtime.profiling.links import Collective, CollectiveCase, SendCase
 from runtime.profiling.network import NodesOfRun, rank_of_nodes
+from runtime.profiling.node_checks import check_devices
 from runtime.profiling.timing import Timing
 
 Case = CollectiveCase | SendCase
@@ -24,7 +25,10 @@ def measured(folder: Path, device: str | None, *, quick: bool) -> bool:
     tables.
     """
     of = NodesOfRun.of_launcher()
-    kind = device or ("cuda" if DRIVERS["cuda"].count() else "cpu")
+    kind = device or usual_kind()
+    for warning in check_devices(devices_of(kind, of.gpus), precision="fp32", option="precision"):
+        if world_of_launcher().local_rank == 0:
+            progress(f"warning: {warning}")
     sizes = SIZES[kind, quick]
     # Tables of another machine are refused before the processes connect, since the other processes
     # would wait for this one.

@@ -56,10 +56,10 @@ def _measured(tables: Path, options: argparse.Namespace) -> Machine:
     device = import_module("runtime.profiling.environment")
     sizes = import_module("experiments.calibration.profiling").SIZES
     devices = device.devices_of(options.device, options.gpus_per_node)
-    if devices.kind == "cuda":
-        warning = import_module("runtime.devices.cuda").peers_apart(devices.count)
-        if warning:
-            progress(f"warning: {warning}")
+    node_checks = import_module("runtime.profiling.node_checks")
+    warnings = node_checks.check_devices(devices, precision=devices.precision, option="precision")
+    for warning in warnings:
+        progress(f"warning: {warning}")
     machine: Machine = import_module("experiments.calibration.profiling").measured(
         tables,
         devices,

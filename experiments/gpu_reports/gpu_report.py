@@ -26,6 +26,7 @@ from experiments.training.plan_runs import (
     Said,
     ended_within,
 )
+from experiments.training.run_options import check_node
 from experiments.training.run_results import prediction_of
 from mistlab import catalog
 from mistlab.core.units import GIB_BYTES
@@ -406,7 +407,7 @@ def work(options: argparse.Namespace) -> int:
     else:
         check_minutes(options.minutes, estimates(plans))
         check_torch()
-        _check_gpus(options)
+        check_node(options.device, options.gpus_per_node, "bf16", "precision of all plans")
     folder = writable(options.out / "x", "folder").parent
     begin(folder, options.packed)
     done = True if options.draw else _work(folder, plans, options)
@@ -440,26 +441,6 @@ def _check_drawn(options: argparse.Namespace) -> None:
             f"--out {out}: has no runs and no tables to draw: give the folder of a report, or "
             "--from report.zip"
         )
-
-
-def _check_gpus(options: argparse.Namespace) -> None:
-    """Refuse a machine that cannot run the plans, and warn about slow settings, before anything
-    runs.
-    """
-    from runtime.devices.cuda import DRIVERS, peers_apart  # noqa: PLC0415 (needs torch)
-    from runtime.profiling.environment import devices_of  # noqa: PLC0415
-
-    if options.device == "cpu":
-        return
-    devices = devices_of(options.device, options.gpus_per_node)
-    if devices.precision != "bf16":
-        name = DRIVERS[devices.kind].name(devices.first)
-        reject(
-            f"--device {devices.kind}: all plans of the report train in bf16, and {name} has no "
-            "bfloat16 arithmetic of its own: take GPUs of compute capability 8.0 or above"
-        )
-    if warning := peers_apart(devices.count):
-        progress(f"warning: {warning}")
 
 
 def _work(folder: Path, plans: Sequence[PlanOfReport], options: argparse.Namespace) -> bool:

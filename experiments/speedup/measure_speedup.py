@@ -20,6 +20,7 @@ from experiments.speedup.contenders import OURS, TARGET, Contender, contenders
 from experiments.speedup.nodes import Nodes
 from experiments.speedup.same_training import CONFIGURATION, configurations, held_against
 from experiments.speedup.trial import run_trial, take_part
+from experiments.training.run_options import check_node
 from mistlab.core.values import InputError, near_matches, reject
 from mistlab.export.found import checked_whole
 from mistlab.export.targets import TARGETS
@@ -156,6 +157,7 @@ def measure(options: argparse.Namespace) -> int:
 
 def _measured(options: argparse.Namespace, nodes: Nodes) -> int:
     systems = chosen_systems(options.systems)
+    check_node(options.device, options.gpus_per_node, options.precision, "--precision")
     cases = [
         SpeedupCase(model=model, cap_gib=cap, batch=batch)
         for model, cap, batch in product(

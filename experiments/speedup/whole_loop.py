@@ -26,6 +26,7 @@ from experiments.speedup.contenders import OURS, Contender, contenders
 from experiments.speedup.measure_speedup import chosen_systems
 from experiments.speedup.same_training import held_against
 from experiments.speedup.trial import run_trial
+from experiments.training.run_options import check_node
 from mistlab.job.job import Job, hardware_from, job_to_mapping, model_from
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
@@ -70,8 +71,9 @@ def whole_loop(options: argparse.Namespace) -> int:
     if options.quick:
         vars(options).update(QUICK)
     systems = chosen_systems(options.systems)
-    study = Study.begin("whole_loop", options, goes_on=True)
     workload = _workload(options)
+    check_node(options.device, options.gpus_per_node, workload.precision, "--precision")
+    study = Study.begin("whole_loop", options, goes_on=True)
     hardware = _hardware(options, study.path)
     entries = [*_own(workload, hardware, options)]
     cluster = Cluster(hardware=hardware, nodes=1, gpus_per_node=hardware.node.gpus)

@@ -51,16 +51,22 @@ def _trained(asked: dict[str, Any]) -> dict[str, Any]:
     import torch  # noqa: PLC0415 (not for imports of this file)
 
     from runtime.baselines.baseline import BaselineSettings  # noqa: PLC0415 (needs torch)
+    from runtime.comm.processes import device_of, world_of_launcher  # noqa: PLC0415 (needs torch)
+    from runtime.profiling.node_checks import check_gpus  # noqa: PLC0415 (needs torch)
     from runtime.threads import with_share  # noqa: PLC0415 (needs torch)
 
+    job, world = load_job(asked["plan"]), world_of_launcher()
+    # The rank's GPU becomes the current one, whose allocator is capped.
+    device = device_of(asked["device"], world)
+    precision = job.workload.precision
+    check_gpus([device], ranks=world.size, precision=precision, option="workload.precision")
     on_gpu = asked["device"] == "cuda"
     if on_gpu and asked.get("cap_gib"):
-        total = torch.cuda.get_device_properties(0).total_memory
+        total = torch.cuda.get_device_properties(device).total_memory
         share = min(1.0, asked["cap_gib"] * GIB_BYTES / total)
         torch.cuda.set_per_process_memory_fraction(share)
     module, name = DRIVERS[asked["system"]]
     settings = BaselineSettings(device=asked["device"], seed=asked["seed"])
-    job = load_job(asked["plan"])
     losses, seconds = [], []
     with with_share(None if on_gpu else job.cluster.hardware.gpu.cores):
         run = getattr(import_module(module), name)(job, settings)

@@ -4,8 +4,9 @@ import argparse
 import math
 from pathlib import Path
 
-from experiments.cli.commandline import writable
+from experiments.cli.commandline import check_torch, progress, writable
 from mistlab.core.values import reject
+from mistlab.engines.engine import Precision
 from mistlab.job.job import Job
 
 # The value of ``--resume`` that stands for the run's own newest checkpoint.
@@ -73,6 +74,20 @@ def check_every(job: Job, steps: int) -> None:
             f"{every} steps between averages (workload.reduction.every), and --steps is {steps}: "
             f"give --steps {every} at least, or a lower every"
         )
+
+
+def check_node(device: str, gpus: int | None, precision: Precision, option: str) -> None:
+    """Refuse GPUs of this node, all by default, that cannot train in a precision; warn of those
+    that will be slow or short of memory.
+    """
+    if device == "cpu":
+        return
+    check_torch()
+    from runtime.profiling.environment import devices_of  # noqa: PLC0415 (needs torch)
+    from runtime.profiling.node_checks import check_devices  # noqa: PLC0415 (needs torch)
+
+    for warning in check_devices(devices_of(device, gpus), precision=precision, option=option):
+        progress(f"warning: {warning}")
 
 
 def goes_on(options: argparse.Namespace) -> bool:

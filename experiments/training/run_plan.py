@@ -154,14 +154,12 @@ def _documents(options: argparse.Namespace) -> "Documented | None":
 
 
 def _warn(options: argparse.Namespace) -> None:
-    """Warn once of environment settings that may make a run hang, or a node slow."""
-    from runtime.devices.cuda import peers_apart, shared_connections  # noqa: PLC0415 (needs torch)
+    """Warn once on each node of what may make its ranks hang, slow or short of memory."""
+    from runtime.profiling.node_checks import slow_settings  # noqa: PLC0415 (needs torch)
 
-    if options.device == "cuda" and os.environ.get("RANK", "0") == "0":
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        for warning in (shared_connections(), peers_apart(here)):
-            if warning is not None:
-                progress(f"warning: {warning}")
+    if options.device == "cuda" and os.environ.get("LOCAL_RANK", "0") == "0":
+        for warning in slow_settings(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))):
+            progress(f"warning: {warning}")
 
 
 def _resume(session: "Session", options: argparse.Namespace) -> None:

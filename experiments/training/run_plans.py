@@ -18,6 +18,7 @@ from experiments.pages.charts import Bars
 from experiments.pages.study import Report, Study, beside
 from experiments.pages.tables import TIMING, Row, gib, table_of
 from experiments.training.plan_runs import ERROR, NodeRunner, PlanRun
+from experiments.training.run_options import check_node
 from experiments.training.run_results import WARM_UP
 from mistlab.core.values import InputError, near_matches, reject
 from mistlab.job.job import Job, load_job
@@ -101,6 +102,8 @@ def _launcher(options: argparse.Namespace) -> Launcher:
         value = getattr(options, name)
         if not 0 < value < math.inf:
             reject(f"--{name}: {value:g} is not above 0: give a number above 0")
+    # Each run checks the precision of its plan.
+    check_node(options.device, None, "fp32", "precision")
     steps = min(options.steps, QUICK_STEPS) if options.quick else options.steps
     return Launcher(steps=steps, device=options.device, seed=options.seed, seconds=options.seconds)
 

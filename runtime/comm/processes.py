@@ -144,7 +144,8 @@ def device_of(name: str, world: World) -> torch.device:
             reject(f"--device {name}: there is no {kind} device ({why or 'none is visible'})")
         reject(
             f"--device {name}: there are {present} of them, and rank {world.rank} needs one of its "
-            "own: start fewer ranks on this node, or give --device cpu"
+            "own: start fewer ranks on this node, or give --device cpu (of a GPU in slices, MIG, "
+            "CUDA shows a process one alone)"
         )
     device = torch.device(name, world.local_rank)
     driver.choose(device)

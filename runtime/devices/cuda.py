@@ -12,8 +12,6 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from mistlab.core.values import reject
-from mistlab.plan.workload import Workload
 from mistlab.schedule.stage_passes import LANES
 from runtime.devices.driver import DevicePeaks, Driver, Event, Graph, Stream
 
@@ -31,6 +29,7 @@ SETTINGS = {CONNECTIONS: "32", "TORCH_NCCL_HIGH_PRIORITY": "1"}
 # (docs.nvidia.com/deploy/cuda-compatibility).
 NEEDED_DRIVERS = {"13": ("580", "cu130"), "12": ("525", "cu126")}
 TESTED_TORCH = "2.13.0"
+FIRST_WITH_BF16 = (8, 0)
 NO_PEERS = "NCCL_P2P_DISABLE"
 _LOST = (
     "messages go through the host's memory and not from GPU to GPU, several times slower than "
@@ -110,16 +109,6 @@ def peers_apart(ranks: int) -> str | None:
     )
 
 
-def check_device(workload: Workload, device: torch.device) -> None:
-    """Refuse a workload whose data types the chosen device does not support."""
-    driver = driver_of(device)
-    if workload.precision == "bf16" and driver is not None and not driver.has_bf16():
-        reject(
-            f"workload.precision: bf16, and {driver.name(device)} has no bfloat16 arithmetic of "
-            "its own: give fp16, or a GPU of compute capability 8.0 or above"
-        )
-
-
 @final
 class CudaDriver:
     """The driver for NVIDIA's GPUs."""
@@ -147,9 +136,9 @@ class CudaDriver:
         """NVIDIA's name of a GPU."""
         return torch.cuda.get_device_name(device)
 
-    def has_bf16(self) -> bool:
-        """Whether the current GPU has native, not emulated, bfloat16 arithmetic."""
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+    def has_bf16(self, device: torch.device) -> bool:
+        """Whether a GPU has native, not emulated, bfloat16 arithmetic."""
+        return torch.cuda.get_device_capability(device) >= FIRST_WITH_BF16
 
     def current_stream(self, device: torch.device) -> Stream:
         """The stream that torch uses by default."""

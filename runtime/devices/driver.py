@@ -77,8 +77,8 @@ class Driver(Protocol):
     def name(self, device: torch.device) -> str:
         """The name that the maker gives to a device."""
 
-    def has_bf16(self) -> bool:
-        """Whether the current device can compute in bfloat16."""
+    def has_bf16(self, device: torch.device) -> bool:
+        """Whether a device can compute in bfloat16."""
 
     def current_stream(self, device: torch.device) -> Stream:
         """The stream that torch uses by default."""

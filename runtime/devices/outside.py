@@ -46,14 +46,21 @@ class Cap:
         if driver is None:
             return
         self.outside_bytes = outside_bytes(device)
-        share = 1.0
-        if cluster.memory_gib is not None:
+        driver.cap(device, self.share(cluster, device, self.outside_bytes))
+
+    @staticmethod
+    def share(cluster: Cluster, device: torch.device, outside: int) -> float:
+        """The share of a device that torch may hold beside ``outside`` bytes; refuses a cluster
+        whose memory size leaves none.
+        """
+        driver, share = driver_of(device), 1.0
+        if driver is not None and cluster.memory_gib is not None:
             _, whole = driver.free_and_total_bytes(device)
-            share = min(1.0, (cluster.whole_memory_bytes - self.outside_bytes) / whole)
+            share = min(1.0, (cluster.whole_memory_bytes - outside) / whole)
         if share <= 0.0:
             reject(
                 f"cluster.memory_gib: {cluster.memory_gib:g} is no more than the "
-                f"{self.outside_bytes / GIB_BYTES:.2f} GiB of {device} that are taken outside "
+                f"{outside / GIB_BYTES:.2f} GiB of {device} that are taken outside "
                 "torch's allocator: give more, or end other processes on the GPU"
             )
-        driver.cap(device, share)
+        return share

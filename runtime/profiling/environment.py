@@ -69,7 +69,9 @@ class Devices:
         """The precision in which operators are measured: the fastest one for training."""
         if self.kind == "cpu":
             return "fp32"
-        return "bf16" if DRIVERS[self.kind].has_bf16() else "fp16"
+        has_bf16 = DRIVERS[self.kind].has_bf16
+        gpus = [torch.device(self.kind, number) for number in range(self.count)]
+        return "bf16" if all(has_bf16(gpu) for gpu in gpus) else "fp16"
 
     @property
     def first(self) -> torch.device:
@@ -88,11 +90,22 @@ class Devices:
         yield device
 
 
+def usual_kind() -> DeviceKind:
+    """The kind of device that is measured if none is named: GPUs, if there are any.
+
+    Refuses GPUs whose driver is too old, in whose place a CPU would be measured.
+    """
+    if DRIVERS["cuda"].count():
+        return "cuda"
+    if "too old" in (why := why_no_gpu()):
+        reject(f"--device: {why}; or give --device cpu")
+    return "cpu"
+
+
 def devices_of(kind: DeviceKind | None, count: int | None) -> Devices:
     """The devices that a profile measures: all GPUs by default, if there are any."""
+    kind = kind or usual_kind()
     present = DRIVERS[kind if kind in DRIVERS else "cuda"].count()
-    if kind is None:
-        kind = "cuda" if present else "cpu"
     if count is not None and count < 1:
         reject(f"--gpus-per-node: {count} is below 1: give at least 1")
     if kind == "cpu":
@@ -125,13 +138,13 @@ def clocks_of(device: torch.device) -> Clocks | None:
     """
     if device.type != "cuda":
         return None
-    sm, most_sm, memory, power = map(_number, answers_of(_QUERIES, _identity(device)))
+    sm, most_sm, memory, power = map(_number, answers_of(_QUERIES, identity(device)))
     if sm is None or memory is None:
         return None
     return Clocks(sm_mhz=sm, memory_mhz=memory, most_sm_mhz=most_sm, power_limit_w=power)
 
 
-def _identity(device: torch.device) -> str:
+def identity(device: torch.device) -> str:
     """The identifier by which nvidia-smi knows a GPU, since its numbering differs from torch's."""
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     return str(device.index or 0) if uuid is None else f"GPU-{uuid}"

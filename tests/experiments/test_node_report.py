@@ -223,7 +223,8 @@ def test_gpus_that_cannot_run_the_plans_are_refused_before_any_runs(
     torch = pytest.importorskip("torch")
     words = ["--out", str(tmp_path / "out"), "--gpus-per-node", "8"]
     answers: dict[str, Any] = {"is_available": True, "device_count": 4}
-    answers |= {"is_bf16_supported": False, "get_device_name": "Tesla V100"}
+    answers |= {"get_device_capability": (7, 0), "get_device_name": "Tesla V100"}
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     for name in answers:
         monkeypatch.setattr(torch.cuda, name, lambda *_, name=name, **_kwargs: answers[name])
     assert run(gpu_report.main, words) == WRONG_USAGE

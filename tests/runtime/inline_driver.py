@@ -56,7 +56,7 @@ class InlineDriver:
     def name(self, device: torch.device) -> str:
         return "a CPU that stands for a GPU"
 
-    def has_bf16(self) -> bool:
+    def has_bf16(self, device: torch.device) -> bool:
         return True
 
     def current_stream(self, device: torch.device) -> InlineStream:

@@ -14,11 +14,10 @@ from mistlab.machine.slowdowns import STREAMS  # noqa: E402
 from mistlab.schedule.stage_passes import LANES  # noqa: E402
 from runtime.comm import processes  # noqa: E402
 from runtime.comm.processes import World, abandon, device_of  # noqa: E402
-from runtime.devices.cuda import TESTED_TORCH, CudaDriver, check_device, peers_apart  # noqa: E402
+from runtime.devices.cuda import TESTED_TORCH, CudaDriver, peers_apart  # noqa: E402
 from runtime.devices.driver import lend  # noqa: E402
 from runtime.engine.streams.device_streams import CudaStreams  # noqa: E402
 from runtime.profiling.side_by_side import StreamLanes  # noqa: E402
-from tests.runtime.worlds import workload  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 APART = ("can_device_access_peer",)
@@ -41,12 +40,18 @@ class StubCuda:
             "max_memory_reserved": 6,
             "memory_stats": {"num_alloc_retries": 7},
             "cudaHostRegister": 0,
+            "get_device_capability": (8, 0),
+            "get_arch_list": ["sm_75", "sm_80", "sm_90", "compute_90"],
         }
+        # Answers of single GPUs, by their numbers.
+        self.of_gpus: dict[tuple[str, int], Any] = {}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             self.calls.append((name, args, kwargs))
             answer = self.answers.get(name, name)
+            if args and isinstance(args[0], torch.device):
+                answer = self.of_gpus.get((name, args[0].index), answer)
             if isinstance(answer, Exception):
                 raise answer
             if name in APART:
@@ -67,8 +72,8 @@ ASKED: dict[str, tuple[Callable[[CudaDriver], Any], list[Call]]] = {
     "a GPU is chosen": (lambda one: one.choose(GPU), [("set_device", (GPU,), {})]),
     "its name is asked": (lambda one: one.name(GPU), [("get_device_name", (GPU,), {})]),
     "emulated bfloat16 does not count": (
-        lambda one: one.has_bf16(),
-        [("is_bf16_supported", (), {"including_emulation": False})],
+        lambda one: one.has_bf16(GPU),
+        [("get_device_capability", (GPU,), {})],
     ),
     "compute has the current stream": (
         lambda one: one.current_stream(GPU),
@@ -202,16 +207,6 @@ def test_why_there_is_no_gpu_is_told(
     cuda.answers |= {"is_available": False, "init": RuntimeError(said)}
     with pytest.raises(InputError, match=told):
         device_of("cuda", World(rank=0, size=1, local_rank=0))
-
-
-def test_a_gpu_without_bfloat16_is_refused(cuda: StubCuda) -> None:
-    cuda.answers |= {"is_bf16_supported": False, "get_device_name": "Tesla T4"}
-    for precision in ("fp16", "fp32"):
-        check_device(workload(precision=precision), GPU)
-    with pytest.raises(InputError, match=r"bf16, and Tesla T4 has no bfloat16 .* give fp16"):
-        check_device(workload(precision="bf16"), GPU)
-    cuda.answers["is_bf16_supported"] = True
-    check_device(workload(precision="bf16"), GPU)
 
 
 def test_gpus_that_cannot_reach_each_other_are_told(cuda: StubCuda) -> None:

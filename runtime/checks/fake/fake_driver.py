@@ -145,7 +145,7 @@ class FakeDriver:
         """A device name that no real device has."""
         return "a device that is not there"
 
-    def has_bf16(self) -> bool:
+    def has_bf16(self, device: torch.device) -> bool:
         """Stand-in devices always support bfloat16."""
         return True
 

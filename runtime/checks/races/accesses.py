@@ -461,7 +461,7 @@ class ClockedDriver:
         """An invented name of the device."""
         return "stand-in"
 
-    def has_bf16(self) -> bool:
+    def has_bf16(self, device: torch.device) -> bool:
         """Always true: the values of the tensors do not matter."""
         return True
 
