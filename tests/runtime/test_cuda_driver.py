@@ -2,6 +2,8 @@
 
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from mistlab.core.values import InputError  # noqa: E402
 from mistlab.machine.slowdowns import STREAMS  # noqa: E402
 from mistlab.schedule.stage_passes import LANES  # noqa: E402
 from runtime.comm import processes  # noqa: E402
-from runtime.comm.processes import World, abandon, device_of  # noqa: E402
+from runtime.comm.processes import World, abandon, device_of, join  # noqa: E402
 from runtime.devices.cuda import TESTED_TORCH, CudaDriver, peers_apart  # noqa: E402
 from runtime.devices.driver import lend  # noqa: E402
 from runtime.engine.streams.device_streams import CudaStreams  # noqa: E402
@@ -158,6 +160,34 @@ def test_each_lane_but_compute_has_an_urgent_stream(cuda: StubCuda) -> None:
     CudaStreams(GPU, CudaDriver()).close()
     streams = [call for call in cuda.calls if call[0] == "Stream"]
     assert streams == [("Stream", (GPU,), {"priority": -1})] * (len(LANES) - 1)
+
+
+def test_a_capture_lets_other_threads_call_cuda(cuda: StubCuda) -> None:
+    """NCCL's watchdog asks CUDA for events meanwhile: in another mode that ends the capture."""
+    cuda.answers["graph"] = nullcontext()
+    with CudaDriver().capture("lane") as graph:
+        assert graph == "CUDAGraph"
+    given = {"stream": "lane", "capture_error_mode": "thread_local"}
+    assert ("graph", ("CUDAGraph",), given) in cuda.calls
+
+
+@pytest.mark.parametrize(("name", "backend"), [("cuda", "nccl"), ("cpu", "gloo")])
+def test_the_processes_of_gpus_are_bound_to_them(
+    name: str, backend: str, cuda: StubCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else NCCL makes communicators at the first call, and a second one of all processes."""
+    given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    monkeypatch.setattr(
+        processes.distributed,
+        "init_process_group",
+        lambda *args, **kwargs: given.append((args, kwargs)),
+    )
+    device = torch.device("cuda", 1) if name == "cuda" else torch.device("cpu")
+    join(World(rank=5, size=8, local_rank=1), device, 7.0)
+    ((args, kwargs),) = given
+    assert args == (backend,)
+    assert kwargs["device_id"] == (device if name == "cuda" else None)
+    assert kwargs["timeout"] == timedelta(seconds=7)
 
 
 class StubEvent:

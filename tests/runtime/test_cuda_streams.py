@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -51,6 +52,8 @@ class Driver:
         self.current = [self.compute]
         self.moments = itertools.count()
         self.made = 0
+        # The thread that has chosen a device, and the device.
+        self.chosen: list[tuple[int, Any]] = []
 
     def current_stream(self, device: Any) -> Stream:
         return self.compute
@@ -69,7 +72,7 @@ class Driver:
         return Event(self.moments)
 
     def choose(self, device: Any) -> None:
-        pass
+        self.chosen.append((get_ident(), device))
 
     def synchronize(self, device: Any) -> None:
         pass
@@ -103,6 +106,16 @@ def test_work_runs_on_the_stream_of_its_lane(driver: Driver, streams: CudaStream
     streams.synchronize()
     assert used == {lane: streams.stream(lane) for lane in used}
     assert len(used) == len(set(used.values())) == 3
+
+
+def test_the_hosts_thread_works_with_the_gpu_of_its_rank(
+    driver: Driver, streams: CudaStreams
+) -> None:
+    """CUDA's current GPU is a thread's own: a new thread has the first one of the node."""
+    threads: list[int] = []
+    streams.submit("host", lambda: threads.append(get_ident()), []).result()
+    assert driver.chosen == [(threads[0], DEVICE)]
+    assert threads != [get_ident()]
 
 
 def test_a_wait_is_for_the_end_of_the_work_itself(driver: Driver, streams: CudaStreams) -> None:

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -150,6 +151,19 @@ def test_messages_are_there_when_the_call_returns() -> None:
     assert [found.tolist() for found in by_threads(work)] == [[2.0, 2], [0, 0], [1, 1]]
 
 
+def test_rows_are_there_when_the_call_returns() -> None:
+    """Each rank sends one row to the first, two to the second and three to the third."""
+
+    def work(group: ProcessGroup) -> Tensor:
+        sent = torch.arange(6.0)[:, None] + 10 * group.rank
+        from_each, received = [group.rank + 1] * 3, torch.zeros(3 * (group.rank + 1), 1)
+        assert group.all_to_all(received, sent, from_each, [1, 2, 3]) is None
+        return received.flatten()
+
+    expected = [[0.0, 10, 20], [1, 2, 11, 12, 21, 22], [3, 4, 5, 13, 14, 15, 23, 24, 25]]
+    assert [found.tolist() for found in by_threads(work)] == expected
+
+
 PIPELINE = Plan(micro_batches=3, stages=(stage(2, tensor_parallel=2), stage(2, tensor_parallel=2)))
 NOT_WAITED = {
     "messages": (
@@ -212,6 +226,18 @@ def test_links_take_few_multiprocessors_and_all_groups_the_runs_timeout() -> Non
     assert {options.config.max_ctas for options in links.values()} == {LINK_CTAS}
     assert len({timeout for _, timeout, _ in library.made}) == 1
     assert all(options._timeout == library.made[0][1] for options in links.values())
+
+
+@pytest.mark.parametrize(("backend", "limits"), [("nccl", {"max_ctas": LINK_CTAS}), ("gloo", None)])
+def test_nccl_gets_the_largest_number_of_multiprocessors_of_a_link(
+    backend: str, limits: dict[str, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL alone: a torch for CPUs has no options of it."""
+    nccl = SimpleNamespace(Options=lambda: SimpleNamespace(config=SimpleNamespace()))
+    monkeypatch.setattr(distributed, "ProcessGroupNCCL", nccl, raising=False)
+    monkeypatch.setattr(distributed, "get_backend", lambda: backend)
+    options = TORCH.link_options()
+    assert (None if options is None else vars(options.config)) == limits
 
 
 class Silent:

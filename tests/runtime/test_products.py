@@ -15,7 +15,7 @@ from mistlab.plan.plan import Plan  # noqa: E402
 from runtime.comm.group import Pending  # noqa: E402
 from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402
 from runtime.engine.streams.lanes import StreamedRanks  # noqa: E402
-from runtime.engine.work.products import add_up_inside, adding_up  # noqa: E402
+from runtime.engine.work.products import add_product_, add_up_inside, adding_up  # noqa: E402
 from runtime.models.config import ModelConfig, config_of, structure_of  # noqa: E402
 from runtime.models.transformer import Block  # noqa: E402
 from tests.runtime.worlds import alone, sequences, stage, workload  # noqa: E402
@@ -85,6 +85,33 @@ def test_gradients_are_added_to_those_that_are_there(biased: bool) -> None:
         made += [y, *(one.grad for one in leaves if one.grad is not None)]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-14, atol=1e-14)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor of the CPU that says that it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_a_gpu_adds_products_of_16_bits_to_sums_of_32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS rounds nothing; the operator that asks for it has no kernel for CPUs."""
+    schema = torch.ops.aten.addmm.dtype_out._schema
+
+    def product(total: Tensor, left: Tensor, right: Tensor, dtype: Any, *, out: Tensor) -> Tensor:
+        return out.copy_(total + left.to(dtype) @ right.to(dtype))
+
+    names = [argument.name for argument in schema.arguments]
+    assert names[:4] == ["self", "mat1", "mat2", "out_dtype"]
+    assert "out" in names
+    monkeypatch.setattr(torch.ops.aten.addmm, "dtype_out", product)
+    generator = torch.Generator().manual_seed(0)
+    before, left, right = (
+        torch.randn(*shape, generator=generator) for shape in ((5, 3), (5, 6), (6, 3))
+    )
+    left, right = left.bfloat16(), right.bfloat16()
+    total = before.clone().as_subclass(OnGpu)
+    add_product_(total, left, right)
+    torch.testing.assert_close(total.as_subclass(Tensor), before + left.float() @ right.float())
 
 
 def test_two_products_with_one_weight_add_to_one_place() -> None:
