@@ -128,23 +128,26 @@ def _check_figures(hardware: Hardware, figures: DatasheetFigures, holder: str) -
         if (value := attrgetter(name)(figures)) is not None:
             _in_range(path_of(name), value, least, most, usual)
     for name, least, most, other, usual in _AGREEING:
+        if holder and other == "memory_gib":
+            # The memory size may be edited; curves were measured whatever it is.
+            continue
         value = attrgetter(name)(figures)
         unit = attrgetter(other)(hardware.gpu if other == "memory_gib" else figures)
         if value is not None and not least * unit <= value <= most * unit:
             limit, word = (least, "below") if value < least * unit else (most, "above")
             times = "" if limit == 1 else f"{limit:.3g} times "
             refuse(path_of(name), f"{value:g} is {word} {times}{other} ({unit:g}): give {usual}")
-    if problem := _too_fast(figures.inter_node_gbytes_per_s, hardware):
+    if problem := _too_fast(figures, hardware.node.gpus):
         refuse(path_of("inter_node_gbytes_per_s"), problem)
 
 
-def _too_fast(network: float, hardware: Hardware) -> str:
+def _too_fast(figures: DatasheetFigures, gpus: int) -> str:
     """What is wrong with a network that no node of these GPUs has; empty if nothing is."""
-    node = hardware.node
-    of_gpu = min(_MOST_NETWORK_OF_GPU, _OF_HOST_LINK * node.host_link_gbytes_per_s)
-    if network <= of_gpu * node.gpus:
+    network = figures.inter_node_gbytes_per_s
+    of_gpu = min(_MOST_NETWORK_OF_GPU, _OF_HOST_LINK * figures.host_link_gbytes_per_s)
+    if network <= of_gpu * gpus:
         return ""
-    return f"{network:g} is more than any node of {node.gpus} such GPUs has: give {OF_NETWORK}"
+    return f"{network:g} is more than any node of {gpus} such GPUs has: give {OF_NETWORK}"
 
 
 def _check_launches(hardware: Hardware) -> None:

@@ -188,7 +188,7 @@ def test_a_table_of_single_streams_cannot_be_fitted(
     table.write_text(f"{HEADER}\na,2,1,1,1,0,0,0\n", encoding="utf-8")
     out = str(tmp_path / "m.yaml")
     assert run(calibrate.main, ["--interference", str(table), "--out", out]) == 2
-    assert "no row has more than one stream busy" in capsys.readouterr().err
+    assert "each row has at most one busy stream: add rows" in capsys.readouterr().err
 
 
 OPERATORS = (

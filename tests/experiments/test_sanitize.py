@@ -83,7 +83,7 @@ def test_a_fault_is_told_with_its_tasks_and_the_wait_that_is_missing(
 def test_a_wait_of_the_host_is_told_with_its_place(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def reading(executor: Executor) -> torch.Tensor:
+    def reading(executor: Executor, _weight: float = 1.0) -> torch.Tensor:
         return torch.tensor(executor.scaling.scale.item(), device=executor.device)
 
     monkeypatch.setattr(Executor, "_share", reading)

@@ -112,7 +112,7 @@ def test_a_word_of_thousands_of_letters_is_cut_short(capsys: pytest.CaptureFixtu
     assert len(capsys.readouterr().err) < 400
 
 
-@pytest.mark.parametrize("option", ["--kg-per-kwh", "--usd-per-gpu-hour"])
+@pytest.mark.parametrize("option", ["--tokens", "--gpu-hours"])
 def test_a_result_that_overflows_is_refused(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -304,7 +304,7 @@ def jobs(draw: st.DrawFn) -> Job:
         "hardware": hardware,
         "nodes": 16 // gpus_per_node,
         "gpus_per_node": gpus_per_node,
-        "memory_gib": draw(OVERRIDES),
+        "memory_gib": draw(st.none() | st.floats(0.001, 1500)),
         "inter_node_gbytes_per_s": draw(OVERRIDES),
     }
     return from_mapping(Job, {"workload": workload, "cluster": cluster, "plan": plan})

@@ -77,7 +77,9 @@ MEASURED: list[tuple[str, str, Units, str]] = [
     ("a100-80gb", "engines.0.far_half_width", PER_CENT, REFUSED),
     # A product of the slowdowns of three streams.
     ("a100-80gb", "interference.groups.1.slowdowns.0.factors.0", PER_CENT, POSSIBLE),
-    ("a100-80gb", "measured_with.memory_gbytes_per_s", GB_S, REFUSED),
+    ("a100-80gb", "measured_with.memory_gbytes_per_s", {"TB/s": 1e-3, "MB/s": 1e3}, REFUSED),
+    # Only the memory size would tell, which a file may state anew.
+    ("a100-80gb", "measured_with.memory_gbytes_per_s", {"Gb/s": 8.0}, POSSIBLE),
     ("a100-80gb", "measured_with.intra_node_gbytes_per_s", GB_S, REFUSED),
     ("a100-80gb", "measured_with.host_link_gbytes_per_s", GB_S_1000, REFUSED),
     ("a100-80gb", "measured_with.peak_tflops.fp16", THOUSANDS, REFUSED),
@@ -306,3 +308,17 @@ def test_a_host_that_stands_for_gpus_has_figures_of_any_size() -> None:
     assert doubts(replace(hardware, gpu=host, node=small)) == ()
     with pytest.raises(InputError, match=r"host_memory_gib.*2 TB are 2048"):
         replace(hardware, node=small)
+
+
+def test_a_smaller_memory_or_host_link_is_no_fault_of_the_measured_figures() -> None:
+    plain = to_mapping(catalog.stated_hardware("a100-80gb"))
+    for path, value in (("gpu.memory_gib", 15.0), ("gpu.memory_gbytes_per_s", 900.0)):
+        plain = edited(plain, path, lambda _, value=value: value)
+    assert from_mapping(Hardware, plain).gpu.memory_gib == 15.0
+    slow = to_mapping(catalog.stated_hardware("h100-80gb"))
+    for path, value in (
+        ("node.host_link_gbytes_per_s", 1.0),
+        ("node.inter_node_gbytes_per_s", 10.0),
+    ):
+        slow = edited(slow, path, lambda _, value=value: value)
+    assert from_mapping(Hardware, slow).node.host_link_gbytes_per_s == 1.0

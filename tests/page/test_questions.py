@@ -83,7 +83,8 @@ def test_a_peak_near_the_limit_is_told_as_such(
     job = job_from_mapping(found["job"])
     peak = predicted_job(job).peak_reserved_bytes + found["outside_bytes"]
     memory_gib = (room + kept) * peak / 2**30
-    gpu = replace(job.cluster.hardware.gpu, memory_gib=memory_gib)
+    slower = min(1500.0, 60 * memory_gib)
+    gpu = replace(job.cluster.hardware.gpu, memory_gib=memory_gib, memory_gbytes_per_s=slower)
     hardware = replace(job.cluster.hardware, gpu=gpu)
     cluster = replace(job.cluster, hardware=hardware, keep_free_gib=kept * peak / 2**30 or None)
     other = replace(job, cluster=cluster)

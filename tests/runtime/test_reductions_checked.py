@@ -208,9 +208,8 @@ def test_states_of_outer_steps_are_there_before_another_lane_works(
     plant(
         monkeypatch,
         Executor.iterate,
-        "            # Other lanes' first work waits for none of compute's.\n"
-        "            self.streams.synchronize()\n",
-        "            pass\n\n",
+        "work of the compute lane.\n            self.streams.synchronize()\n",
+        "work of the compute lane.\n            pass\n",
     )
     told = Judge(trace_of(work, plan, 2, TRAINING)).findings()
     assert {one.kind for one in told} == {"used before allocated"}

@@ -42,9 +42,9 @@ def overflowing(patch: pytest.MonkeyPatch, *, rank: int, step: int) -> None:
     """Let the gradients of a data-parallel rank overflow in a step."""
     share = Executor._share
 
-    def poisoned(own: Executor) -> Tensor:
+    def poisoned(own: Executor, weight: float = 1.0) -> Tensor:
         overflows = (own.connections.place.data, own.steps) == (rank, step)
-        return share(own) * (float("inf") if overflows else 1.0)
+        return share(own, weight) * (float("inf") if overflows else 1.0)
 
     patch.setattr(Executor, "_share", poisoned)
 

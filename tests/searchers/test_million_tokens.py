@@ -86,9 +86,8 @@ def test_copies_take_time_where_nothing_hides_them(
     predictor: type[SymbolicPredictor] | type[EventSimulator],
 ) -> None:
     """Of short sequences, whose attention takes little, on a slow link to the host."""
-    slow = replace(
-        CLUSTER.hardware, node=replace(CLUSTER.hardware.node, host_link_gbytes_per_s=1.0)
-    )
+    node = replace(CLUSTER.hardware.node, host_link_gbytes_per_s=1.0, inter_node_gbytes_per_s=10.0)
+    slow = replace(CLUSTER.hardware, node=node)
     short = replace(work(4096), global_batch=8)
     model = predictor(workload=short, cluster=replace(CLUSTER, hardware=slow))
     plans = [offloading(ratio) for ratio in (0.0, 1.0)]
