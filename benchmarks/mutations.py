@@ -492,7 +492,9 @@ def _row(one: Mutation, said: dict[str, Any] | None, explained: dict[str, str]) 
 def _outcome(one: Mutation, said: dict[str, Any] | None, explained: dict[str, str]) -> str:
     caught = said["caught_by"] if said else "not run"
     return (
-        f"`{caught}`" if is_caught(said) else f"**not found**: {explained.get(one.fault, caught)}"
+        f"`{caught}`"
+        if is_caught(said)
+        else f"**not found**: {explained.get(one.fault) or caught or 'it has no check yet'}"
     )
 
 
