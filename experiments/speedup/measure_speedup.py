@@ -157,13 +157,13 @@ def measure(options: argparse.Namespace) -> int:
 
 def _measured(options: argparse.Namespace, nodes: Nodes) -> int:
     systems = chosen_systems(options.systems)
-    check_node(options.device, options.gpus_per_node, options.precision, "--precision")
     cases = [
         SpeedupCase(model=model, cap_gib=cap, batch=batch)
         for model, cap, batch in product(
             _listed(options.models), _numbers(options.cap_gib, "--cap-gib"), _batches(options)
         )
     ]
+    check_node(options.device, options.gpus_per_node, options.precision, "--precision")
     study = Study.begin("measure_speedup", options)
     under_way = _UnderWay(
         options=options,

@@ -105,6 +105,7 @@ def test_what_is_not_megatron_as_its_users_run_it_is_not_called_so(
     losses: list[float] = []
     monkeypatch.setattr(measuring, "run_trial", run_trial)
     monkeypatch.setattr(measuring, "_check_installed", lambda _: None)
+    monkeypatch.setattr(measuring, "check_node", lambda *_: None)
     options = ["--models", "gpt3-1.3b", "--cap-gib", "40", "--batches", "8", "--json"]
     options += ["--hardware", "a100-80gb", "--trials", "2", "--repeats", "1"]
     options += ["--systems", "mistlab,megatron", "--out", str(tmp_path / "out")]
@@ -165,6 +166,7 @@ def test_the_best_of_each_run_in_turn_and_a_second_call_measures_nothing_again(
     monkeypatch.setattr(contenders, "BUDGET", Budget(evaluations=2_000))
     monkeypatch.setattr(measuring, "run_trial", stand_in(calls))
     monkeypatch.setattr(measuring, "_check_installed", lambda _: None)
+    monkeypatch.setattr(measuring, "check_node", lambda *_: None)
     options = ["--models", "gpt3-1.3b", "--cap-gib", "40", "--batches", "8", "--json"]
     options += ["--hardware", "a100-80gb", "--trials", "2", "--repeats", "2"]
     options += ["--out", str(tmp_path / "out")]
@@ -193,6 +195,7 @@ def test_a_call_that_is_over_says_how_to_go_on(
 ) -> None:
     monkeypatch.setattr(measuring, "run_trial", stand_in([]))
     monkeypatch.setattr(measuring, "_check_installed", lambda _: None)
+    monkeypatch.setattr(measuring, "check_node", lambda *_: None)
     options = ["--cap-gib", "40", "--batches", "8", "--systems", "megatron", "--seconds", "0"]
     options += ["--hardware", "a100-80gb", "--out", str(tmp_path / "out")]
     assert run(measure_speedup.main, options) == 0
@@ -209,6 +212,7 @@ def test_a_run_that_the_end_of_a_call_cuts_begins_again_in_the_next(
 
     monkeypatch.setattr(measuring, "run_trial", cut)
     monkeypatch.setattr(measuring, "_check_installed", lambda _: None)
+    monkeypatch.setattr(measuring, "check_node", lambda *_: None)
     options = ["--cap-gib", "40", "--batches", "8", "--systems", "megatron", "--json"]
     options += ["--hardware", "a100-80gb", "--out", str(tmp_path / "out")]
     for _ in range(2):
@@ -230,6 +234,7 @@ def test_under_torchrun_one_process_measures_with_launchers_of_its_own(
         return {"outcome": "ran", "losses": [1.0], "timing": {"seconds": [], "median_s": 1.0}}
 
     monkeypatch.setattr(measuring, "run_trial", trial)
+    monkeypatch.setattr(measuring, "check_node", lambda *_: None)
     said = {"LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
     for name, value in said.items():
         monkeypatch.setenv(name, value)
@@ -405,6 +410,7 @@ def test_bad_options_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(measuring, "_check_installed", lambda _: None)
+    monkeypatch.setattr(measuring, "check_node", lambda *_: None)
     out = ["--hardware", "a100-80gb", "--out", str(tmp_path / "out")]
     assert run(measure_speedup.main, [*out, *options]) == 2
     assert words in capsys.readouterr().err
