@@ -180,6 +180,41 @@ def test_on_a_phone_the_answer_stays_in_sight(browser: Any, running: RunningPage
     one.context.close()
 
 
+# The first prediction never answers, and the search goes on after its first plan.
+ONLY_A_SEARCH = """
+const sent = window.fetch, until = () => new Promise(() => {});
+let isFirst = true;
+window.fetch = async (path, options) => {
+  if (path === "/api/predict" && isFirst) {
+    isFirst = false;
+    return until();
+  }
+  const answer = await sent(path, options);
+  if (path !== "/api/search") return answer;
+  const isLast = (chunk) => new TextDecoder().decode(chunk).includes('"answer"');
+  const transform = (chunk, kept) => { if (!isLast(chunk)) kept.enqueue(chunk); };
+  return new Response(answer.body.pipeThrough(new TransformStream({ transform, flush: until })));
+};
+"""
+
+
+def test_a_refusal_during_the_first_search_leads_back_to_its_plan(
+    browser: Any, running: RunningPage
+) -> None:
+    one = Seen(browser)
+    one.tab.add_init_script(ONLY_A_SEARCH)
+    tab = one.opened(running.address)
+    tab.locator("#iteration").wait_for()
+    field = tab.locator("input[type=number][data-field=global_batch]")
+    field.fill("0")
+    field.press("Tab")
+    tab.locator("#results", has_text="The question was refused").wait_for()
+    tab.get_by_role("button", name="Back to the last answer").click()
+    tab.locator("#iteration").wait_for()
+    assert field.input_value() == "64"
+    one.context.close()
+
+
 def test_what_is_wrong_is_said_beside_its_field(browser: Any, running: RunningPage) -> None:
     one = Seen(browser)
     tab = one.opened(running.address)

@@ -35,7 +35,7 @@ const state = {
   // The questions of tabs that are not shown.
   kept: { adapt: { problem: ADAPTED, plan: null, knobs: {} } },
 };
-let names = null, timer = null;
+let names = null, timer = null, choicesAsked = 0;
 
 // The link: everything that was asked, and the plan.
 
@@ -130,6 +130,8 @@ function back() {
 // Questions about training.
 
 async function predictNow() {
+  // Choices beside the plan before would draw this one before its figures are here.
+  choicesAsked += 1;
   const body = { problem: state.problem, plan: state.plan, knobs: state.knobs };
   const began = performance.now();
   const figures = await trying(() => latest.run((signal) => ask("predict", body, signal)));
@@ -149,7 +151,6 @@ function stale() {
   state.gains = state.timeline = state.exported = null;
 }
 
-let choicesAsked = 0;
 async function offerChoices() {
   const own = (choicesAsked += 1);
   const job = state.figures.job;
@@ -196,7 +197,10 @@ async function searchNow() {
   const heard = (event) => {
     own.points.push({ at: event.wall_s, best: event.best_s, bound: event.bound_s });
     [own.plans, own.stages, own.gap] = [event.plans, event.stages, event.gap];
-    if (event.figures) took(event.figures);
+    if (event.figures) {
+      took(event.figures);
+      remember();
+    }
     show(event.figures ? undefined : "search");
   };
   const body = { problem: state.problem, seconds: state.seconds };
@@ -219,7 +223,7 @@ async function searchNow() {
   } else {
     say(end === undefined ? "the search was refused" : "stopped");
   }
-  if (state.figures) remember();
+  if (state.figures && end !== undefined) remember();
   show();
   keep();
   if (state.figures) {
@@ -230,8 +234,11 @@ async function searchNow() {
 
 async function compareNow() {
   if (!state.pinned || !state.figures) return;
-  const body = { first: state.pinned.job, second: state.figures.job };
-  state.comparison = await ask("compare", body).catch(() => null);
+  const { pinned, figures } = state;
+  const body = { first: pinned.job, second: figures.job };
+  const comparison = await ask("compare", body).catch(() => null);
+  if (state.pinned !== pinned || state.figures !== figures) return;
+  state.comparison = comparison;
   show("compare");
 }
 
