@@ -1,3 +1,3 @@
-"""Computes the costs of plans: the times of tasks, stages and pipelines, and the memory that is not
-tensors.
+"""Predicts what a training plan costs: the times of tasks, pipeline stages and iterations, and its
+memory.
 """

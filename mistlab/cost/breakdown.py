@@ -1,7 +1,8 @@
-"""Breaks an iteration's time down by what each stage does or waits for: kernels, exposed
-communication, host copies, stalls.
+"""Splits the time of a training iteration into causes: kernels, exposed communication, host copies
+and stalls, for each pipeline stage.
 
-Axes: T types of layers, S strategies.
+Axes: C candidates, S strategies, T types of layers, K kinds of time slots, P phases; the four
+streams first. A time slot is the set of tasks that overlap while one layer computes.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,15 +39,15 @@ from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import order_of_plan, shortened
 from mistlab.stages.stage_batch import StageBatch, StageSeconds, StageTimes, batch_of_parts
 
-# Splits the kernel seconds of layers by what limits the kernels: arithmetic, memory bandwidth or
-# launches.
-#
-# Axes: T types of layers, S strategies.
+# Splits the kernel seconds of a model's layers by what limits each kernel: arithmetic, memory
+# bandwidth or launches.
 
 
-# The operator classes whose time counts as memory-bound, whatever arithmetic they have.
+# The time of kernels in these operator classes counts as memory-bound, however much arithmetic they
+# have.
 OF_MEMORY = ("memory", "scan")
-# A difference of two times that is below this share of them counts as rounding, so as zero.
+# If two times differ by a smaller share than this, the difference is taken for a rounding error and
+# counts as zero.
 ROUNDING = 1e-12
 _ATTENTION = [CLASSES.index(one) for one in OF_ATTENTION]
 _MEMORY = [place for place, one in enumerate(CLASSES) if one in OF_MEMORY]
@@ -55,9 +56,11 @@ _PRODUCTS = [place for place in range(len(CLASSES)) if place not in (*_ATTENTION
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelParts:
-    """The seconds of the kernels in one forward and one backward pass of each layer type, for each
-    strategy (T, S), and the floating-point operations of the compute-bound ones. ``launched_s`` are
-    the seconds that launches add; ``again_s`` are the seconds of recomputed kernels.
+    """The seconds of the kernels in one forward and one backward pass of each type of layer, and
+    the floating-point operations of the compute-bound ones, for each strategy.
+
+    ``launched_s`` are the seconds that launches add; ``again_s`` are the seconds of recomputed
+    kernels. Shapes: (T, S).
     """
 
     products_s: Floats
@@ -70,7 +73,9 @@ class KernelParts:
 
 
 def kernel_parts(seconds: TaskSeconds) -> KernelParts:
-    """Split the kernel seconds of each layer type by what limits the kernels, for each strategy."""
+    """Split the kernel seconds of each type of layer by what limits the kernels: arithmetic, memory
+    bandwidth or launches.
+    """
     model, types = seconds.model.layers, seconds.model.types
     sizes = {symbol: seconds.columns[name] for symbol, name in layer_columns().items()}
     values, rates = model.work(size_columns(seconds.model.workload, sizes)), model.rates()
@@ -102,26 +107,24 @@ def kernel_parts(seconds: TaskSeconds) -> KernelParts:
 
 
 def rest_of(whole_s: Floats, parts_s: Floats) -> Floats:
-    """The rest of a whole time after its parts; zero if it is within rounding."""
+    """What is left of a time after its parts are subtracted; zero if that is within rounding."""
     rest_s = whole_s - parts_s
     return np.where(rest_s > ROUNDING * whole_s, rest_s, 0.0)
 
 
 # Splits the working time of stages into kernels, waits inside layers, the optimizer step, and
-# communication and host copies that no arithmetic hides.
-#
-# Axes: C candidates, T types of layers, S strategies (here one for each candidate).
+# exposed communication and host copies.
 
 
-# For each part of the breakdown that is communication inside layers: the groups of ranks whose
-# collectives it counts.
+# The groups of ranks that communicate inside layers, by the name of the breakdown's part that
+# counts their time.
 EXCHANGED = {
     "tensor_exchange_s": ("tensor",),
     "context_exchange_s": ("context",),
     "expert_exchange_s": ("experts", "expert tensor"),
 }
-# For each part of the breakdown that is communication: the group of ranks and the collective whose
-# slowest network tier is reported as the part's bottleneck.
+# For each kind of communication in the breakdown, the group of ranks and the collective from which
+# its bottleneck (a network tier) is found.
 _SENT_BY: Mapping[str, tuple[str, Collective]] = {
     "tensor_exchange_s": ("tensor", "all_reduce"),
     "context_exchange_s": ("context", "all_gather"),
@@ -138,8 +141,8 @@ NAMES = (
 
 
 def stage_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """The seconds of an iteration that each candidate stage spends on each part of the breakdown, a
-    row for each name in ``NAMES`` (names, C).
+    """The seconds that each candidate stage spends on each part of the breakdown in an iteration: a
+    row for each name in ``NAMES``, a column for each candidate.
 
     Nothing sends and no host waits in the model, so a stage works for the sum of all seconds.
     """
@@ -148,8 +151,8 @@ def stage_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
 
 
 def times_and_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """The times of each candidate stage and the parts of the breakdown: a row for each field of
-    ``StageSeconds``, then one for each name in ``NAMES`` (rows, C).
+    """The times of each candidate stage, and below them its seconds by part of the breakdown: a row
+    for each field of ``StageSeconds`` and for each name in ``NAMES``, a column for each candidate.
     """
     slots = StageSlots.of(model.tasks, batch)
     times = model.of_slots(slots)
@@ -158,8 +161,8 @@ def times_and_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
 
 
 def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
-    """The parts of each candidate's breakdown, a row for each name in ``NAMES`` (names, C), from
-    the candidate's per-layer time slots and its stage times.
+    """The seconds of each part of the breakdown for each candidate stage, from the times of its
+    layers and the stage: a row for each name in ``NAMES``.
     """
     batch, seconds, of_strategy = slots.batch, slots.seconds, slots.strategies.index
     counts = slots.tasks.types.counts(batch.columns)
@@ -179,7 +182,8 @@ def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
     }
     exchanged, waited = _exchanged(seconds)
     parts |= {name: in_passes(one) for name, one in exchanged.items()}
-    # Waits inside layers for anything but collectives are waits for the host.
+    # Layers also wait for the host that launches their kernels; that is the wait that no collective
+    # explains.
     parts["hosts_s"] = parts["hosts_s"] + in_passes(waited)
     busy_s = batch.micro_batches * times.stable_s + times.delta_forward_s + times.delta_backward_s
     after_s = slots.outside_passes().after_s
@@ -194,9 +198,10 @@ def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
 
 
 def _exchanged(seconds: TaskSeconds) -> tuple[dict[str, Floats], Floats]:
-    """For one forward and one backward pass of each layer type and strategy (T, S): the seconds in
-    which the layer waits for collectives, by part of the breakdown, and those in which it waits for
-    anything else.
+    """The seconds in which each type of layer waits for collectives, by part of the breakdown, and
+    the seconds in which it waits for anything else, in one forward and one backward pass.
+
+    Shapes: (T, S).
     """
     overlaps = seconds.model.template.overlaps_tensor_backward
     exchanged_s = {
@@ -217,9 +222,11 @@ def _exchanged(seconds: TaskSeconds) -> tuple[dict[str, Floats], Floats]:
 
 
 def split_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """The seconds that separate weight-gradient passes add to each part of the breakdown, a row for
-    each name in ``NAMES`` (names, C): weight-gradient GEMMs no longer hide collectives, and
-    gradient reductions overlap with the weight-gradient passes only.
+    """The seconds that computing weight gradients in passes of their own adds to each part of the
+    breakdown: a row for each name in ``NAMES``, a column for each candidate.
+
+    Weight-gradient GEMMs then no longer hide collectives, and gradient reductions overlap with the
+    weight-gradient passes only.
     """
     seconds = model.tasks.seconds({name: batch.value(name) for name in task_columns()})
     weights_s, less_s = split_seconds(model, batch)
@@ -231,16 +238,8 @@ def split_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
     return np.stack([parts[name] for name in NAMES])
 
 
-# Attributes the GPU-seconds of a plan's iteration to causes: arithmetic, communication, hosts, the
+# Attributes the GPU-seconds of a plan's iteration to arithmetic, communication, hosts and the
 # pipeline.
-#
-# Time that several causes share counts once: as arithmetic where there is any, otherwise as exposed
-# time (``share_of_link``). Host-bound time is how much shorter the iteration would be if hosts took
-# no time; the time of sends is how much shorter it would be if sends took none. In the rest a stage
-# works or waits for its pipeline: every stage has the pipeline bubble, and stages with less work
-# than the busiest also have imbalance.
-#
-# Axes: P parts of the model in order, S stages.
 
 Altered = Callable[[TaskModel], TaskModel]
 
@@ -250,8 +249,14 @@ _BESIDE_OTHERS = ("data_parallel_s", "copies_s")
 
 
 def breakdown_of(job: Job, whole_s: float | None = None) -> Breakdown:
-    """The breakdown of an iteration of a job; ``seconds`` are its predicted times if they are
-    already known.
+    """The breakdown of an iteration of a job into seconds by cause, for each stage.
+
+    Time that several causes share counts once: as arithmetic where there is any, otherwise as
+    exposed time (``share_of_link``). Host-bound time is how much shorter the iteration would be if
+    hosts took no time; the time of sends is how much shorter it would be if sends took none. In the
+    rest a stage works or waits for its pipeline: every stage has the pipeline bubble, and stages
+    with less work than the busiest also have imbalance. ``whole_s`` is the predicted time of the
+    iteration if it is already known.
     """
     own_s, late_s = _step_and_late_s(job)
     whole_s = own_s if whole_s is None else whole_s - late_s
@@ -278,8 +283,8 @@ def breakdown_of(job: Job, whole_s: float | None = None) -> Breakdown:
 
 
 def binding_tiers(job: Job, stage: int) -> tuple[BindingTier, ...]:
-    """The network tiers that limit the collectives of a stage's ranks, and the stage's sends to the
-    next stage.
+    """The network tier that limits each kind of communication of one stage: its collectives, and
+    its sends to a neighbouring stage.
     """
     first = sum(before.num_gpus for before in job.plan.stages[:stage])
     tasks = _model(job, None).models[job.cluster.group_of(first)].tasks
@@ -303,8 +308,8 @@ def binding_tiers(job: Job, stage: int) -> tuple[BindingTier, ...]:
 
 
 def _step_and_late_s(job: Job) -> tuple[float, float]:
-    """The seconds of an iteration, and the mean seconds by which it is longer because an exchange
-    of weights that overlaps with further steps ends too late.
+    """The seconds of an iteration, and the mean seconds by which exchanges of weights lengthen it
+    where they overlap with later iterations but end too late.
     """
     model = _model(job, None)
     own_s = _iteration_s(model, job.plan)
@@ -313,15 +318,15 @@ def _step_and_late_s(job: Job) -> tuple[float, float]:
 
 
 def _beyond(longer_s: float, shorter_s: float) -> float:
-    """The seconds by which the first time exceeds the second; zero if the difference is within
-    rounding.
+    """By how many seconds the first time exceeds the second; zero if they differ by rounding
+    only.
     """
     return float(rest_of(np.array(longer_s), np.array(shorter_s)))
 
 
 def _without_hosts(tasks: TaskModel) -> TaskModel:
-    """The times of tasks on a cluster whose hosts launch kernels in no time; only optimizer steps
-    still wait for their host.
+    """The model of task times with hosts that launch kernels in no time; only optimizer steps still
+    wait for their host.
     """
     if tasks.host is None:
         return tasks
@@ -346,7 +351,7 @@ def _iteration_s(model: StagesOnGroups, plan: Plan) -> float:
 
 
 def _in_turn_s(seconds: StageSeconds, plan: Plan) -> float:
-    """The iteration time of a plan in the default order of passes, given the times of its
+    """The iteration time of a plan in the default order of passes (1F1B), from the times of its
     stages.
     """
     times = StageTimes.of(seconds, 1, -1)
@@ -354,8 +359,8 @@ def _in_turn_s(seconds: StageSeconds, plan: Plan) -> float:
 
 
 def _worked(model: StagesOnGroups, plan: Plan) -> tuple[float, list[dict[str, float]]]:
-    """The seconds of an iteration, and for each stage the seconds of each part of the breakdown
-    (``NAMES``), summed over the stage's chunks of the model.
+    """The seconds of an iteration, and the seconds that each stage spends on each part of the
+    breakdown, named in ``NAMES``.
     """
     if plan.order == DEFAULT_ORDER:
         names = [entry.name for entry in fields(StageSeconds)]
@@ -377,8 +382,8 @@ def _worked(model: StagesOnGroups, plan: Plan) -> tuple[float, list[dict[str, fl
 
 
 def _within(work: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """One stage's seconds of each part of the breakdown. If they add up to more than the
-    iteration's ``seconds``, reductions and host copies are scaled down.
+    """Select one stage's seconds by part of the breakdown; if they exceed the iteration's
+    ``seconds``, reductions and host copies are scaled down.
 
     Where a stage has several parts of the model, what sticks out of one part may run beside passes
     of another: then so much less sticks out.
@@ -395,8 +400,8 @@ def _within(work: Mapping[str, float], seconds: float) -> dict[str, float]:
 def _kernels(
     parts: Mapping[str, float], work: Mapping[str, float], peak_s: float
 ) -> dict[str, float]:
-    """Split a stage's kernel seconds into arithmetic at the peak rate, and the time that each kind
-    of kernel takes beyond that.
+    """Split a stage's kernel seconds into arithmetic at the peak rate, and what each kind of kernel
+    takes beyond that.
     """
     kernels_s = sum(parts[name] for name in KERNELS)
     arithmetic_s = min(peak_s, kernels_s)
@@ -409,7 +414,7 @@ def _kernels(
 
 
 def _peak_s(job: Job, stage: int) -> float:
-    """The seconds that the model's own arithmetic in a stage would take at the peak rate of the
+    """The seconds that a stage's share of the model's arithmetic would take at the peak rate of the
     stage's GPUs.
     """
     gpus = job.plan.stages[stage].num_gpus
@@ -418,49 +423,48 @@ def _peak_s(job: Job, stage: int) -> float:
     return stage_flop(job.workload, job.plan, stage) / (gpus * peak)
 
 
-# Computes the exposed time of a stage's time slots: communication and host copies that no
-# arithmetic hides. A time slot is the set of tasks that overlap while one layer computes.
-#
-# A time slot takes at least as long as its arithmetic; the excess is exposed. It is attributed to
-# the other streams in proportion to the time for which each runs on after the arithmetic alone
-# would have ended; if all have ended by then and only interfered with the arithmetic, in proportion
-# to their busy time.
-#
-# Axes: C candidates, S distinct strategies, K kinds of time slots, P phases; the four streams
-# first.
+# Computes the exposed time of a stage's layers: communication and host copies that arithmetic does
+# not hide.
 
 _COPIES = [place for place in range(len(STREAMS)) if place not in (COMPUTE, LINK)]
 
 
 def share_of_link(slots: StageSlots, micro_batches: Ints) -> Floats:
-    """The share of each candidate's (C) exposed time that is collectives between GPUs; the rest is
-    host copies. An iteration has ``micro_batches`` (C).
+    """The share of each candidate stage's exposed time that is collectives between GPUs; the rest
+    is host copies.
     """
     alone = SlotWork(slots.seconds, slots.kinds).alone()
     ends = slot_ends(slots.seconds, alone, is_least=False)
     link_s, copies_s = _over_all(slots, _divided(alone, ends), micro_batches)
     both_s = link_s + copies_s
-    # Without exposed time in these slots, the share is 1: what is exposed are the collectives of an
-    # optimizer step whose tasks run one after another, and no engine with such steps offloads.
+    # Where layers have no exposed time, only the collectives of an optimizer step can be exposed,
+    # so the share is 1.
     return np.where(both_s > 0, link_s / np.where(both_s > 0, both_s, 1.0), 1.0)
 
 
 def _over_all(slots: StageSlots, slots_s: Floats, micro_batches: Ints) -> Floats:
-    """The seconds of collectives and of host copies over an iteration (2, C), from those of each
-    kind of per-layer time slot in each phase (2, P, K, S).
+    """The exposed seconds of collectives and of host copies in an iteration of each candidate, from
+    those of each layer in each phase.
+
+    Shapes: ``slots_s`` is (2, P, K, S), the result (2, C).
     """
     every, total_s = np.ones(len(slots.kinds), dtype=np.bool_), np.zeros((2, len(slots.batch)))
     for number, phase in enumerate(PASS_PHASES):
-        # A stage runs its first forward and its last backward pass once, and steady-state passes
-        # for the remaining micro-batches.
+        # The first forward pass and the last backward pass are phases of their own, so steady-state
+        # passes run once less than there are micro-batches.
         times = np.maximum(micro_batches - 1, 0) if phase in ("forward", "backward") else 1
         total_s += times * slots.summed([(slots_s[:, number], every)])
     return total_s
 
 
 def _divided(alone: Floats, ends: Floats) -> Floats:
-    """The exposed seconds of collectives and of host copies (2, P, K, S) in per-layer time slots,
-    whose streams would take ``alone`` (4, P, K, S) by themselves and end at ``ends``.
+    """The exposed seconds of collectives and of host copies while one layer computes.
+
+    The time slot of a layer takes at least as long as its arithmetic; the excess is exposed. It is
+    attributed to the other streams in proportion to the time for which each runs on after the
+    arithmetic alone would have ended; if all have ended by then and only interfered with the
+    arithmetic, in proportion to their busy time. Shapes: the streams would take ``alone`` (4, P, K,
+    S) by themselves and end at ``ends``; the result is (2, P, K, S).
     """
     arithmetic_s = alone[COMPUTE]
     exposed_s = until(STREAMS, ends, alone) - arithmetic_s

@@ -1,5 +1,5 @@
-"""Computes the longest chains of passes that wait for one another in a 1F1B pipeline, stage by
-stage; durations may be numbers, columns or expressions.
+"""Computes the iteration time of a 1F1B pipeline as its critical path: the longest chain of passes
+that wait for one another, from the last stage to the first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,12 @@ import numpy as np
 from mistlab.core.arrays import Bools, Floats, Ints
 from mistlab.stages.stage_batch import TIMES, times_of
 
-# Sum and maximum of durations, the two operations from which a pipeline's time is computed.
-#
-# A recurrence written with an ``Algebra`` works for any kind of duration: numbers, columns of
-# candidates, and expressions of a linear programme, where the maximum becomes a variable with an
-# inequality for each argument (``searchers.exact.milp``).
+# Takes sums and maxima of durations that are numbers, columns of candidates, or expressions of a
+# linear programme (``searchers.exact.milp``).
 
 
 class Duration(Protocol):
-    """A duration of any kind: it can be added, subtracted and multiplied by an integer."""
+    """A duration of any kind, which can be added, subtracted and multiplied by an integer."""
 
     def __add__(self, other: Any, /) -> Any: ...
 
@@ -35,31 +32,29 @@ Length = TypeVar("Length", bound=Duration)
 
 
 class Algebra(Protocol[Length]):
-    """The maximum and the comparison of durations of one kind; durations are added by their own
-    operators.
-    """
+    """The maximum and the comparison of durations that are numbers, columns or expressions."""
 
     def longest(self, name: str, *ways: Length) -> Length:
-        """The maximum of some durations; ``name`` identifies the chain whose length it is."""
+        """The maximum of some durations; ``name`` names the variable of an expression for it."""
         ...
 
     def may_exceed(self, lengths: Sequence[Length], others: Sequence[Length]) -> "Condition":
-        """For each candidate, whether any duration in ``lengths`` may exceed any in ``others``."""
+        """Whether any duration in ``lengths`` may exceed any in ``others``, for each candidate."""
         ...
 
     @property
     def nothing(self) -> Length:
-        """A duration of zero, of this kind of duration."""
+        """A duration of zero seconds, as a number, a column or an expression."""
         ...
 
 
 class Numbers:
-    """The maximum and the comparison of plain numbers, which are fastest for a single pipeline."""
+    """The maximum and the comparison of durations that are plain numbers."""
 
     nothing = 0.0
 
     def longest(self, _name: str, *ways: float) -> float:
-        """The largest of some durations that are numbers."""
+        """The largest of some numbers."""
         return max(ways)
 
     def may_exceed(self, lengths: Sequence[float], others: Sequence[float]) -> bool:
@@ -68,33 +63,29 @@ class Numbers:
 
 
 class ColumnAlgebra:
-    """The maximum and the comparison of columns, with a duration for each candidate."""
+    """The maximum and the comparison of durations that are columns of candidates."""
 
     def __init__(self, candidates: int) -> None:
         self.nothing = np.zeros(candidates)
 
     def longest(self, _name: str, *ways: Floats) -> Floats:
-        """The largest duration in some columns, for each candidate."""
-        # The columns are reduced in pairs, since stacking them into one table takes longer.
+        """The largest of some columns' durations, for each candidate."""
+        # Taking maxima in pairs is faster than stacking the columns into one table.
         return reduce(np.maximum, ways)
 
     def may_exceed(self, lengths: Sequence[Floats], others: Sequence[Floats]) -> Bools:
-        """A mask of the candidates whose largest duration in ``lengths`` exceeds their smallest in
-        ``others``.
-        """
+        """Whether the largest of ``lengths`` exceeds the smallest of ``others``, by candidate."""
         longest, shortest = reduce(np.maximum, lengths), reduce(np.minimum, others)
         return np.asarray(longest > shortest)
 
 
-# Chains that begin with the time in which a stage's host issues passes; durations of any kind.
-#
-# A host issues the passes of its stage in sequence, from the beginning of the iteration.
+# Computes when a stage's host has issued its passes: from the beginning of the iteration on, it
+# issues one after another.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IssuedChains(Generic[Length]):
-    """The durations until a stage's host has issued certain passes; no chains if passes are never
-    host-bound.
+    """The durations until a stage's host has issued certain passes; empty if it is never slower.
 
     They end when the ``first`` backward's turn has come, with the ``last`` forward, with ``every``
     pass, and with the stage's own extras after them (``ended``).
@@ -109,9 +100,10 @@ class IssuedChains(Generic[Length]):
     def of(
         cls, issued: Sequence[Length | None], in_flight: int | Ints, alternating: int | Ints
     ) -> Self:
-        """The chains that begin with the host of a stage with ``in_flight`` forward passes before
-        its first backward pass, and ``alternating`` more afterwards; ``issued`` are the stage's
-        times named in ``ISSUED``.
+        """The durations until a stage's host has issued certain of its passes.
+
+        The stage has ``in_flight`` forward passes before its first backward pass, and
+        ``alternating`` more afterwards; ``issued`` are the stage's times named in ``ISSUED``.
         """
         known = [length for length in issued if length is not None]
         if not known:
@@ -128,77 +120,28 @@ class IssuedChains(Generic[Length]):
         )
 
 
-# The longest chains of passes in a 1F1B pipeline, stage by stage, for durations of any kind.
-#
-# An iteration takes as long as the longest chain of passes that wait for one another. With G
-# micro-batches a stage runs G forward passes of tf seconds and G backward passes of tb seconds; its
-# forward passes are k - 1 micro-batches ahead of its backward passes. A micro-batch that finds the
-# stage idle waits for less of each pass (lf, lb): not for fetches before it and work after it. Work
-# that comes once an iteration is done before a stage's first forward pass (df) and after its last
-# backward pass (db); a part of it makes the pass itself longer (vf, vb). Two times describe the
-# stages after a stage, and include the sends to them and back:
-#
-#     around     from where a micro-batch leaves to where its gradient returns, if the stages do
-#                nothing else
-#     through    from where the first micro-batch leaves to where the last one's gradient returns
-#
-# The longest chain through the stage and those after it is one of these, where t = tf + tb and
-# l = lf + lb:
-#
-#     the stage never waits              G t
-#     it waits for the first gradient    G t + around - (k - 1) tf
-#     it waits for the last gradient     G t + around - (k - 1) tb
-#     it waits for both, G > k           G t + 2 around - (k - 1) t + rounds
-#     it waits for later stages          l + through
-#
-# plus vf for the first micro-batch and vb for the last. When a gradient goes back, reductions may
-# be left of its backward pass, for which only the stage's own next pass waits, and the stage's
-# end. A host issues a forward pass in hf and a backward pass in hb seconds, from the beginning of
-# the iteration on, and does not wait for the stage. So a stage may also wait for its host:
-#
-#     until all passes are issued             G (hf + hb)
-#     until the last forward is issued        G (hf + hb) - k hb, and then for the last gradient
-#     until the first k forwards are issued   k hf, then it runs the passes from its first backward
-#
-# The first micro-batch's sends to later stages take longer than others, because the next forward
-# pass runs beside them. Between its first forward and its own next pass a stage takes af longer.
-# In between a chain may wait for other micro-batches too, one after another: the forward pass after
-# a gradient is that of the k-th micro-batch after it. Each such round takes around + l - k t longer
-# than the stage's own work meanwhile, so a steady pipeline waits for its sends. In a round passes
-# run beside what is left of sends, and lose time (``mistlab.cost.beside_sends``). If one boundary
-# between stages is slower than the others, rounds of its two stages alone can be longer.
-#
-# The first gradient comes back later than after ``around`` if micro-batches that go before it hold
-# it up: those that the stage itself runs ahead, or those that wait for the next stage, which runs
-# one fewer ahead. The same holds up the last gradient. A backward that follows its own stage's
-# forward takes its whole time; one that waits for its gradient takes lb.
-#
-# A chain begins when a micro-batch arrives, or with a stage's own df - vf at the beginning of the
-# iteration. It ends when a gradient is sent back, or with a stage's own db - vb. So the longest
-# chain is kept for each kind of beginning and end. For S equal stages with equal sends c and no
-# extras the iteration takes exactly (G + S - 1) t + 2 c (S + G - 2 - ceil((G - 1) / S)). Without
-# sends this is the published (G - 1) max t + sum t (Mist, EuroSys 2025), which is too long for all
-# other pipelines (docs/decisions/0008-pipeline-objective.md).
-#
-# Durations are numbers, columns or expressions, by their ``Algebra``.
-#
-# Axes: C candidates.
+# Computes the critical path of a 1F1B pipeline: the longest chain of passes that wait for one
+# another.
 
-# Whether a condition holds: for all candidates alike, or for each candidate (a mask).
+# Whether a condition holds: one value for all candidates, or a mask with a value for each.
 Condition = bool | Bools
 
 
-# The names of a host's times; the times are None if no pass can be host-bound.
+# The names of the stage times in which a host issues kernels; these times are None where no pass
+# can be host-bound.
 ISSUED = times_of("host")
-# The recurrence needs two times of a stage differently: the work before its first pass and after
-# its last one, instead of what these two passes take longer than steady ones.
+# For each of these two stage times, the one that replaces it here: all work before a stage's first
+# pass, and all work after its last one.
 _BESIDE = {"delta_forward_s": "begin_s", "delta_backward_s": "end_s"}
 PASSES = tuple(_BESIDE.get(name, name) for name in TIMES)
 
 
 class PassLengths(SimpleNamespace, Generic[Length]):
-    """The times of one stage that the recurrence uses, named in ``PASSES``: ``begin_s``,
-    ``after_first_s`` and ``end_s`` are work outside passes, the others are times of ``StageTimes``.
+    """The times of one stage from which the critical path of a pipeline is computed; ``PASSES`` has
+    their names.
+
+    ``begin_s``, ``after_first_s`` and ``end_s`` are work outside passes, the others are times of
+    ``StageTimes``.
     """
 
     def __init__(self, **lengths: Length) -> None:
@@ -211,7 +154,8 @@ class PassLengths(SimpleNamespace, Generic[Length]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chains(Generic[Length]):
-    """The longest chains of passes through a stage and all stages after it.
+    """The longest chains of dependent passes through a pipeline stage and all stages after it, by
+    how they begin and end.
 
     ``around`` is for a steady micro-batch, ``around_first`` for the first and ``around_last`` for
     the last; ``nearest`` is around the foremost stage alone. A chain that begins with an extra is
@@ -233,12 +177,13 @@ class Chains(Generic[Length]):
 
     @classmethod
     def of_nothing(cls, nothing: Length) -> Self:
-        """The chains behind the last stage, where there are no passes: all of length zero."""
+        """The chains of passes after the last stage: all of zero length."""
         return cls(**dict.fromkeys(CROSSINGS, nothing))
 
     def from_in_front(self, there_and_back_s: Length, first_late_s: Length) -> Self:
-        """These chains extended by the sends to and from the stage in front; the first
-        micro-batch's send takes ``first_late_s`` longer than the others.
+        """These chains with the sends to and from the stage in front added.
+
+        The first micro-batch's send takes ``first_late_s`` longer than the others.
         """
         crossed_s = (None, there_and_back_s * 0.5, there_and_back_s)
         late_s = (None, crossed_s[1] + first_late_s, crossed_s[2] + first_late_s)
@@ -246,7 +191,8 @@ class Chains(Generic[Length]):
             **{
                 name: getattr(self, name)
                 if (more := (late_s if name in OF_FIRST else crossed_s)[count]) is None
-                # Each chain needs one addition only: of the sends in both directions together.
+                # The sends of both directions are summed before, so that each chain needs one
+                # addition only.
                 else getattr(self, name) + more
                 for name, count in CROSSINGS.items()
             }
@@ -255,21 +201,24 @@ class Chains(Generic[Length]):
 
 CHAINS = tuple(entry.name for entry in fields(Chains))
 
-# How often each chain crosses the boundary to the stage in front, counting both directions.
+# The number of sends between the foremost stage and the stage in front of it that each chain of
+# passes contains, in both directions together.
 CROSSINGS: Mapping[str, int] = {
     **dict.fromkeys(CHAINS, 2),
     **dict.fromkeys(("around_begun", "around_ended", "through_begun", "through_ended"), 1),
     "whole": 0,
 }
-# The chains that contain the send of the first micro-batch from the stage in front.
+# The names of the chains of passes that contain the send of the first micro-batch from the stage in
+# front.
 OF_FIRST = frozenset({"around_first", "through", "through_ended"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Counts:
-    """How many passes a stage runs, and how many rounds its longest chains contain (in a round, a
-    micro-batch goes to later stages and back, and a forward pass waits for it); integers, or
-    columns (C).
+    """The numbers of passes and of round trips in a stage's longest chains of passes.
+
+    In a round trip, or round, a micro-batch goes to later stages and back, and a forward pass waits
+    for it. The numbers are integers, or columns of candidates.
 
     The stage runs ``in_flight`` forwards ahead, and ``alternating`` forwards after its first
     backward. ``is_short`` says whether there are more stages than micro-batches, ``alternates``
@@ -296,7 +245,7 @@ class Counts:
 
     @classmethod
     def of(cls, micro_batches: int | Ints, stages: int) -> "Counts":
-        """The counts of passes and rounds of the first of ``stages`` stages."""
+        """The numbers of passes and round trips of the first of ``stages`` pipeline stages."""
         if isinstance(micro_batches, int):
             return _counts_alike(micro_batches, stages)
         in_flight = np.minimum(micro_batches, stages)
@@ -322,7 +271,7 @@ class Counts:
 
 @cache
 def _counts_alike(micro_batches: int, stages: int) -> Counts:
-    """Counts of passes and rounds as plain numbers, for equal numbers of micro-batches."""
+    """The numbers of passes and round trips as plain integers, if all candidates share them."""
     columns = Counts.of(np.array([micro_batches]), stages)
     return Counts(**{e.name: getattr(columns, e.name)[0].item() for e in fields(Counts)})
 
@@ -330,7 +279,59 @@ def _counts_alike(micro_batches: int, stages: int) -> Counts:
 def chained(
     algebra: Algebra[Length], stage: PassLengths[Length], after: Chains[Length], counts: Counts
 ) -> Chains[Length]:
-    """Extend the longest chains of the later stages by one stage in front of them."""
+    """Extend the longest chains of dependent passes by one more stage in front of the others.
+
+    An iteration takes as long as the longest chain of passes that wait for one another. With G
+    micro-batches a stage runs G forward passes of tf seconds and G backward passes of tb seconds;
+    its forward passes are k - 1 micro-batches ahead of its backward passes. A micro-batch that
+    finds the stage idle waits for less of each pass (lf, lb): not for fetches before it and work
+    after it. Work that comes once an iteration is done before a stage's first forward pass (df) and
+    after its last backward pass (db); a part of it makes the pass itself longer (vf, vb). Two times
+    describe the stages after a stage, and include the sends to them and back:
+
+        around     from where a micro-batch leaves to where its gradient returns, if the stages do
+                   nothing else
+        through    from where the first micro-batch leaves to where the last one's gradient returns
+
+    The longest chain through the stage and those after it is one of these, where t = tf + tb and l
+    = lf + lb:
+
+        the stage never waits              G t
+        it waits for the first gradient    G t + around - (k - 1) tf
+        it waits for the last gradient     G t + around - (k - 1) tb
+        it waits for both, G > k           G t + 2 around - (k - 1) t + rounds
+        it waits for later stages          l + through
+
+    plus vf for the first micro-batch and vb for the last. When a gradient goes back, reductions may
+    be left of its backward pass, for which only the stage's own next pass waits, and the stage's
+    end. A host issues a forward pass in hf and a backward pass in hb seconds, from the beginning of
+    the iteration on, and does not wait for the stage. So a stage may also wait for its host:
+
+        until all passes are issued           G (hf + hb)
+        until the last forward is issued      G (hf + hb) - k hb, then for the last gradient
+        until the first k forwards are issued k hf, then it runs all passes from the first backward
+
+    The first micro-batch's sends to later stages take longer than others, because the next forward
+    pass runs beside them. Between its first forward and its own next pass a stage takes af longer.
+    In between a chain may wait for other micro-batches too, one after another: the forward pass
+    after a gradient is that of the k-th micro-batch after it. Each such round takes around + l - k
+    t longer than the stage's own work meanwhile, so a steady pipeline waits for its sends. In a
+    round passes run beside what is left of sends, and lose time (``mistlab.cost.beside_sends``). If
+    one boundary between stages is slower than the others, rounds of its two stages alone can be
+    longer.
+
+    The first gradient comes back later than after ``around`` if micro-batches that go before it
+    hold it up: those that the stage itself runs ahead, or those that wait for the next stage, which
+    runs one fewer ahead. The same holds up the last gradient. A backward that follows its own
+    stage's forward takes its whole time; one that waits for its gradient takes lb.
+
+    A chain begins when a micro-batch arrives, or with a stage's own df - vf at the beginning of the
+    iteration. It ends when a gradient is sent back, or with a stage's own db - vb. So the longest
+    chain is kept for each kind of beginning and end. For S equal stages with equal sends c and no
+    extras the iteration takes exactly (G + S - 1) t + 2 c (S + G - 2 - ceil((G - 1) / S)). Without
+    sends this is the published (G - 1) max t + sum t (Mist, EuroSys 2025), which is too long for
+    all other pipelines (docs/decisions/0008-pipeline-objective.md).
+    """
     after = after.from_in_front(stage.point_to_point_s, stage.first_send_late_s)
     longest, begin, end = algebra.longest, stage.begin_s, stage.end_s + stage.left_backward_s
     forward, backward = stage.through_forward_s, stage.through_backward_s
@@ -341,8 +342,7 @@ def chained(
     does_wait = waits if isinstance(waits, bool) else bool(waits.any())
     lane = _Lane(algebra, stage, work, waits) if does_wait else None
     ways = work.ways if lane is None else lane.ways
-    # How long chains run on before the stage's first backward pass begins, and after its last
-    # forward pass has ended.
+    # Work after the first forward pass delays the first gradient; no such work delays the last one.
     nothing, after_first = algebra.nothing, stage.after_first_s
     to_gradient = work.until_gradient(after.around_first, stage.forward_s, after_first)
     to_last = work.until_gradient(after.around_last, stage.backward_s, nothing)
@@ -397,9 +397,7 @@ def chained(
 
 
 class _OwnWork(Generic[Length]):
-    """The durations of one stage's own passes between two of its stalls, with the additional work
-    of its first and last pass.
-    """
+    """The durations of one stage's own passes in the chains of passes that go through it."""
 
     def __init__(
         self,
@@ -410,19 +408,19 @@ class _OwnWork(Generic[Length]):
     ) -> None:
         forward, backward = stage.forward_s, stage.backward_s
         pairs, alone = (forward + backward) * counts.alternating, counts.in_flight - 1
-        # After a stall a pass takes its shorter time: all that it needs except for its input was
-        # fetched during the stall.
+        # A pass after an idle time takes its shorter time: its weights and other data were fetched
+        # meanwhile.
         first = stage.through_forward_s + stage.within_forward_s
         last = stage.through_backward_s + stage.within_backward_s
         left = stage.left_backward_s
         self.after, self.counts = after, counts
         self.first, self.passed = first, stage.through_backward_s
-        # A backward pass takes this much longer if it follows the stage's own forward pass rather
-        # than a stall.
+        # A backward pass takes this much longer if it follows the stage's own forward pass than if
+        # the stage was idle before.
         self.turn = backward - left - stage.through_backward_s + stage.held_forward_s
         self.from_first_backward = pairs + backward * alone + last
-        # If there is only one forward pass, it is the first one too, so no other waits for the work
-        # after it.
+        # A stage with a single forward pass has no later one, so nothing waits for the work after
+        # that pass.
         only = 1 * (alone + counts.alternating == 0)
         self.to_last_forward = first + stage.after_first_s * (1 - only) + forward * alone + pairs
         all_forwards = first + stage.after_first_s + forward * alone + pairs
@@ -430,24 +428,24 @@ class _OwnWork(Generic[Length]):
         never += stage.held_forward_s
         self.inside = [never]
         if counts.is_short is not False:
-            # With fewer micro-batches than stages, the next stage may run all forward passes before
-            # it sends the first gradient back.
+            # With fewer micro-batches than stages, the next stage may run all of its forward passes
+            # before it sends the first gradient back.
             back_at_once = self.to_last_forward + after.nearest + self.from_first_backward
             self.inside.append(_only(counts.is_short, back_at_once))
-        # Unless forward and backward passes alternate, no forward pass waits for a backward pass.
+        # Only where forward and backward passes alternate does a forward pass wait for a backward
+        # pass.
         self.between: Length | None = None
         if counts.alternates is not False:
             waited = stage.through_backward_s + left
-            # Between n sends of the stage there are only n - 1 intervals, so the time of one send
-            # is subtracted.
+            # Between n sends there are only n - 1 intervals, so the time of one send is subtracted.
             self.pairs = pairs - backward + waited - stage.held_forward_s
             self.rounds = _rounds(stage, after, counts)
             between = self.pairs + algebra.longest("rounds", algebra.nothing, *self.rounds)
             self.between = _only(counts.alternates, between)
 
     def until_gradient(self, around: Length, each: Length, before: Length) -> list[Length]:
-        """The durations from the end of the first forward pass to the arrival of the first
-        gradient, and from the end of the last forward pass to that of the last gradient.
+        """The durations of the chains of passes from the end of a stage's first forward pass to the
+        arrival of its gradient, or from the last forward pass to the last gradient.
 
         The micro-batch goes ``around``. Or the stage does all its passes ahead, ``each`` so long,
         with what comes ``before`` them.
@@ -465,8 +463,10 @@ class _OwnWork(Generic[Length]):
     def ways(
         self, begins: Length | None, there: Length, back: Length, ends: Length | None
     ) -> list[Length]:
-        """The chains in which the stage stalls. ``begins`` and ``ends`` are the additional work at
-        the beginning and the end of these chains, None if there is none.
+        """The durations of the chains through the stage's own passes.
+
+        ``begins`` and ``ends`` are the additional work at the beginning and the end of these
+        chains, None if there is none.
         """
         ways = [_sum(begins, inside, ends) for inside in self.inside]
         ways += [
@@ -479,9 +479,11 @@ class _OwnWork(Generic[Length]):
 
 
 class _Lane(Generic[Length]):
-    """Chains through a stage's sends, one after another: to the next stage (``there_s``) and to the
-    stage in front (``back_s``). Where no send takes longer than a pass, sends never queue, so such
-    chains are never the longest and are left out; ``waits`` is a mask of where they may queue.
+    """The durations of the chains of passes that wait for a stage's queued sends.
+
+    ``there_s`` is a send to the next stage, ``back_s`` one to the stage in front. Where no send
+    takes longer than a pass, sends never queue, so such chains are never the longest and are left
+    out; ``waits`` is a mask of where they may queue.
     """
 
     def __init__(
@@ -498,8 +500,8 @@ class _Lane(Generic[Length]):
             return
         after, counts = work.after, work.counts
         self.last = stage.through_backward_s + stage.within_backward_s
-        # Before the first gradient, as many sends cross the boundary to the next stage as the next
-        # stage runs forward passes ahead.
+        # Before the first gradient comes back, the next stage gets one send for each of its forward
+        # passes before its first backward pass, except the first.
         all_but_one = np.maximum(counts.in_flight - 2 + counts.is_short, 0)
         self.queued = _only(waits, after.nearest + self.there_s * all_but_one)
         # The duration from the send after the last forward pass to the end of the last backward
@@ -507,10 +509,10 @@ class _Lane(Generic[Length]):
         self.back = algebra.longest("sent_back", after.around_last, self.queued) + self.last
         if work.between is None:
             return
-        # Micro-batches that are in no round (to later stages and back) are sent one after another,
-        # before the first round.
+        # Micro-batches that are left over after dividing them into round trips are sent one after
+        # another.
         longer_s = self.there_s - stage.forward_s - stage.backward_s
-        # The passes of micro-batches outside rounds overlap with the sends of those before them.
+        # The passes of the left-over micro-batches overlap with the sends of those before them.
         self.around = [
             self.first
             + (after.around_first + work.pairs + rounds)
@@ -519,14 +521,15 @@ class _Lane(Generic[Length]):
         ]
 
     def until_gradient(self) -> list[Length]:
-        """The duration of the queued sends until the first gradient, or the last one, is back."""
+        """The duration of a stage's queued sends until the first or the last gradient is back."""
         return [self.queued] if self.sends_on else []
 
     def ways(
         self, begins: Length | None, there: Length, back: Length, ends: Length | None
     ) -> list[Length]:
-        """The chains through the stage's own passes and those through its sends; arguments as in
-        ``_OwnWork.ways``.
+        """The durations of the chains through a stage's passes and those through its sends.
+
+        Arguments as in ``_OwnWork.ways``.
         """
         work, counts = self.work, self.work.counts
         every = counts.in_flight + counts.alternating
@@ -536,7 +539,8 @@ class _Lane(Generic[Length]):
             to_last_forward = self.first + self.there_s * (counts.in_flight - 1) + alternating_s
             ways.append(_sum(begins, to_last_forward, self.back, ends))
         if ends is None:
-            # The stage in front waits for this last send, whatever this stage does afterwards.
+            # The stage in front waits for the last gradient that this stage sends, not for what
+            # this stage does afterwards.
             to_last_gradient = self.passed + self.back_s * (counts.in_flight - 1) + alternating_s
             sent = self.there_s * every + self.back_s * (every - 1)
             ways += [there + to_last_gradient, _sum(begins, self.first, sent)]
@@ -552,11 +556,12 @@ class _Lane(Generic[Length]):
 def _rounds(
     stage: PassLengths[Length], after: Chains[Length], counts: Counts
 ) -> tuple[Length, Length]:
-    """The durations by which a round through two stages, and one through all stages, takes longer
-    than the passes that the stage runs meanwhile.
+    """How much longer micro-batches' round trips, to the next stage or to the last one, take than
+    the passes that the stage runs meanwhile.
     """
     both = stage.forward_s + stage.backward_s
-    # A stage that waits for a gradient is idle when it arrives, so the backward pass is shorter.
+    # The stage is idle when the gradient arrives that it waits for, so its backward pass is
+    # shorter.
     turn = stage.backward_s - stage.through_backward_s
     held = stage.held_backward_s - stage.held_forward_s
     near = after.nearest + stage.round_late_s - both - turn + held
@@ -569,13 +574,13 @@ def _rounds(
 
 
 def _sum(*parts: Length | None) -> Length:
-    """The sum of those durations that are not None."""
+    """The sum of the durations that are not None."""
     total: Length = reduce(add, [part for part in parts if part is not None])
     return total
 
 
 def _either(condition: Condition, length: Length, other: Length) -> Length:
-    """One duration where a condition holds, and the other elsewhere."""
+    """The first duration where the condition holds, the other one elsewhere."""
     if isinstance(condition, bool):
         return length if condition else other
     chosen: Any = np.where(condition, np.asarray(length), np.asarray(other))
@@ -583,7 +588,7 @@ def _either(condition: Condition, length: Length, other: Length) -> Length:
 
 
 def _only(condition: Condition, length: Length) -> Length:
-    """A duration where a condition holds; elsewhere minus infinity, which is never the maximum."""
+    """The duration where the condition holds; elsewhere minus infinity, never a maximum."""
     if isinstance(condition, bool):
         assert condition
         return length

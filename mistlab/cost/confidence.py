@@ -1,5 +1,5 @@
-"""Computes the bounds of predicted times and memory peaks, from how far measured runs of the same
-kind and source were from their predictions.
+"""Computes the range in which a measured time or memory peak is expected, given its prediction,
+from how far measured runs of the same kind were from their predictions.
 
 A source is a cluster, a stack and a writer. It is off as a whole, and its rows scatter around that:
 what a further source's runs are is said by both, learned over all sources that were measured. What
@@ -30,26 +30,26 @@ from mistlab.machine.hardware import EngineCalibration, Hardware, MeasuredAt, Ow
 from mistlab.plan.workload import Workload
 
 Blocks = Literal["dense", "experts", "hybrid", "adapters"]
-# What a run is for: to be timed, to train as users do (on real data, from a checkpoint, with
-# unevenly used experts), or to test that a tiny model's loss does not change.
+# What a run is for: to be timed, to train on real data as users do, or to test that a tiny model's
+# loss does not change.
 Purpose = Literal["benchmark", "training", "functional test"]
 
-# The bounds of a predicted time lie this many standard deviations of its kind of run above and
-# below the expected time. When sources are left out of the fit, 94 % of all their runs lie within,
-# and on average 91 % of a source's runs (docs/results/runs.md).
+# The bounds of a predicted time lie this many standard deviations above and below the expected
+# time. When sources are left out of the fit, 94 % of all their runs lie within, and on average 91 %
+# of a source's runs (docs/results/runs.md).
 REACH = 1.9
-# The bounds of a predicted time are this share wider for each doubling of the GPUs beyond the most
-# with which this kind of run was measured; otherwise too few larger runs lie within them
+# For each doubling of the GPUs beyond those of the largest measured run of the same kind, the
+# bounds of a predicted time get wider by this share; otherwise too few larger runs lie within them
 # (docs/decisions/0041).
 STRETCH_A_DOUBLING = 0.08
-# The number of sources that a kind of run counts as, where it complements the sources of a narrower
-# kind.
+# The errors expected for a narrow kind of run are averaged with those of the next wider kind, which
+# has the weight of this many sources.
 SOURCES_OF_WIDER = 4
-# The share of measured times that lie below the lower bound, and above the upper bound, by
-# definition.
+# By definition this share of measured times lies below the lower bound, and the same share above
+# the upper bound.
 TAIL = 0.05
-# The least distance of each bound from the predicted time, as a logarithm: the same run measured
-# again differs by a few hundredths (docs/results/runs.md).
+# Each bound is at least this far from the predicted time, as a natural logarithm, since the same
+# run measured again differs by a few hundredths (docs/results/runs.md).
 LEAST_LOG = 0.03
 # The largest believable ratio of measured to predicted time: a run that takes longer is stuck, not
 # slow.
@@ -64,7 +64,8 @@ BITS: Mapping[Precision, int] = {"fp4": 4, "fp8": 8, "fp16": 16, "bf16": 16, "fp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunKind:
-    """The properties of a run that are known before it runs and that its bounds depend on.
+    """The properties of a run that are known before it starts and that decide how wide the bounds
+    of its predicted time are.
 
     ``software`` is empty for a plan, which no software ran yet; bounds do not depend on it.
     ``engine`` is the engine whose calibration the prediction has; it is empty where the engine is
@@ -80,8 +81,9 @@ class RunKind:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the kinds of run that the run belongs to, the narrowest first; the last two
-        are for any engine. Models with experts and hybrid models are one kind.
+        """The names of the kinds that a run belongs to, the narrowest first.
+
+        The last two are for any engine. Models with experts and hybrid models are one kind.
         """
         blocks = "not dense" if self.blocks in ("experts", "hybrid") else self.blocks
         purpose = "" if self.purpose == "benchmark" else f", {self.purpose}"
@@ -90,23 +92,25 @@ class RunKind:
         return (*of_engine, f"{ANY}{alike}", ANY)
 
     def way(self, mfu: float) -> float:
-        """The logarithm of how many times longer the predicted time is than the model's arithmetic
-        at peak rate, from the predicted MFU.
+        """The natural logarithm of predicted time over the time of the model's arithmetic at peak
+        rate, from the predicted MFU.
         """
         return -math.log(min(mfu, MOST_UTILISED))
 
 
 def peak_kinds(engine: str) -> tuple[str, ...]:
-    """The names of the kinds of measured memory peaks for an engine's family, the narrowest
-    first.
+    """The names of the kinds of runs by which measured memory peaks are grouped, for one family of
+    engines, the narrowest kind first.
     """
     return (f"engine {engine}", ANY) if engine else (ANY,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How a source's measured times are distributed around predictions: logarithms of measured over
-    predicted time, divided by the square root of the run's ``way`` (``RunKind.way``).
+    """The distribution of the errors of predicted times: of the logarithm of measured over
+    predicted time.
+
+    Errors are divided by the square root of the run's ``way`` (``RunKind.way``).
 
     A source lies ``offset`` above its predictions, give or take ``between``; its rows lie
     ``within`` of that. Bounds reach ``stretch`` times as far as for as many GPUs as were measured.
@@ -118,7 +122,7 @@ class Spread:
     stretch: float = 1.0
 
     def around(self, way: float) -> tuple[float, float]:
-        """The multiples of a predicted time between which 90 % of measured times lie."""
+        """The range in which 90 % of measured times lie, as two multiples of the predicted time."""
         root = math.sqrt(way)
         reach = REACH * self.stretch * math.hypot(self.between, self.within)
         below = min(-LEAST_LOG, (self.offset - reach) * root)
@@ -126,8 +130,10 @@ class Spread:
         return math.exp(max(-way, below)), min(MOST_TIMES, math.exp(above))
 
     def knowing(self, source_runs: OwnRuns | None) -> Self:
-        """The distribution for a source of which some runs are known: the source's mean error and
-        the errors of its runs are normal, so their precisions (inverse variances) add up.
+        """The distribution of errors for a source of which some runs were already measured.
+
+        The source's mean error and the errors of its runs are normal, so their precisions (inverse
+        variances) add up.
         """
         if source_runs is None or source_runs.runs == 0:
             return self
@@ -136,8 +142,8 @@ class Spread:
         return replace(self, offset=offset, between=(prior + precision) ** -0.5)
 
     def below(self, log: float) -> float:
-        """The probability that the logarithm of measured over predicted time is below ``log``:
-        Student's t with 3 degrees of freedom.
+        """The probability that the logarithm of measured over predicted time is below ``log``, by
+        Student's t distribution with 3 degrees of freedom.
         """
         off = (log - self.offset) / math.hypot(self.between, self.within) / math.sqrt(3)
         return 0.5 + (off / (1 + off * off) + math.atan(off)) / math.pi
@@ -154,8 +160,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownKind(Checked):
-    """A kind of run that was measured, and the errors of predictions to expect of it, estimated
-    from its own sources and from wider kinds of run.
+    """A measured kind of run with the errors that its predictions are expected to have, estimated
+    from runs of this and of wider kinds.
     """
 
     name: str
@@ -168,13 +174,13 @@ class KnownKind(Checked):
 
     @property
     def spread(self) -> Spread:
-        """How measured times of this kind of run are distributed around predictions."""
+        """The distribution of the errors of predicted times for this kind of run."""
         return Spread(offset=self.offset, between=self.between, within=self.within)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sureness:
-    """All kinds of run that were measured, each with the errors of predictions to expect, and the
+    """All measured kinds of run with the errors that predictions are expected to have, and the
     sources of the measurements.
 
     ``datasheet`` says how far predictions by rates of another GPU, scaled by datasheets, lie from
@@ -194,9 +200,10 @@ class Sureness:
     def spread(
         self, kind: RunKind, gpus: int, *, source_runs: OwnRuns | None = None, scaled: bool = False
     ) -> Spread:
-        """How the measured time of a run is expected to be distributed around its prediction: more
-        narrowly if runs of its source are known, more widely if its GPU was not measured and uses
-        another GPU's scaled rates.
+        """The expected distribution of a run's measured time around its prediction.
+
+        It is narrower if runs of its source are known, and wider if its GPU was not measured and
+        uses another GPU's scaled rates.
         """
         known = self._kind_of(kind)
         doublings = max(0.0, math.log2(gpus / known.most_gpus))
@@ -209,15 +216,16 @@ class Sureness:
         return spread.beside(self.datasheet.spread) if is_wider and self.datasheet else spread
 
     def peak_spread(self, engine: str) -> Spread:
-        """How measured memory peaks of an engine's family are expected to be distributed around
-        predictions.
+        """The expected distribution of measured memory peaks around their predictions, for one
+        family of engines.
         """
         known = {one.name: one.spread for one in self.peaks}
         return next(known[name] for name in peak_kinds(engine) if name in known)
 
     def words(self, kind: RunKind) -> str:
-        """A text for the user that says which measured runs the bounds of a run are from: those of
-        its narrowest kind, and how much they count beside wider kinds.
+        """A note for the user that says which measured runs the bounds of a prediction come from.
+
+        They are the runs of its narrowest kind, and it says how much they count beside wider kinds.
         """
         narrowest = self._kind_of(kind)
         runs = f"{_counted(narrowest.runs, 'measured run')} of kind {narrowest.name!r}"
@@ -238,69 +246,70 @@ def _counted(number: int, singular: str, several: str = "") -> str:
 
 @cache
 def known_sureness() -> Sureness:
-    """The measured kinds of run that are shipped with this package, from comparisons of its
-    predictions with published measurements.
+    """The measured kinds of run that come with this package, from comparisons of its predictions
+    with published measurements.
     """
     return from_mapping(Sureness, catalog.sureness(), "sureness")
 
 
-# Computes the bounds of a predicted time, from the measured runs of its engine.
-#
-# Bounds widen with the distance to the nearest measured run, in doublings of width, GPUs and
-# sequence length. At distance zero they cover the errors of runs that were left out of the fit
-# while runs near them were in it. At one doubling they cover the errors of whole model widths that
-# were left out. Each further doubling adds half as much again.
-#
-# Where a hardware file has no calibration of an engine, the bounds are those of measured runs of
-# the same kind: of the engine, or of any engine, on any hardware (``mistlab.cost.confidence``). A
-# note names the kind.
-#
-# None of this covers slow clusters. On a cluster without a profile, a run may take as long as on
-# the slowest cluster on which its engine was measured, so the upper bound is that cluster's; the
-# lower bound is not changed.
+# Computes the bounds of a predicted time from the measured runs of its engine.
 
 
-# A prediction gets a note if its width, GPUs or sequence length differs from that of all measured
-# runs by more than this factor.
+# A prediction gets a note if its model width, number of GPUs or sequence length is more than this
+# factor away from those of all measured runs.
 SLACK = 1.25
-# The note that every prediction on heterogeneous nodes gets.
+# A prediction for a cluster with different kinds of nodes comes with this note.
 UNLIKE = "no run on unlike nodes was measured: bounds are those of the least sure group of nodes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionBounds:
-    """Computes the bounds of predictions for one workload's plans under one engine."""
+    """Computes the bounds of predicted times for the plans of one workload under one engine.
+
+    Bounds widen with the distance to the nearest measured run, in doublings of width, GPUs and
+    sequence length. At distance zero they cover the errors of runs that were left out of the fit
+    while runs near them were in it. At one doubling they cover the errors of whole model widths
+    that were left out. Each further doubling adds half as much again.
+
+    Where a hardware file has no calibration of an engine, the bounds are those of measured runs of
+    the same kind: of the engine, or of any engine, on any hardware. A note names the kind.
+
+    None of this covers slow clusters. On a cluster without a profile, a run may take as long as on
+    the slowest cluster on which its engine was measured, so the upper bound is that cluster's; the
+    lower bound is not changed.
+    """
 
     engine: str
     hardware: str
     calibration: EngineCalibration | None
-    # The errors of predictions for the user's own runs with this engine, if any were given.
+    # The errors of predictions for the user's own measured runs with this engine, if any were
+    # given.
     own: OwnRuns | None = None
     kind: RunKind
     hidden: int
     sequence_length: int
-    # The reason why the hardware's measured rates were scaled: they are of another GPU, or its
-    # figures were edited.
+    # Why the hardware's measured rates were scaled: they are another GPU's, or its figures were
+    # edited.
     scaled: str = ""
-    # The reason why edits of the hardware's datasheet figures do not change its measured curves;
-    # empty if they do.
+    # Why edited datasheet figures of the hardware have no effect (measured curves take precedence);
+    # empty if they have one.
     curves_win: str = ""
-    # Figures of the cluster that are likelier meant in another unit.
+    # Figures of the cluster that were probably meant in another unit.
     doubtful: tuple[str, ...] = ()
-    # The bounds of the same plans on each of the other groups of equal nodes.
+    # On a cluster with several kinds of nodes, the bounds for each of the other kinds.
     others: "tuple[PredictionBounds, ...]" = ()
 
     _known: dict[int, "_Sure"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def around(self, gpus: int, mfu: float) -> tuple[float, float]:
-        """The multiples of a predicted time on ``gpus`` GPUs that contain 90 % of measured times,
-        given the predicted MFU.
+        """The range in which 90 % of measured times lie, as two multiples of the predicted time,
+        for a plan with this number of GPUs and this predicted MFU.
         """
         widths = [one._on(gpus).around(one.kind.way(mfu)) for one in (self, *self.others)]
         return min(below for below, _ in widths), max(above for _, above in widths)
 
     def spread(self, gpus: int) -> Spread:
-        """How measured times of the workload's plans are expected to be distributed around
+        """The expected distribution of the measured times of the workload's plans around their
         predictions.
         """
         return known_sureness().spread(
@@ -308,8 +317,8 @@ class PredictionBounds:
         )
 
     def notes(self, gpus: int) -> tuple[str, ...]:
-        """Notes for the user on those assumptions of a prediction on ``gpus`` GPUs that no
-        measurement covers.
+        """Notes for the user on assumptions of a prediction for ``gpus`` GPUs that no measurement
+        covers.
         """
         if not self.others:
             of_rates = (note for note in (self.scaled, self.curves_win) if note)
@@ -348,8 +357,10 @@ class PredictionBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sure:
-    """How far measured times may lie from predictions on one number of GPUs, with notes for the
-    user: a half-width if similar runs were measured, otherwise the distribution for runs of the
+    """How far measured times are expected to be from predictions on a given number of GPUs, with
+    notes for the user.
+
+    It has a half-width if similar runs were measured, otherwise the distribution for runs of the
     same kind.
     """
 
@@ -364,8 +375,8 @@ class _Sure:
 
 
 def half_width_at(calibration: EngineCalibration, doublings: float) -> float:
-    """The half-width of the bounds, as a share of the prediction, at this many doublings from the
-    nearest measured run.
+    """Half the width of the bounds, as a share of the predicted time, at this many doublings of
+    model width, GPUs or sequence length from the nearest measured run.
     """
     near, far = calibration.half_width, calibration.far_half_width
     share = min(1.0, doublings / min(1.0, calibration.reach))
@@ -374,8 +385,9 @@ def half_width_at(calibration: EngineCalibration, doublings: float) -> float:
 
 
 def bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionBounds:
-    """Make the bounds for a workload's plans on a cluster under an engine; on heterogeneous nodes,
-    those of the group of equal nodes with the widest bounds.
+    """Make the bounds of predicted times for a workload's plans on a cluster under an engine.
+
+    On heterogeneous nodes they are those of the group of equal nodes with the widest bounds.
     """
     first, *others = (_bounds_of(workload, group, engine) for group in cluster.of_groups)
     return replace(first, others=tuple(others)) if others else first
@@ -399,8 +411,8 @@ def _bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionB
 
 
 def _scaled_rates(hardware: Hardware) -> str:
-    """A sentence for the user saying why measured rates of a hardware were scaled; empty if none
-    were.
+    """A sentence for the user that says why the measured rates of a hardware were scaled; empty if
+    they were not.
     """
     of = hardware.provenance
     if of.compute is not None and of.compute.kind == "scaled":
@@ -412,8 +424,8 @@ def _scaled_rates(hardware: Hardware) -> str:
 
 
 def _curves_that_win(hardware: Hardware) -> str:
-    """A sentence for the user saying why a hardware's edited figures leave its measured curves
-    unchanged; empty if they do not.
+    """A sentence for the user that says why edits of a hardware's datasheet figures have no effect;
+    empty if they have one.
     """
     of = hardware.provenance
     measured = [
@@ -430,8 +442,8 @@ def _curves_that_win(hardware: Hardware) -> str:
 
 
 def _kind_of(workload: Workload, cluster: Cluster, engine: str) -> RunKind:
-    """The kind of run that a workload's plans are, before anything is known about the software that
-    runs them.
+    """The kind of run that a workload's plans are, if nothing is known about the software versions
+    that run them.
     """
     model = workload.model
     blocks: Blocks = "hybrid" if model.is_hybrid else "experts" if model.experts else "dense"
@@ -445,16 +457,17 @@ def _kind_of(workload: Workload, cluster: Cluster, engine: str) -> RunKind:
 
 
 def slowest_cluster(cluster: Cluster, engine: Engine) -> Cluster | None:
-    """The cluster with the profile of the slowest cluster on which an engine was measured; None
-    where that does not apply: inside a node, with a profile of its own, or without a measured
-    cluster.
+    """The cluster as slow as the slowest one on which an engine was measured, or None.
+
+    None inside a node, for a cluster with a profile of its own, and for an engine that was measured
+    on no cluster.
     """
     if cluster.profile is not None or cluster.nodes == 1 or not engine.slowest:
         return None
     return replace(cluster, profile=catalog.profile(engine.slowest))
 
 
-# Computes the figures that follow from an iteration's time: bounds, tokens per second, and MFU.
+# Computes an iteration's bounds, tokens per second and MFU from its time.
 
 
 def iteration_figures(
@@ -467,7 +480,7 @@ def iteration_figures(
     bounds: PredictionBounds,
     slowest_s: float = 0.0,
 ) -> Mapping[str, Any]:
-    """The figures of a ``Prediction`` that follow from its iteration time of ``seconds``.
+    """The fields of a ``Prediction`` that follow from its iteration time, which is ``seconds``.
 
     ``flop`` is the number of operations that all GPUs together do in the iteration,
     ``peak_flop_per_s`` the peak rate of one of them, ``slowest_s`` how long the iteration takes on
@@ -489,8 +502,8 @@ def iteration_figures(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakBounds(Checked):
-    """The probability that a plan fits in memory, and the bounds that contain 90 % of the bytes
-    that torch's allocator reserves on its fullest GPU.
+    """The probability that a plan fits in memory, and the range that contains the memory reserved
+    on its fullest GPU with 90 % probability.
     """
 
     fit_probability: float = field(metadata=bounded(minimum=0, maximum=1))
@@ -499,8 +512,8 @@ class PeakBounds(Checked):
 
 
 def peak_bounds(prediction: Prediction, rooms: Sequence[float], family: str) -> PeakBounds:
-    """Bounds of a plan's memory peak under an engine of a family, or of any if it is empty;
-    ``rooms`` are the bytes available on a GPU of each stage.
+    """The probability that a plan fits and the bounds of its memory peak, for an engine family, or
+    for any engine if the name is empty; ``rooms`` are the bytes available on a GPU of each stage.
 
     A source's peaks are off together, so the stage with the least room decides. Host memory that is
     short is no matter of chance: such a plan does not fit.

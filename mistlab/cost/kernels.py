@@ -1,5 +1,5 @@
-"""Finds an engine's kernel rules and kernel rates for operators, and counts the operations of a
-training step.
+"""Finds the kernels and rates with which an engine runs an operator, and counts the floating-point
+operations of a training step.
 """
 
 from collections.abc import Sequence
@@ -34,12 +34,12 @@ from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.context_ways import LAUNCHES
 from mistlab.stages.plan_orders import ends_of_plan
 
-# Finds the kernel rule of an engine, and the operator class, that apply to an operator of a layer
-# graph.
+# Finds an operator's class, by which hardware files give rates, and the rule by which an engine
+# runs it.
 
 
 def class_of(operator: Operator) -> OperatorClass:
-    """The operator's class, by which hardware files give rates."""
+    """The class of an operator, by which hardware files give rates."""
     if operator.kind == "matmul":
         return _class_of_product(operator)
     if operator.kind == "scan":
@@ -84,8 +84,8 @@ def _is_about(rule: KernelRule, operator: Operator, layer: LayerGraph, attention
 
 
 def _behind(operator: Operator, layer: LayerGraph) -> str:
-    """The name of the operator that runs just before this one in its pass, if its output has the
-    shape of this operator's first input; "" if it does not, or is an addition that broadcasts.
+    """The name of the operator that runs just before this one, if its output has the shape of this
+    one's first input; "" otherwise, and after an addition that broadcasts.
     """
     of_pass = layer.of_phase(operator.phase)
     index = next((n for n, one in enumerate(of_pass) if one is operator), 0)
@@ -110,8 +110,8 @@ def _broadcasts(operator: Operator) -> bool:
 
 
 def _adds(operator: Operator, layer: LayerGraph) -> str:
-    """The kind of parameter whose gradient an operator accumulates: weight, vector or table; "" if
-    it accumulates none.
+    """The kind of parameter whose gradient an operator accumulates (weight, vector or table), or ""
+    if it accumulates none.
     """
     if operator.kind != "accumulate":
         return ""
@@ -123,8 +123,8 @@ def _adds(operator: Operator, layer: LayerGraph) -> str:
 
 
 def kernels_of_join(operator: Operator) -> Sum:
-    """The number of kernels and messages that an operator of context parallelism adds to a pass, as
-    an expression of the number of context-parallel ranks.
+    """The number of kernels and messages that joining the attention results of context-parallel
+    ranks adds to a pass, as an expression of the number of ranks.
     """
     of_way = LAUNCHES[JOINS[operator.name]]
     launches = of_way.forward if operator.phase == "forward" else of_way.backward
@@ -132,13 +132,14 @@ def kernels_of_join(operator: Operator) -> Sum:
     return where("numpy.greater(cp, 1)") * kernels
 
 
-# Computes the rates that an engine's kernels reach on a hardware, and how much slower other
-# precisions are than 16 bits.
+# Finds the rates that an engine's kernels reach on a hardware, and how much slower than 16 bits
+# other precisions are.
 
 
 def compute_of(hardware: Hardware, compute: Compute, engine: Engine) -> Compute:
-    """The rates that an engine's kernels reach on a hardware. If the engine's host is modelled
-    separately, launching a kernel takes no time in these rates.
+    """The rates that an engine's kernels reach on a hardware.
+
+    If the engine's host is modelled separately, launching a kernel takes no time in these rates.
     """
     products, attention, memory = engine.shares(hardware.name)
     eight_bit = engine.eight_bit_on.get(hardware.name, 1.0)
@@ -165,6 +166,7 @@ def compute_of(hardware: Hardware, compute: Compute, engine: Engine) -> Compute:
 
 def captured(job: Job) -> Job:
     """The job with its iterations replayed as a CUDA graph, so that the host launches no kernels.
+
     The gaps between the kernels of a graph are part of the GPU's measured rates.
     """
     if not ENGINES[job.plan.engine].runs_here:
@@ -189,9 +191,11 @@ def captured(job: Job) -> Job:
 
 
 def with_dequantised(compute: Compute, hardware: Hardware, workload: Workload) -> Compute:
-    """The hardware's rates with slower GEMMs where frozen weights are stored in few bits: before
-    each GEMM its weights are read and written in 16 bits at the memory bandwidth, for a micro-batch
-    of one sequence.
+    """The hardware's rates with slower GEMMs for frozen weights that are stored in few bits, such
+    as 4.
+
+    Before each GEMM its weights are read and written in 16 bits at the memory bandwidth, for a
+    micro-batch of one sequence.
     """
     if workload.train == "all" or workload.base == "16bit":
         return compute
@@ -207,13 +211,13 @@ def with_dequantised(compute: Compute, hardware: Hardware, workload: Workload) -
     return replace(compute, rates=tuple(map(slower, compute.rates)))
 
 
-# The operator classes that multiply by a weight matrix.
+# GEMMs with weights are of these operator classes.
 WEIGHTED = ("matmul", "grouped_matmul")
 
 
 def host_of(engine: Engine, block_operators: float, compute: Compute) -> HostTime | None:
-    """The seconds in which an engine's host issues the forward and the backward pass of a block
-    with this many operators; None if the engine's host is not modelled.
+    """The seconds in which an engine's host issues a block's forward pass and its backward pass,
+    from the numbers of operators; None if the engine's host is not modelled.
     """
     if engine.host is None:
         return None
@@ -251,7 +255,9 @@ def model_flop(workload: Workload) -> float:
 
 
 def stage_flop(workload: Workload, plan: Plan, stage: int) -> float:
-    """The part of ``model_flop`` that is in the layers of one stage."""
+    """The floating-point operations of a step's GEMMs in one pipeline stage, forward and backward,
+    without recomputation.
+    """
     first = sum(one.layers for one in plan.stages[:stage])
     blocks = range(first, first + plan.stages[stage].layers)
     embedding, head = ends_of_plan(plan)
@@ -259,8 +265,8 @@ def stage_flop(workload: Workload, plan: Plan, stage: int) -> float:
 
 
 def mfu_of(job: Job, stage: int | None, seconds: float) -> float:
-    """The MFU of a step, or of one stage of it, relative to the peak rate of the hardware that the
-    job names, even if the step ran on another one.
+    """The model FLOP utilization (MFU) of a step or of one stage of it, relative to the peak rate
+    of the hardware that the job names.
     """
     peak = job.cluster.peak_flop_per_s(job.workload.precision)
     if stage is not None:
@@ -279,14 +285,17 @@ def megatron_flop(
 
 
 def rough_state_bytes(model: ModelSpec) -> int:
-    """A rough estimate of the bytes of a model's weights, gradients and optimizer states: 16 bytes
-    for each of the 12 h^2 parameters of a block, where h is the hidden size.
+    """A rough estimate of the bytes of a model's weights, gradients and optimizer states.
+
+    16 bytes for each of the 12 h^2 parameters of a block, where h is the hidden size.
     """
     return 16 * 12 * model.layers * model.hidden**2
 
 
 def _step_flop(workload: Workload, blocks: range, embeddings: int, heads: int) -> float:
-    """The floating-point operations of a step in these blocks, embeddings and heads."""
+    """The floating-point operations of a training step in the given blocks, embeddings and
+    heads.
+    """
     embedding, *kinds, head = _sequence_flop(workload)
     pattern = graph_of(workload).pattern
     places = [[*dict.fromkeys(pattern)].index(kind) for kind in pattern]
@@ -300,7 +309,7 @@ def _step_flop(workload: Workload, blocks: range, embeddings: int, heads: int) -
 @cache
 def _sequence_flop(workload: Workload) -> tuple[float, ...]:
     """The floating-point operations for one sequence in the embedding, in a block of each kind, and
-    in the head, if experts are perfectly balanced and drop no tokens.
+    in the head, if all experts get equally many tokens.
     """
     workload = replace(workload, expert_imbalance=1.0, expert_capacity=None, expert_padding=False)
     ones = dict.fromkeys(sizes_of_candidates(), 1)
@@ -312,8 +321,10 @@ def _sequence_flop(workload: Workload) -> tuple[float, ...]:
 
 @kept
 def _flop(graph: StoredGraph, columns: tuple[str, ...], train: Train) -> Compiled:
-    """The floating-point operations of the GEMMs in the embedding, a block of each kind, and the
-    head; if only adapters are trained, without GEMMs that compute weight gradients.
+    """The floating-point operations of the GEMMs in the embedding, in a block of each kind, and in
+    the head.
+
+    If only adapters are trained, without GEMMs that compute weight gradients.
     """
     is_all = train == "all"
     flop = {
@@ -329,7 +340,7 @@ def _flop(graph: StoredGraph, columns: tuple[str, ...], train: Train) -> Compile
 
 def of_ranks(host: HostTime, ranks: Column, way: Column) -> tuple[Floats, Floats]:
     """The seconds in which a host issues a block's forward and backward pass on one of several
-    context-parallel ranks (C), which exchange keys and values in the given ``way`` (C).
+    context-parallel ranks, for each candidate; ``way`` says how the ranks exchange keys and values.
     """
     forward, backward = np.full(len(ranks), host.forward_s), np.full(len(ranks), host.backward_s)
     for number, launches in LAUNCHES.items():

@@ -1,4 +1,5 @@
-"""The costs of a model's layers: kernel seconds, and bytes that a layer keeps and passes on.
+"""Computes the costs of a model's layers: the seconds of kernels and collectives, and the bytes
+that a layer keeps for its backward pass.
 
 Axes: C candidates; types of layers (``mistlab.graph.layer_types``) are named, not numbered.
 """
@@ -49,18 +50,20 @@ CLASSES: tuple[OperatorClass, ...] = (
     *OPERATOR_CLASSES,
     *(name for name in AS_ANOTHER if name != "step"),
 )
-# The class name of GEMMs that tensor-parallel collectives can overlap with: of a weight's gradient,
-# or of a layer's input gradient. They are counted again, in addition to their operator class.
+# The class of GEMMs that run while a tensor-parallel collective does: those for a weight's
+# gradient, and below those for a layer's input gradient. They are counted here in addition to their
+# own operator class.
 BESIDE = "beside"
 BESIDE_INPUT = "beside input"
 BESIDES: Mapping[Beside, str] = {"weights": BESIDE, "input": BESIDE_INPUT}
-# The operator classes of attention, which overlap with the exchange of keys and values.
+# Attention kernels are of these operator classes; they overlap with the exchange of keys and values
+# between context-parallel ranks.
 OF_ATTENTION: tuple[OperatorClass, ...] = (
     *("attention_forward", "attention_backward", "batched_matmul"),
 )
 
-# The time of a pass is a norm, with this exponent, of GPU time and launch time: close to the longer
-# of both.
+# A pass takes the norm, with this exponent, of its GPU time and its launch time, which is close to
+# the longer of both.
 JOIN = 6.0
 
 KernelRules = tuple[KernelRule, ...]
@@ -68,7 +71,8 @@ KernelRules = tuple[KernelRule, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pass:
-    """The forward or the backward pass of one layer, for each candidate (C).
+    """The costs of one layer's forward or backward pass, for each candidate: seconds of kernels,
+    and messages.
 
     ``exchanged`` has the numbers of messages, and their bytes in all, by the names of
     ``EXCHANGES``. ``beside_s`` of ``compute_s`` can run while messages of each kind are under way.
@@ -79,7 +83,7 @@ class Pass:
     exchanged: Mapping[str, tuple[Floats, Floats]]
 
     def taken(self, rows: Ints) -> Self:
-        """The layer's pass for only the candidates with these indices."""
+        """Select the candidates with these indices."""
         return type(self)(
             compute_s=self.compute_s[rows],
             beside_s={beside: seconds[rows] for beside, seconds in self.beside_s.items()},
@@ -92,8 +96,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerFigures:
-    """The costs of one layer for each candidate (C): its forward and backward pass, its parameters
-    on a rank, and the bytes that it keeps for the backward pass and passes on.
+    """The costs of one layer for each candidate: its passes, parameters on a rank, and bytes.
 
     ``experts`` are the parameters of experts among all. ``again`` is the part of the forward pass
     that runs once more before its backward pass. Types of layers with equal passes share them.
@@ -109,7 +112,8 @@ class LayerFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWork:
-    """The work of a model's layers with an engine's kernels, as functions of columns of sizes.
+    """Functions that compute the operations, bytes, kernels and messages of a model's layers from
+    columns of sizes.
 
     Expressions of a pass are named after the first type of layer that has it. The numbers of
     ``compiled`` say, for each pass of each type, the place of its name among these names. With
@@ -131,7 +135,9 @@ class LayerWork:
         treatments: tuple[tuple[str, Treatment], ...],
         split: StoredGraph | None = None,
     ) -> Self:
-        """Compile the expressions for the work of a layer graph's layers."""
+        """Compile expressions for the work of a layer graph's layers: operations, bytes,
+        messages.
+        """
         return cls(
             graph=graph,
             types=LayerTypes.of(graph.pattern).names,
@@ -142,9 +148,7 @@ class LayerWork:
         )
 
     def __call__(self, columns: Mapping[str, Floats]) -> Mapping[str, Floats]:
-        """Evaluate all expressions, given columns of sizes and of the choices that select a
-        graph.
-        """
+        """Evaluate all expressions, given columns of sizes and of choices that change the graph."""
         values = by_graph(self.compiled, self._other, columns)
         return dict(zip(self.compiled.names, values, strict=True))
 
@@ -154,14 +158,14 @@ class LayerWork:
 
     @property
     def passes(self) -> Sequence[str]:
-        """The names of the passes of all layer types."""
+        """The names of all distinct passes of all types of layers."""
         names: dict[int, str] = {}
         for name, number in self.compiled.numbers.items():
             names.setdefault(number, name)
         return [names[place] for place in sorted(names)]
 
     def pass_of(self, layer_type: str, phase: str) -> str | None:
-        """The name of a pass of a layer type; None if the type has no such pass."""
+        """The name of a compiled pass of a type of layer; None if the type has no such pass."""
         number = self.compiled.numbers.get(f"{layer_type} {phase}")
         return None if number is None else self.passes[number]
 
@@ -181,8 +185,8 @@ def _compiled(
     numbers: dict[str, int] = {}
     names: dict[tuple[str, tuple[Operator, ...]], str] = {}
     layers = graphs_of(graph.counts, treatments, choice.exchange, choice.lean)
-    # A layer type that a plan's choice may modify has passes of its own, under the type's name,
-    # since names must not depend on the choice.
+    # If a plan's choice may change the graph of a type of layer, its passes are compiled under the
+    # type's own name, since names must not depend on the choice.
     chosen = {
         type_of(kind, name) for kind in graph.pattern for name, row in treatments if row.is_chosen
     }
@@ -206,7 +210,7 @@ def _compiled(
 
 
 def _exchanges(name: str, operators: Sequence[Operator]) -> Mapping[str, Value]:
-    """The numbers of messages in a pass's collectives, and the bytes of all messages together."""
+    """Expressions for the number and the bytes of a pass's messages, by kind of collective."""
     expressions: dict[str, Value] = {}
     for kind in EXCHANGES:
         messages = [o.read_bytes for o in operators if o.name == kind]
@@ -216,14 +220,16 @@ def _exchanges(name: str, operators: Sequence[Operator]) -> Mapping[str, Value]:
 
 
 def _passes(layer: LayerGraph) -> dict[str, tuple[Operator, ...]]:
-    """The operators of a layer's forward and backward pass, by pass."""
+    """The operators of a layer's forward and backward pass and of its recomputation, by pass."""
     passes: dict[str, tuple[Operator, ...]] = {phase: layer.of_phase(phase) for phase in PHASES}
     return {**passes, AGAIN: layer.again} if layer.again else passes
 
 
 def work_of(graph: StoredGraph, rules: KernelRules, split: StoredGraph | None = None) -> LayerWork:
-    """The work of a layer graph's layers with an engine's kernels; ``split`` is the graph under
-    sequence parallelism.
+    """The operations, bytes, kernels and messages of a layer graph's layers with an engine's
+    kernels.
+
+    ``split`` is the graph under sequence parallelism.
     """
     return LayerWork.of(graph, rules, tuple(TREATMENTS.items()), split)
 
@@ -242,7 +248,7 @@ class LayerModel:
     of_8_bits: float = 1.0
 
     def __call__(self, columns: Mapping[str, Floats]) -> Mapping[str, LayerFigures]:
-        """The costs of each layer type, given columns of sizes and of the choices that select a
+        """The costs of each type of layer, given columns of sizes and of choices that change the
         graph.
         """
         values, rates = self.work(columns), self.rates()
@@ -299,15 +305,13 @@ class LayerModel:
         )
 
     def _launched(self, gpu_s: Floats, launches_s: Floats) -> Floats:
-        """The seconds of a pass whose kernels take ``gpu_s`` on the GPU, and ``launches_s`` to
-        launch one after another on one CPU core.
-        """
+        """The seconds of a pass, from those of its kernels on the GPU and of their launches."""
         if self.compute.host_computes:
             return gpu_s + launches_s
         return _joined(gpu_s, launches_s)
 
     def times_slower(self, operators: OperatorClass) -> float:
-        """The factor by which an operator class is slower than the class whose rate it uses."""
+        """The factor by which 8-bit operators are slower than the class whose rate they use."""
         takes = self.compute.given(operators)
         return self.of_8_bits if operators in EIGHT_BIT and takes not in EIGHT_BIT else 1.0
 
@@ -315,9 +319,7 @@ class LayerModel:
 def of_classes(
     name: str, values: Mapping[str, Floats], rates: Mapping[str, tuple[float, float]]
 ) -> tuple[Floats, Floats]:
-    """The floating-point operations and the seconds of a pass's kernels, for each operator class
-    and candidate (classes, C).
-    """
+    """The floating-point operations and seconds of a pass's kernels, by operator class."""
     flop = np.array([values[f"{name} {one} flop"] for one in rates])
     moved = np.array([values[f"{name} {one} bytes"] for one in rates])
     factors = np.array([*rates.values()])
@@ -327,9 +329,7 @@ def of_classes(
 def _work(
     operators: Sequence[Operator], layer: LayerGraph, rules: KernelRules, attention: str
 ) -> Mapping[str, Value]:
-    """The operations and bytes of some operators by class, and the number of their kernels, as
-    expressions.
-    """
+    """Expressions for the operations, bytes and number of kernels of operators, by class."""
     classes = (*CLASSES, *BESIDES.values())
     terms: dict[str, list[Sum]] = {
         f"{one} {unit}": [] for one in classes for unit in ("flop", "bytes")
@@ -365,8 +365,8 @@ def _work(
 
 
 def _goes_on_beside(operator: Operator) -> Beside | None:
-    """Which gradient a GEMM computes (a weight's, or the layer's input's) if a tensor-parallel
-    collective can overlap with the GEMM; otherwise None.
+    """The gradient that a GEMM computes (a weight's, or the layer's input's) if a tensor-parallel
+    collective can run at the same time; otherwise None.
 
     They exchange the gradient of a layer's input beside a product that makes the gradient of a
     weight whose rows are split over the ranks. They gather the input again beside the product that
@@ -385,7 +385,9 @@ def _goes_on_beside(operator: Operator) -> Beside | None:
 
 @cache
 def bytes_factor(rule: KernelRule) -> Sum:
-    """The bytes that an operator's kernel moves over those of the graph: an expression of sizes."""
+    """The bytes that an operator's kernel moves as a multiple of those in the layer graph, as an
+    expression of sizes.
+    """
     if rule.bytes_own_keys is not None:
         return _where_own_keys(_number(rule.bytes_own_keys), _number(rule.bytes_factor))
     return _where_fused(rule, rule.bytes_factor, rule.bytes_unfused)
@@ -420,26 +422,24 @@ def _number(factor: float) -> Sum:
 
 
 def _joined(gpu_s: Floats, launches_s: Floats) -> Floats:
-    """GPU time combined with the host's launch time: close to the longer of both."""
+    """The time of GPU work and launches that overlap: close to the longer of both."""
     longer = np.maximum(gpu_s, launches_s)
     shares = (gpu_s / longer) ** JOIN + (launches_s / longer) ** JOIN
     return np.asarray(longer * shares ** (1 / JOIN))
 
 
-# The collectives inside layers, and how much of their time GEMMs hide.
-#
-# Axes: S strategies.
+# Computes the collectives inside layers, and how much of their time GEMMs or attention hide.
 
-# A function: the seconds of a collective over a named group of ranks, given the bytes and number of
-# its messages, for each strategy (S).
+# A function that gives the seconds of a collective, for each strategy, from the name of the group
+# of ranks, the collective, and the bytes and number of its messages.
 Over = Callable[[str, Collective, Floats, Floats], Floats]
-# A function: the seconds of exchanging tokens between ranks with different experts, given the bytes
-# and number of messages, for each strategy (S).
+# A function that gives the seconds in which ranks exchange tokens for their experts, for each
+# strategy, from the bytes and number of messages.
 ToExperts = Callable[[Floats, Floats], Floats]
 
 
 class LayerExchanges:
-    """The collectives in the passes of layers, under some strategies (S)."""
+    """The seconds of the collectives inside layers, for each strategy."""
 
     def __init__(
         self, over: Over, to_experts: ToExperts, of_several: Callable[[str], Sequence[object]]
@@ -450,12 +450,12 @@ class LayerExchanges:
         self._found: dict[int, Mapping[Beside | None, Floats]] = {}
 
     def any_in(self, passes: Sequence[Pass]) -> bool:
-        """Whether ranks communicate in the passes with these names."""
+        """Whether ranks communicate in any of the passes with these names."""
         names = {name for one in passes for name in one.exchanged}
         return any(self._of_several(EXCHANGES[name].group) for name in names)
 
     def within(self, groups: Collection[str]) -> LayerExchanges:
-        """The collectives over these groups of ranks only."""
+        """Select the collectives over the groups of ranks with these names."""
 
         def of_several(group: str) -> Sequence[object]:
             return self._of_several(group) if group in groups else ()
@@ -463,8 +463,9 @@ class LayerExchanges:
         return LayerExchanges(self._over, self._to_experts, of_several)
 
     def unhidden_s(self, layer: LayerFigures, phase: Phase, *, overlaps_products: bool) -> Floats:
-        """The exposed seconds of the collectives in a layer's pass, for each strategy (S); a
-        backward pass includes those of its recomputation.
+        """The seconds of a pass's collectives that arithmetic does not hide, for each strategy.
+
+        A backward pass includes those of its recomputation.
         """
         layer_pass = layer.passes[phase]
         seconds = self.waited_s(layer_pass)
@@ -480,9 +481,7 @@ class LayerExchanges:
         return seconds
 
     def waited_s(self, layer_pass: Pass) -> Floats:
-        """The seconds of all collectives of a pass except those that attention hides, for each
-        strategy (S).
-        """
+        """The seconds of a pass's collectives that attention does not hide, for each strategy."""
         exchanges = self._by_product(layer_pass)
         if not exchanges:
             return np.zeros_like(layer_pass.compute_s)
@@ -492,24 +491,20 @@ class LayerExchanges:
         return np.asarray(seconds)
 
     def hidden_s(self, layer_pass: Pass, beside: Beside) -> Floats:
-        """The seconds of those collectives of a pass that GEMMs or attention named ``beside`` hide,
-        for each strategy (S).
-        """
+        """The seconds of a pass's collectives that arithmetic of the kind ``beside`` hides."""
         exchanged_s = self._by_product(layer_pass).get(beside)
         if exchanged_s is None:
             return np.zeros_like(layer_pass.compute_s)
         return np.asarray(np.minimum(exchanged_s, layer_pass.beside_s[beside]))
 
     def _by_product(self, layer_pass: Pass) -> Mapping[Beside | None, Floats]:
-        """The seconds of a pass's collectives for each strategy (S), by the GEMMs or attention that
-        can hide them; under None those that nothing can hide.
-        """
+        """The seconds of a pass's collectives by the arithmetic that can hide them, or None."""
         if id(layer_pass) not in self._found:
             by_product: dict[Beside | None, Floats] = {}
             for name, (messages, size_bytes) in layer_pass.exchanged.items():
                 row = EXCHANGES[name]
                 if not self._of_several(row.group):
-                    # A group of a single rank has no collectives.
+                    # A single rank has nothing to communicate.
                     continue
                 if row.group == "experts":
                     seconds = self._to_experts(size_bytes, messages)
@@ -529,8 +524,8 @@ def figures_of_layers(
     workload: Workload,
     columns: Mapping[str, NDArray[Any]],
 ) -> Mapping[str, LayerFigures]:
-    """The costs of each layer type for each strategy; ``known`` caches the costs of sizes that
-    occurred before.
+    """The costs of each type of layer for each strategy; equal sizes are computed once, and
+    ``known`` caches them across calls.
     """
     names = layer_columns()
     figures, rows = known(
@@ -540,7 +535,7 @@ def figures_of_layers(
     taken: dict[int, Pass] = {}
 
     def pass_of(layer_pass: Pass) -> Pass:
-        # Layer types that share a pass share the result for that pass.
+        # Layer types with the same pass share its result.
         if id(layer_pass) not in taken:
             taken[id(layer_pass)] = layer_pass.taken(rows)
         return taken[id(layer_pass)]
@@ -558,14 +553,7 @@ def figures_of_layers(
     }
 
 
-# How long blocks with experts wait for their host.
-#
-# In each such block the host waits until the GPU has told it how many tokens each expert gets, so
-# it never issues kernels a block ahead: a pass of the block takes the longer of GPU time and issue
-# time, even on a rank that has all experts. Only experts of fixed capacity spare the host this
-# wait.
-#
-# Axes: S strategies, T types of layers.
+# Computes how long blocks with experts wait until the host knows how many tokens each expert gets.
 
 
 def waits_for_hosts_s(
@@ -575,16 +563,24 @@ def waits_for_hosts_s(
     phase: Phase,
     exchanged_s: Floats,
 ) -> Floats:
-    """The seconds for which the GPU waits for its host in a pass of each layer type and strategy
-    (T, S). The host takes ``operator_s`` to issue an operator; the pass's collectives take
-    ``exchanged_s`` (T, S).
+    """The seconds for which the GPU waits for its host in a pass of each type of layer, for each
+    strategy.
+
+    In each block with experts the host waits until the GPU has told it how many tokens each expert
+    gets, so it never issues kernels a block ahead: a pass of the block takes the longer of GPU time
+    and issue time, even on a rank that has all experts. Only experts of fixed capacity spare the
+    host this wait.
+
+    The host takes ``operator_s`` to issue an operator; the pass's collectives take ``exchanged_s``
+    (T, S).
     """
     waits_s = np.zeros_like(exchanged_s)
     if not operator_s or workload.expert_padding:
         return waits_s
     graph = graph_of(workload)
     kinds = LayerTypes.of(graph.pattern).kinds
-    # Between embedding and head, each kind of block has a layer type for each way to run it.
+    # Embedding and head aside, there is a layer type for each kind of block and each way to run it
+    # (such as recomputed).
     ways = (len(layers) - 2) // len(kinds)
     for layer_type, layer in enumerate(layers[1:-1], start=1):
         groups = (EXCHANGES[name].group for name in layer.passes[phase].exchanged)

@@ -1,5 +1,5 @@
-"""Computes the seconds of transfers on a cluster's links: collectives, sends between stages, copies
-to and from the host.
+"""Computes the seconds of transfers between GPUs and between a GPU and its host: collectives, sends
+between stages, host copies.
 
 The times of a shape of group that was not measured follow from the nearest measured shape. Over R
 ranks a collective moves (R - 1) / R of its message past each link, so the rate of the links carries
@@ -45,9 +45,8 @@ from mistlab.stages.stage_shape import by_shape
 
 Copy = Literal["host_to_device", "device_to_host"]
 
-# The latency of one hop of a collective inside a node; that of a hop between nodes is
-# ``NETWORK_HOP_S``. Measured all-reduces inside nodes give 2.1 to 2.7 microseconds a hop over
-# NVLink and 4.8 over PCIe.
+# The latency of one hop of a collective inside a node. Measured all-reduces inside nodes give 2.1
+# to 2.7 microseconds a hop over NVLink and 4.8 over PCIe.
 NVLINK_HOP_S = 3.4 * MICROSECONDS
 PCIE_HOP_S = 5.7 * MICROSECONDS
 # GPUs of a node whose links are faster than this are taken to have NVLink.
@@ -56,7 +55,7 @@ FASTEST_PCIE_GBYTES_PER_S = 64.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measured:
-    """The measured latency and seconds per byte of a collective, over groups of one shape: a number
+    """The latency and the seconds per byte of a collective as measured, over groups with a number
     of GPUs in each of a number of nodes.
     """
 
@@ -67,7 +66,9 @@ class _Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTimes:
-    """The seconds of transfers on one cluster's links: collectives, sends and host copies."""
+    """Computes the seconds of transfers on the links of one cluster: collectives, sends and host
+    copies.
+    """
 
     cluster: Cluster
     transfers: Transfers
@@ -75,7 +76,7 @@ class LinkTimes:
 
     @classmethod
     def of(cls, cluster: Cluster) -> "LinkTimes":
-        """Make the times of a cluster's links; refuses hardware on which no transfers were
+        """Make the transfer times of a cluster's links; refuses hardware on which no transfers were
         measured.
         """
         transfers = cluster.hardware.transfers
@@ -90,8 +91,10 @@ class LinkTimes:
     def collective(
         self, kind: Collective, *, gpus_in_node: int, nodes: int, units: tuple[int, ...] = ()
     ) -> LinkTime:
-        """The time of a collective over groups of this shape; ``units`` is the number of units
-        (racks, for one) of each tier above the nodes' network that a group is spread over.
+        """The time of a collective over groups of this shape (GPUs in a node, nodes).
+
+        ``units`` is the number of units (racks, for one) of each tier above the nodes' network that
+        a group is spread over.
         """
         if kind == "all_to_all" and nodes > 1:
             return self.to_all(gpus_in_node=gpus_in_node, nodes=nodes, units=units)
@@ -107,7 +110,7 @@ class LinkTimes:
         return link if summed is None else replace(summed, instead=link)
 
     def _over_nodes(self, kind: Collective, gpus_in_node: int, nodes: int) -> LinkTime:
-        """The time of a collective over nodes, as if their network had no tiers above it."""
+        """The time of a collective over nodes, if all nodes were on one switch."""
         ranks = gpus_in_node * nodes
         if ranks == 1:
             return LinkTime(latency_s=0.0, s_per_byte=0.0)
@@ -127,8 +130,8 @@ class LinkTimes:
             s_per_byte = self._by_datasheet(kind, gpus_in_node, ranks)
         else:
             s_per_byte = self._as_measured(near, gpus_in_node, nodes)
-        # The part of a measured latency that hops do not explain is taken to be the same for every
-        # shape of group.
+        # Whatever latency a measurement has beyond that of its hops is taken to be the same for
+        # groups of any shape.
         beyond_s = 0.0
         if near is not None:
             beyond_s = near.link.latency_s - self._ring_s(kind, near.gpus_in_node, near.nodes)
@@ -145,7 +148,7 @@ class LinkTimes:
         return link(self._ring_s(kind, gpus_in_node, nodes), s_per_byte, tree)
 
     def tier_name(self, index: int) -> str:
-        """The name of the network tier at this index."""
+        """The name of the network tier with this index."""
         network = self.cluster.network
         return NAMES[index] if network is None else network.tiers[index].name
 
@@ -160,8 +163,9 @@ class LinkTimes:
         """
         if nodes == 1:
             return self._over_nodes("all_to_all", gpus_in_node, 1)
-        # A node gets a token only once, so fewer than ``copies`` of a token cross the network: the
-        # expected number of nodes that they reach, as a share of the copies.
+        # A message between two nodes carries a token once, so fewer than ``copies`` of a token
+        # cross the network: this is the expected number of nodes that they reach, as a share of the
+        # copies.
         reached = (1 - (1 - 1 / nodes) ** copies) * nodes / copies if copies else 1.0
         link = self._to_nodes(gpus_in_node, nodes, reached, passes_on=copies > 0)
         if self.tiers is None:
@@ -171,7 +175,7 @@ class LinkTimes:
     def _to_nodes(
         self, gpus_in_node: int, nodes: int, reached: float, *, passes_on: bool
     ) -> LinkTime:
-        """The time of an all-to-all over nodes, as if their network had no tiers above it."""
+        """The time of an all-to-all over nodes, if all nodes were on one switch."""
         ranks, cluster = gpus_in_node * nodes, self.cluster
         network = cluster.inter_node_bytes_per_s / cluster.gpus_per_node
         across = (ranks - gpus_in_node) / ranks / network * reached
@@ -179,7 +183,7 @@ class LinkTimes:
             tier = self.tier_name(NETWORK)
             return LinkTime(latency_s=self._network_hop_s, s_per_byte=across, tier=tier)
         inside = self._over_nodes("all_to_all", gpus_in_node, 1)
-        # The links inside the node carry all bytes if ranks forward them there; otherwise only
+        # If ranks forward tokens inside the node, the node's links carry all bytes, otherwise only
         # those that stay in the node.
         passes_on = passes_on or (self.tiers is not None and self.tiers.forwards)
         stay = 1.0 if passes_on else gpus_in_node / ranks
@@ -209,19 +213,21 @@ class LinkTimes:
         return replace(link, instead=half)
 
     def _summed_by_ranks(self, gpus_in_node: int, nodes: int, units: tuple[int, ...]) -> LinkTime:
-        """The time of a ring all-reduce, without reduction in the network's switches."""
+        """The time of an all-reduce that ranks do in a ring, without the help of the network's
+        switches.
+        """
         link = self._over_nodes("all_reduce", gpus_in_node, nodes)
         if self.tiers is None or nodes == 1:
             return link
         return self.tiers.collective("all_reduce", link, GroupSpread(gpus_in_node, nodes, units))
 
     def _as_measured(self, near: "_Measured", gpus_in_node: int, nodes: int) -> float:
-        """The seconds per byte of a collective over groups of this shape, from those of the nearest
-        measured shape.
+        """The seconds per byte of a collective over groups of this shape, derived from the measured
+        shape that is nearest.
         """
         ranks, near_ranks = gpus_in_node * nodes, near.gpus_in_node * near.nodes
-        # The bytes that cross a rank's link per byte of the message, relative to the measured
-        # shape.
+        # A rank sends this many bytes for each byte of the message, relative to a rank of the
+        # measured group.
         share = ((ranks - 1) / ranks) / ((near_ranks - 1) / near_ranks)
         if nodes > 1:
             share *= near.gpus_in_node / gpus_in_node
@@ -238,13 +244,13 @@ class LinkTimes:
         return passes * (ranks - 1) / ranks / rate
 
     def _ring_s(self, kind: Collective, gpus_in_node: int, nodes: int) -> float:
-        """The latency of all hops of a collective over a ring of ranks."""
+        """The latency of a collective over a ring of ranks: the sum of its hops."""
         inside, across = (gpus_in_node - 1) * nodes, nodes - 1
         passes = 2 if kind == "all_reduce" else 1
         return passes * (inside * self._hop_in_node_s + across * self._network_hop_s)
 
     def _tree_s(self, gpus_in_node: int, nodes: int) -> float:
-        """The latency of all hops of an all-reduce up and down a tree of nodes.
+        """The latency of an all-reduce over a tree of nodes: the sum of its hops up and down.
 
         The GPUs of a node form a chain.
         """
@@ -263,8 +269,10 @@ class LinkTimes:
     def send(
         self, *, across_nodes: bool, at_once: int, tier: int = NETWORK, senders: int = 1
     ) -> LinkTime:
-        """The time of a send to a GPU of the next stage, while ``at_once`` GPUs of each node send,
-        and ``senders`` GPUs of all nodes share an uplink of the network tier numbered ``tier``.
+        """The time of a send to a GPU of the next stage, given how many GPUs send at the same time.
+
+        ``at_once`` GPUs of each node send, and ``senders`` GPUs of all nodes share an uplink of the
+        network tier numbered ``tier``.
         """
         link = self._send(across_nodes=across_nodes, at_once=at_once)
         if self.tiers is None or not across_nodes:
@@ -287,9 +295,11 @@ class LinkTimes:
         return LinkTime(latency_s=latency_s, s_per_byte=1 / rate, tier=tier)
 
     def parts_of_links(self, *, at_once: int, tier: int = NETWORK, senders: int = 1) -> list[float]:
-        """The fractions of links that a send uses: of its node's network if ``at_once`` GPUs of the
-        node send, and of the uplink of each network tier up to ``tier`` if ``senders`` GPUs share
-        it.
+        """The share of each link's bandwidth that a send uses: of its node's network, and of the
+        uplink of each network tier.
+
+        ``at_once`` GPUs of the node send; ``senders`` GPUs share an uplink of each tier up to
+        ``tier``.
         """
         link = self.send(across_nodes=True, at_once=at_once, tier=tier, senders=senders)
         parts = [at_once / (link.s_per_byte * self.cluster.inter_node_bytes_per_s)]
@@ -312,8 +322,8 @@ class LinkTimes:
         return LinkTime(latency_s=line.latency_s, s_per_byte=1 / line.bytes_per_s)
 
     def _override(self, *, across_nodes: bool) -> float:
-        """The bandwidth that the cluster was given for a link, as a multiple of the hardware's; 1
-        if it was given none.
+        """The bandwidth that the user set for a cluster's link, as a multiple of the hardware's; 1
+        if none was set.
         """
         which = "inter_node_gbytes_per_s" if across_nodes else "intra_node_gbytes_per_s"
         given = self.cluster.given_gbytes_per_s(which)
@@ -322,8 +332,8 @@ class LinkTimes:
 
 
 def _measured(group: GroupTransfers, kind: Collective) -> _Measured | None:
-    """The fitted time of a collective on the measured groups of one shape; if that collective was
-    not measured, derived from another collective's.
+    """The fitted latency and seconds per byte of a collective on each measured shape of group; for
+    a collective that was not measured, derived from another one's.
 
     An all-reduce is a reduce-scatter and an all-gather, which move equal bytes. An all-to-all moves
     as many bytes past each link as an all-gather of a message as large as one rank's rows.
@@ -360,16 +370,18 @@ def _nearest(measured: list[_Measured], gpus_in_node: int, nodes: int) -> _Measu
     return min(measured, key=distance, default=None)
 
 
-# The latency of an all-reduce whose message is so small that only hops count.
-#
-# A ring of n ranks forwards the message 2 (n - 1) times, so its latency grows with the number of
-# ranks. A tree goes up and down its levels, whose number is the logarithm of the number of nodes.
+# Computes the latency of an all-reduce whose message is so small that only the number of hops
+# counts.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduceLatency:
-    """The seconds of an all-reduce over a ring, over a tree of nodes, and over the faster of both;
-    there is no tree (None) where all ranks are in one node.
+    """The seconds of a small all-reduce over a ring, over a tree of nodes, and over the faster of
+    both.
+
+    There is no tree (None) where all ranks are in one node. A ring of n ranks forwards the message
+    2 (n - 1) times, so its latency grows with the number of ranks. A tree goes up and down its
+    levels, whose number is the logarithm of the number of nodes.
     """
 
     ring_s: float
@@ -389,25 +401,21 @@ def all_reduce_latency(links: LinkTimes, size_bytes: float) -> AllReduceLatency:
     )
 
 
-# The seconds of transfers, from a fitted latency and bandwidth. Axes: C transfers.
+# Computes the seconds of transfers from a fitted latency and bandwidth.
 
 
 def transfer_s(size_bytes: Floats, line: Line) -> Floats:
-    """The seconds (C) of transfers of ``size_bytes`` (C); a transfer of zero bytes takes no
-    time.
-    """
+    """The seconds of transfers of ``size_bytes`` bytes; a transfer of zero bytes takes no time."""
     seconds = line.latency_s + size_bytes / line.bytes_per_s
     return np.asarray(np.where(size_bytes > 0, seconds, 0.0))
 
 
-# The additional seconds of sends between stages on a cluster with a profile of its own.
-#
-# Axes: S strategies.
+# Computes how much longer sends between stages take on a cluster with a profile (known to be slow).
 
 
 def late_s(value: Callable[[str], NDArray[Any]], cluster: Cluster, global_batch: int) -> Floats:
-    """The seconds by which a cluster's profile lengthens a send between stages, for each strategy
-    (S).
+    """The seconds by which a send between stages takes longer on a cluster with a profile, for each
+    strategy.
     """
     ranks = np.asarray(ranks_of("tensor", value)).astype(np.int64)
     profile, gpus = cluster.profile, cluster.num_gpus
@@ -420,14 +428,12 @@ def late_s(value: Callable[[str], NDArray[Any]], cluster: Cluster, global_batch:
     return profile.send_s(ranks, gpus, beside_whole=beside)
 
 
-# The rates of each stage's GPUs and hosts on heterogeneous clusters.
-#
-# Axes: C candidates for stages.
+# Finds the rates of each stage's GPUs and hosts on a cluster whose nodes are of several kinds.
 
 
 def groups_of(cluster: Cluster, ranks: Ints) -> Rows:
-    """The index of the group of equal nodes in which each rank (C) is; ranks beyond the cluster
-    count to the last group.
+    """The index of the group of equal nodes in which each rank is; ranks beyond the cluster count
+    to the last group.
     """
     ends = [one.stop for one in cluster.ranks_of_groups[:-1]]
     return np.searchsorted(ends, ranks, side="right")
@@ -436,7 +442,7 @@ def groups_of(cluster: Cluster, ranks: Ints) -> Rows:
 def figure_at(
     cluster: Cluster, first_rank: Ints, figure: Callable[[Cluster], float]
 ) -> Floats | float:
-    """A figure of the hardware on which each stage (C) is, taken at the stage's first rank; a
+    """A figure of the hardware that each stage runs on, which is that of the stage's first rank; a
     single number if all nodes are equal.
     """
     if not cluster.others:
@@ -446,7 +452,7 @@ def figure_at(
 
 
 def in_one_group(cluster: Cluster, batch: StageBatch) -> Bools | bool:
-    """A mask of the stages (C) whose GPUs are all in one group of equal nodes."""
+    """A mask of the stages whose GPUs are all in one group of equal nodes."""
     if not cluster.others:
         return True
     last = batch.first_rank + num_gpus(batch.value).astype(np.int64) - 1
@@ -456,15 +462,15 @@ def in_one_group(cluster: Cluster, batch: StageBatch) -> Bools | bool:
 def mean_peak_flop_per_s(
     cluster: Cluster, precision: Precision, first_rank: int, gpus: int
 ) -> float:
-    """The mean peak rate of ``gpus`` GPUs, the first of which has the rank ``first_rank``."""
+    """The mean peak rate of consecutive GPUs, which begin at rank ``first_rank``."""
     if not cluster.others:
         return cluster.peak_flop_per_s(precision)
-    # Every prediction calls this function, so it makes no cluster object for each group, which
-    # would be slow.
+    # Every prediction calls this function, so it avoids making a cluster object for each group of
+    # nodes.
     groups, node = cluster.groups, cluster.gpus_per_node
     end, total, begun = first_rank + gpus, 0.0, 0
     for number, group in enumerate(groups, 1):
-        # The last group of nodes counts as if it continued beyond the cluster.
+        # GPUs beyond the cluster's last one count as being of the last group's kind.
         until = begun + group.nodes * node if number < len(groups) else end
         of_group = max(0, min(end, until) - max(first_rank, begun))
         total += of_group * group.hardware.gpu.peak_flop_per_s(precision)
@@ -472,13 +478,10 @@ def mean_peak_flop_per_s(
     return total / gpus
 
 
-# How long ranks with different experts exchange tokens.
-#
-# Axes: S strategies.
+# Computes how long ranks exchange tokens for their experts.
 
-# A pass sends each copy of a token to its expert and back, and its routing weight in one direction.
-# Token activations have 16 bits a value and routing weights 32; a token's choice of an expert is a
-# byte.
+# Activations have 2 bytes a value and routing weights 4; a pass sends each copy of a token to its
+# expert and back, and its routing weight in one direction.
 ROW_BYTES, WEIGHT_BYTES = 2, 4
 
 
@@ -488,8 +491,8 @@ def exchanged_s(
     model: ModelSpec,
     shape: tuple[Ints, ...],
 ) -> Callable[[Floats, Floats], Floats]:
-    """Make a function: the seconds in which ranks with different experts exchange tokens in a pass,
-    given the bytes and the number of exchanges, for each strategy (S).
+    """Make the function that gives the seconds in which ranks with different experts exchange
+    tokens in a pass, for each strategy.
 
     ``shape`` says how each group lies, as in ``Shapes.groups``.
     """
@@ -509,8 +512,8 @@ def exchanged_s(
                 if of_all and experts is not None:
                     sent = moved / (2 * ROW_BYTES * width + WEIGHT_BYTES)
                     moved = moved + sent * WEIGHT_BYTES * (experts.count / spanned - 1)
-                    # The backward pass needs no gather of routes, since it reuses the routing of
-                    # the forward pass.
+                    # Only the forward pass gathers the routing of tokens; the backward pass uses it
+                    # again.
                     gather = links.collective(
                         "all_gather", gpus_in_node=gpus, nodes=spanned, units=units
                     )
@@ -524,8 +527,8 @@ def exchanged_s(
 
 
 def peculiar_s(value: Callable[[str], NDArray[Any]], cluster: Cluster) -> Floats:
-    """The seconds by which a cluster's profile delays the issue of a block's forward and backward
-    pass together, for each candidate (C).
+    """The seconds by which hosts of a slow cluster (one with a profile) take longer to issue a
+    block's forward and backward pass, for each candidate.
     """
     ranks = np.asarray(ranks_of("tensor", value))
     if cluster.profile is None or cluster.nodes == 1:

@@ -1,4 +1,4 @@
-"""Computes the memory of stages: peak bytes of activations layer by layer, and memory beyond
+"""Computes the memory of pipeline stages: peak bytes of activations, and memory that is not
 tensors.
 
 Axes: C candidates, V chunks of a stage, T types of layers, R runs of layers.
@@ -23,29 +23,18 @@ from mistlab.plan.plan import Plan
 from mistlab.stages.plan_orders import HeldMoments, PassMoments
 from mistlab.stages.stage_batch import StageBatch, StagePeaks
 
-# The peak bytes of a stage's activations during its passes, layer by layer; weights, gradients and
-# optimizer states come in addition.
-#
-# From a layer's forward pass until its backward pass a stage keeps the part of its activations that
-# is not offloaded. If weight gradients have separate passes (W), it then keeps what W needs.
-# Offloaded activations of a layer leave during the next layer's forward pass, and return during
-# that layer's backward pass.
-#
-# Consecutive layers of one type are a run: within it bytes change linearly, so the peak is at one
-# of its ends.
-#
-# Axes: C candidates, V chunks of a stage, T types of layers, R runs of layers.
+# Computes the peak bytes of a stage's activations layer by layer; weights, gradients and optimizer
+# states come in addition.
 
 
-# Consecutive layers of one type, joined into runs: the number of layers in each run (R, C), and the
-# index of their type (R, C or R, 1).
+# Groups of consecutive layers of one type in a stage: the number of layers in each group, and the
+# index of their type, for each candidate.
 Runs = tuple[Floats, Ints]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WalkedLayers:
-    """The bytes on the GPU of one layer of each type, for one micro-batch and each candidate (T,
-    C).
+    """The bytes that one layer of each type has on the GPU for one micro-batch, for each candidate.
 
     It ``keeps`` some until its backward pass; the ``moving`` ones among its activations are on the
     host meanwhile. It has ``left`` others from its backward pass until W. If its backward pass is
@@ -60,8 +49,9 @@ class WalkedLayers:
     in_w: Bools
 
     def of_types(self, types: Ints) -> Self:
-        """The bytes of a layer of the type with this index: one index for each candidate (C), or
-        one for all.
+        """Select the bytes of a layer of the type with this index.
+
+        There is one index for each candidate, or one for all.
         """
         if len(types) == 1:
             return type(self)(
@@ -75,8 +65,10 @@ class WalkedLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Run:
-    """Consecutive layers of one type, ``count`` (C) of them; ``before`` are the bytes of the layer
-    in front of them that are still being offloaded while the first of them runs.
+    """Consecutive layers of one type in a stage, ``count`` of them for each candidate.
+
+    ``before`` are the bytes of the layer in front of them that are still being offloaded while the
+    first of them runs.
     """
 
     count: Floats
@@ -85,7 +77,7 @@ class _Run:
 
     @property
     def is_there(self) -> Bools:
-        """A mask of the candidates (C) that have any layer in this run of layers."""
+        """A mask of the candidates that have any of these layers."""
         return self.count > 0
 
 
@@ -99,8 +91,9 @@ def _runs(layers: WalkedLayers, runs: Runs) -> Iterator[_Run]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Chunk:
-    """The activation bytes of a stage's chunk of layers for one micro-batch (C): those kept between
-    its passes, and the peak of each pass beyond the bytes that were there when the pass began.
+    """The bytes of activations of one chunk of a stage's layers for one micro-batch: those kept
+    between passes, and each pass's peak above the bytes present at its beginning.
+
     ``begins`` is the peak of the first layer's forward pass.
     """
 
@@ -114,8 +107,9 @@ class _Chunk:
 
     @classmethod
     def of(cls, layers: WalkedLayers, runs: Runs, sent: Floats) -> Self:
-        """The bytes of a chunk with these layers, which keeps the output that it ``sent`` to the
-        next chunk until its backward pass.
+        """The activation bytes of a chunk with these layers.
+
+        The chunk keeps the output that it ``sent`` to the next chunk until its backward pass.
         """
         nothing = np.zeros(len(sent))
         every = [*_runs(layers, runs)]
@@ -137,8 +131,8 @@ class _Chunk:
         backward, now = nothing, -sent
         for run in reversed(every):
             of_layer, each = run.own, run.own.left - run.own.keeps
-            # The peaks of the backward pass while the last, the second and the first layer of the
-            # run are computed.
+            # In the backward pass of equal layers, memory peaks while the last, the second or the
+            # first of them is computed.
             runs_last = now - of_layer.keeps + of_layer.moving + of_layer.backward_peak
             runs_second = runs_last + (run.count - 2) * each
             runs_first = (
@@ -165,8 +159,8 @@ def _fuller(bytes_: Floats, others: Floats, are_there: Bools) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WalkedPasses:
-    """The peak bytes of a stage during forward passes, and during all other passes, for each
-    candidate (C).
+    """The peak bytes of a stage in its forward passes, and in all its other passes, for each
+    candidate.
     """
 
     forward: Floats
@@ -182,9 +176,17 @@ class WalkedPasses:
         sent: Sequence[Floats],
         step_buffer: Floats,
     ) -> Self:
-        """The peak bytes of stages whose chunks keep the outputs that they ``sent``; ``moments``
-        give the number of micro-batches in flight when each pass begins. First forward passes also
-        need the ``step_buffer``.
+        """The peak bytes of stages, computed pass by pass in the order in which a stage runs its
+        passes.
+
+        From a layer's forward pass until its backward pass a stage keeps the part of its
+        activations that is not offloaded. If weight gradients have separate passes (W), it then
+        keeps what W needs. Offloaded activations of a layer leave during the next layer's forward
+        pass, and return during that layer's backward pass. Within consecutive layers of one type
+        bytes change linearly, so the peak is at the first or the last of them.
+
+        Chunks keep the outputs that they ``sent``; ``moments`` give the number of micro-batches in
+        flight when each pass begins. First forward passes also need the ``step_buffer``.
         """
         of_chunks = [_Chunk.of(layers, runs, of) for runs, of in zip(chunks, sent, strict=True)]
         each = np.stack([one.keeps for one in of_chunks] + [one.left for one in of_chunks])
@@ -206,8 +208,10 @@ class WalkedPasses:
 
 
 def _forward(passes: PassMoments, chunks: Sequence[_Chunk]) -> Floats:
-    """The peak bytes of a forward pass beyond those kept, for each candidate (C); activations that
-    the pass before offloads may still be on the GPU while its first layer runs.
+    """The peak bytes of a chunk's forward pass above the bytes present at its beginning, for each
+    candidate.
+
+    Activations that the pass before offloads may still be on the GPU while the first layer runs.
     """
     chunk = chunks[passes.chunk]
     if passes.leaving is None:
@@ -215,20 +219,19 @@ def _forward(passes: PassMoments, chunks: Sequence[_Chunk]) -> Floats:
     return np.maximum(chunks[passes.leaving].leaving + chunk.begins, chunk.forward)
 
 
-# Memory that is not tensors: bytes that torch's allocator reserves on a GPU, and bytes of a node's
-# host memory.
-#
-# Axes: C candidates or stages.
+# Computes memory that is not tensors: what torch's allocator reserves on a GPU beyond tensors,
+# NCCL's communicators, and a node's host memory.
 
-# The share of temporary tensors' bytes that the allocator caches, where adapters alone are trained.
+# If only adapters are trained, torch's allocator keeps this share of the bytes of temporary tensors
+# cached.
 CACHED_SHARE: float = fitted("fsdp")["cached_share"]
 
 
 def reserved_bytes(
     figures: StagePeaks, batch: StageBatch, cluster: Cluster, engine: Engine
 ) -> Floats:
-    """The peak bytes that torch's allocator reserves on a GPU, for each candidate (C), from the
-    peak bytes of allocated tensors.
+    """The peak bytes that torch's allocator reserves on a GPU, for each candidate, given the peak
+    bytes of tensors.
     """
 
     def allocators(number: Callable[[Allocator], float]) -> Floats | float:
@@ -245,8 +248,9 @@ def reserved_bytes(
     of_trained = allocators(
         lambda allocator: allocator.step_bytes_a_parameter
     ) * shard + np.minimum(head_bytes, allocators(lambda allocator: allocator.head_bytes))
-    # The hardware's constants are those of steps that train all weights. With adapters alone no
-    # layer's step takes memory, and the allocator caches activations as it does under FSDP.
+    # The hardware's constants were fitted to runs that train all weights; if only adapters are
+    # trained, the allocator caches activations as it does under FSDP, and an optimizer step takes
+    # no memory.
     cached = CACHED_SHARE * comes_and_goes
     return np.asarray(figures.peak_bytes + np.where(shard > 0, of_trained, cached))
 
@@ -257,8 +261,9 @@ def room_bytes(cluster: Cluster) -> float:
 
 
 def room_at(cluster: Cluster, batch: StageBatch) -> Floats | float:
-    """The bytes on a GPU of each stage (C) that torch's allocator may reserve: without those of
-    NCCL's communicators, if their size is known.
+    """The bytes that torch's allocator may reserve on a GPU of each stage.
+
+    Those of NCCL's communicators are subtracted if their size is known.
     """
     room = figure_at(cluster, batch.first_rank, room_bytes)
     return room - communicator_bytes(cluster, batch) if _counts_groups(cluster) else room
@@ -275,15 +280,16 @@ def room_of_plan(cluster: Cluster, plan: Plan) -> Floats:
 
 
 def communicator_bytes(cluster: Cluster, batch: StageBatch) -> Floats:
-    """The bytes that NCCL's communicators take on a GPU of each stage (C)."""
+    """The bytes that NCCL's communicators take on a GPU of each stage."""
     each = figure_at(cluster, batch.first_rank, lambda one: allocator_of(one).communicator_bytes)
     return np.asarray(each * communicators(batch))
 
 
 def communicators(batch: StageBatch) -> Floats:
-    """The number of NCCL communicators on a GPU of each stage (C): one of all ranks, one for each
-    group of ranks of its stage, two for each neighbouring stage, and on the first and the last
-    stage one for a shared embedding table.
+    """The number of NCCL communicators on a GPU of each stage.
+
+    One of all ranks, one for each group of ranks of its stage, two for each neighbouring stage, and
+    on the first and the last stage one for a shared embedding table.
 
     Groups of experts count where experts are divided. Stages in several chunks count as in one.
     """
@@ -320,8 +326,9 @@ def allocator_of(cluster: Cluster) -> Allocator:
 
 
 def host_bytes_of_fullest_node(host_bytes: Floats, gpus: Column, cluster: Cluster) -> float:
-    """The bytes of host memory in use on the fullest node, for stages (C) on ``gpus`` GPUs (C)
-    each.
+    """The bytes of host memory in use on the fullest node, if stages fill nodes in order.
+
+    Each stage has ``gpus`` GPUs.
 
     ``host_bytes`` (C) is for one rank. Stages fill nodes in order.
     """
@@ -329,18 +336,14 @@ def host_bytes_of_fullest_node(host_bytes: Floats, gpus: Column, cluster: Cluste
 
 
 def fullest_host(host_bytes: Floats, gpus: Column, cluster: Cluster) -> float:
-    """The share of a node's host memory in use on the fullest node; arguments as in
-    ``host_bytes_of_fullest_node``.
-    """
+    """The bytes of host memory in use on the fullest node, as a share of the node's host memory."""
     held = _host_bytes_of_nodes(host_bytes, gpus, cluster)
     room = host_room_at(cluster, np.arange(len(held)) * cluster.gpus_per_node)
     return float((held / room).max())
 
 
 def host_room_at(cluster: Cluster, first_rank: Ints) -> Floats | float:
-    """The bytes of host memory of a node of each stage (C), whose first rank is ``first_rank``
-    (C).
-    """
+    """The bytes of host memory of the node that each stage is on, given its first rank."""
     return figure_at(cluster, first_rank, lambda one: one.host_memory_bytes)
 
 
@@ -358,8 +361,8 @@ def host_bytes_of(plan: Plan, prediction: Prediction, cluster: Cluster) -> float
 
 
 def host_bytes_over(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:
-    """The bytes by which the host memory in use exceeds that of a node, on the node where this is
-    most; negative if every node has enough.
+    """The largest excess of host memory in use over that of a node, in bytes; negative if every
+    node has enough.
     """
     held = _host_bytes_of_plan(plan, prediction, cluster)
     room = host_room_at(cluster, np.arange(len(held)) * cluster.gpus_per_node)
