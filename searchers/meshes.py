@@ -1,5 +1,5 @@
-"""The meshes of a search space: the possible parallel degrees and micro-batch sizes of stages, and
-their numbers of blocks, before memory savings are chosen.
+"""The meshes of a search space: the parallel degrees and micro-batch sizes that a stage may have,
+and its possible numbers of blocks, before memory savings are chosen.
 
 A stage lies inside one node or fills whole nodes; ranks fill nodes in order.
 """
@@ -70,7 +70,9 @@ def _gpus(mesh: Mesh) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Pipeline:
-    """The mesh of each stage of a pipeline, and the number of micro-batches."""
+    """A pipeline before memory savings are chosen: the mesh (parallel degrees) of each stage, and
+    the number of micro-batches.
+    """
 
     micro_batches: int
     meshes: tuple[Mesh, ...]
@@ -81,7 +83,7 @@ class Pipeline:
         return len(self.meshes)
 
     def first_ranks(self) -> list[int]:
-        """The first rank (GPU) of each stage of the pipeline."""
+        """For each stage of the pipeline, the number of its first GPU (rank)."""
         ranks = [0]
         for mesh in self.meshes[:-1]:
             ranks.append(ranks[-1] + mesh.num_gpus)
@@ -89,7 +91,9 @@ class Pipeline:
 
 
 def only(pipeline: Pipeline, space: SearchSpace) -> SearchSpace:
-    """The part of a search space whose pipelines have exactly these meshes, which must be equal."""
+    """The part of a search space that has exactly this pipeline's meshes, which must all be
+    equal.
+    """
     mesh = pipeline.meshes[0]
     return replace(
         space.with_lists({name: (mesh.value(name),) for name in _OWN}),
@@ -112,7 +116,7 @@ def micro_batch_counts(problem: Problem, space: SearchSpace) -> list[int]:
 
 
 def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mesh]:
-    """The meshes of any number of GPUs that a search space allows for a stage."""
+    """All meshes, on any number of GPUs, that a search space allows for a stage."""
     cluster = problem.cluster
     together, rest = divmod(problem.workload.global_batch, micro_batches)
     if rest:
@@ -128,7 +132,7 @@ def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mes
         mesh
         for tensor in _tensor_degrees(problem, space)
         for others in _other_degrees(space)
-        # The condition that rejects most meshes, and is cheapest to test, comes first.
+        # The condition that rejects most meshes and is cheapest to test comes first.
         for ranks in [Mesh(1, tensor, together, others).num_gpus]
         for data in shares
         if ranks * data <= cluster.num_gpus and _divides_nodes(ranks * data, cluster)
@@ -147,8 +151,8 @@ def equal_pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
 
 
 def equal_stages(mesh: Mesh, problem: Problem) -> int:
-    """The number of stages with this mesh that use all GPUs of the cluster, with at least a block
-    each; 0 if none do, or if one of them would lie across nodes or kinds of nodes.
+    """How many stages with this mesh use all GPUs of the cluster, each with at least one block. 0
+    if none do, or if a stage would lie across nodes or across kinds of nodes.
     """
     cluster, gpus = problem.cluster, mesh.num_gpus
     num_stages, rest = divmod(cluster.num_gpus, gpus)
@@ -159,7 +163,7 @@ def equal_stages(mesh: Mesh, problem: Problem) -> int:
 
 
 def pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
-    """All pipelines of the search space; very many if the meshes of stages may differ."""
+    """All pipelines of the search space; there are very many if the meshes of stages may differ."""
     if not space.unequal_meshes:
         yield from equal_pipelines(problem, space)
         return
@@ -173,9 +177,9 @@ def pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
 def orders_of(
     space: SearchSpace, num_stages: int, micro_batches: int, layers: int
 ) -> tuple[str, ...]:
-    """The orders of passes in a space that a pipeline can run, if its stages have at least
-    ``blocks`` blocks each. A pipeline of one stage has a single order, since its passes wait for no
-    other stage.
+    """The schedules of a search space that a pipeline can run, if its stages have at least
+    ``blocks`` blocks each. A pipeline of one stage has a single schedule, since its passes wait for
+    no other stage.
     """
     if num_stages == 1:
         return (DEFAULT_ORDER,)
@@ -220,8 +224,8 @@ def layer_counts(layers: int, num_stages: int, space: SearchSpace) -> range:
 
 
 def even_layers(layers: int, num_stages: int) -> tuple[int, ...]:
-    """The numbers of blocks of stages if they are divided as evenly as possible; the remainder goes
-    to the first stages.
+    """Divides the model's blocks among stages as evenly as possible; the first stages get the
+    remainder.
     """
     return even_shares(layers, num_stages)
 
@@ -233,8 +237,8 @@ def _sequences(
     layers: int,
     dead_ends: set[tuple[int, int]],
 ) -> Iterator[tuple[Mesh, ...]]:
-    """The possible meshes of all stages from rank ``first_rank`` on, each with at least a block.
-    ``dead_ends`` caches the ranks and numbers of blocks for which there are none.
+    """The possible sequences of meshes for all stages from rank ``first_rank`` on, each with at
+    least one block. ``dead_ends`` caches the ranks and numbers of blocks from which there is none.
     """
     if first_rank == problem.cluster.num_gpus:
         yield ()
@@ -276,21 +280,23 @@ def mesh_of(stage: StagePlan) -> Mesh:
 
 
 def other_names() -> list[str]:
-    """The names of the mesh dimensions that are not fields of ``Mesh``."""
+    """The names of the mesh dimensions (such as sequence parallelism) that are not fields of
+    ``Mesh``.
+    """
     return [name for name in names_of("mesh") if name not in _OWN]
 
 
 def _has_effect(mesh: Mesh) -> bool:
-    """Whether each further choice of the mesh has an effect: the group of ranks that it concerns
-    has several ranks.
+    """For each further dimension of the mesh, such as sequence parallelism, whether it has an
+    effect: the group of ranks that it concerns has more than one rank.
     """
     shared = (DIMENSIONS[name].shared_by for name, _ in mesh.others)
     return all(ranks_of(group, mesh.value) > 1 for group in shared if group)
 
 
 def _is_tried(problem: Problem, mesh: Mesh, micro_batches: int) -> bool:
-    """Whether ranks of the mesh can do what its further dimensions say, and whether searches try
-    this combination.
+    """Whether ranks of the mesh can run its further dimensions, such as sequence parallelism, and
+    whether a search should try this combination.
     """
     setting = Setting(
         degree=mesh.value,
@@ -307,7 +313,9 @@ def _is_tried(problem: Problem, mesh: Mesh, micro_batches: int) -> bool:
 
 
 def _other_degrees(space: SearchSpace) -> list[tuple[tuple[str, int], ...]]:
-    """All combinations of values for a mesh's further dimensions; default values are omitted."""
+    """All combinations of values for a mesh's further dimensions, such as sequence parallelism;
+    default values are left out.
+    """
     names = other_names()
     listed = (space.listed(name) or () for name in names)
     return [
@@ -326,18 +334,19 @@ def _divides_nodes(gpus: int, cluster: Cluster) -> bool:
 
 # Chooses the parts of a large search space that are searched before all of it.
 #
-# A search of a large space starts with coarse choices in every dimension, and a budget may be spent
-# before it has the plan that a smaller space's search finds at once. So smaller spaces are searched
-# first: their plans belong to the large space, and prune much of the rest.
+# A search of a large space starts with coarse choices in every dimension, so a budget may be spent
+# before it has found the plan that a search of a smaller space finds at once. So smaller spaces are
+# searched first: their plans belong to the large space, and prune much of the rest.
 
 
 # Names of search spaces whose searches are fast, or soon prove their best plan.
 FIRST = ("3d", "mist")
-# The name of the first of the searched spaces that has further mesh choices, such as sequence
-# parallelism. In its plans all stages are alike, so its search evaluates a hundredth of the plans
-# of a search with different stages.
+# The first of the spaces whose meshes have further choices, such as sequence parallelism. In its
+# plans all stages save memory in the same way, so far fewer plans are evaluated than with different
+# stages.
 ALIKE = "moe"
-# The choices of how many blocks a search space allows to recompute, from few to many.
+# What a search space may allow for the number of recomputed blocks, from the fewest choices to the
+# most.
 _RECOMPUTED: tuple[Recomputation, ...] = ("all", "none_or_all", "any")
 
 
@@ -350,8 +359,8 @@ def parts_of(space: SearchSpace) -> Iterator[SearchSpace]:
     """
     if not space.unequal_meshes:
         return
-    # In the whole space, a group of one rank has the lowest ZeRO level, which matters if the rank
-    # offloads; so every part must have this level.
+    # Every part gets the ZeRO level that the whole space gives a group of one rank: its lowest. The
+    # level matters for such a rank if it offloads.
     lowest = min(space.zero)
     others_of_mesh = {name: space.lists[name] for name in other_names()}
     has_others = any(len(listed or ()) > 1 for listed in others_of_mesh.values())
@@ -369,8 +378,8 @@ def parts_of(space: SearchSpace) -> Iterator[SearchSpace]:
 
 
 def as_in(plan: Plan, space: SearchSpace) -> Plan:
-    """A plan found in a part of a search space, as a plan of the whole space: a choice without
-    effect, such as the ZeRO level of a group of one rank, gets the whole space's lowest value.
+    """A plan found in a part of a search space, as a plan of the whole space. Choices without
+    effect, such as the ZeRO level of a group of one rank, get the whole space's lowest value.
     """
     stages = []
     for stage in plan.stages:
@@ -384,7 +393,7 @@ def as_in(plan: Plan, space: SearchSpace) -> Plan:
 
 
 def common(space: SearchSpace, other: SearchSpace) -> SearchSpace | None:
-    """The space of plans that two search spaces have in common, whatever the engine; None if they
+    """The space of the plans that two search spaces have in common, the engine aside; None if they
     have none.
     """
     lists = {name: _both(listed, other.lists[name]) for name, listed in space.lists.items()}
@@ -410,13 +419,14 @@ def common(space: SearchSpace, other: SearchSpace) -> SearchSpace | None:
 def _both(
     listed: Sequence[float] | None, others: Sequence[float] | None
 ) -> tuple[float, ...] | None:
-    """The values that are in both lists; a list that is None has all values."""
+    """The values that are in both lists; None stands for a list of all values."""
     if listed is None or others is None:
         either = others if listed is None else listed
         return None if either is None else tuple(either)
     return tuple(value for value in listed if value in others)
 
 
-# The fields of a search space that concern whole plans; below, those that are true or false.
+# The fields of a search space that list the choices for whole plans; the next line has the fields
+# that are true or false.
 _OF_PLANS = ("pipeline", "micro_batches", "orders")
 _FLAGS = ("unequal_stages", "unequal_meshes")

@@ -1,21 +1,19 @@
-"""Searches parts of a cluster as well as the whole cluster, since the best plan may leave GPUs
-idle.
-"""
+"""Searches parts of a cluster as well as all of it, since the best plan may leave GPUs idle."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 from mistlab.job.search import Problem
 
-# For most models and batches, parallel degrees are products of these primes.
+# Prime factors of the numbers of GPUs that most models and batches can be divided among.
 SMALL_PRIMES = (2, 3)
-# If the number of GPUs has other prime factors, this many smaller parts of the cluster are searched
-# as well.
+# If the number of GPUs has prime factors other than 2 and 3, this many smaller parts of the cluster
+# are searched as well.
 MOST_PARTS = 2
 
 
 def parts_of(problem: Problem, *, has_plans: bool) -> tuple[Problem, ...]:
-    """The same problem on parts of its cluster; the other GPUs stay idle.
+    """The same problem on smaller parts of its cluster; the GPUs outside of a part stay idle.
 
     Of a cluster whose number of GPUs has only small prime factors there are none; of others the
     largest that have. Where the whole cluster has no plan, all that have.
@@ -40,8 +38,8 @@ def divides_well(count: int) -> bool:
 
 
 def _smaller(problem: Problem) -> Iterator[tuple[int, int]]:
-    """The number of nodes, and of GPUs used in each, for the parts of a cluster of equal nodes:
-    whole nodes, or some GPUs of one node.
+    """Parts of a cluster of equal nodes: the number of nodes, and how many GPUs of each are used. A
+    part is some whole nodes, or some GPUs of a single node.
 
     Ranks fill nodes in order, so a plan never leaves GPUs of each of several nodes idle.
     """

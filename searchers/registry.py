@@ -1,4 +1,6 @@
-"""All searchers by name. To add one, write its strategy in a new file, and add a line here."""
+"""All searchers by name. To add one, write its strategy in a new file under ``searchers/methods``,
+and add a line here.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,5 +1,5 @@
-"""The plans of a search space: how stages may save memory, whether a plan belongs to the space,
-random plans, and why a space is empty.
+"""How the stages of a search space may save memory: lists of memory-saving strategies, tests
+whether a plan belongs to the space, random plans, and the reason why a space is empty.
 
 Axes: W ways to save memory, B ways to treat blocks.
 """
@@ -37,11 +37,11 @@ from searchers.meshes import (
 # The memory-saving strategies of a stage: all combinations of the values that a search space
 # allows.
 #
-# Axes: W strategies, B ways to run blocks (recomputed, for one).
+# Axes of arrays: W strategies, B ways to run a block (recomputed is one).
 
 
-# A memory-saving strategy: a value for each of ``names_of("savings")``; and below, a number of
-# blocks for each way in ``counts_of_blocks()``.
+# A memory-saving strategy: a value for each dimension of ``names_of("savings")``. The next line: a
+# number of blocks for each way to run them in ``counts_of_blocks()``.
 SavingsRow = tuple[float, ...]
 CountsRow = tuple[int, ...]
 # A function that selects some of the allowed values of a dimension.
@@ -50,9 +50,8 @@ Thinner = Callable[[Sequence[float]], Sequence[float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Way:
-    """A memory-saving strategy that all stages of a pipeline share: values of
-    ``names_of("savings")``, and how many blocks the largest stage recomputes or runs in other ways
-    (``counts_of_blocks()``).
+    """A memory-saving strategy that all stages of a pipeline share: a value for each dimension of
+    ``names_of("savings")``, and how many blocks the largest stage recomputes or runs in other ways.
     """
 
     savings: SavingsRow
@@ -76,8 +75,8 @@ def way_of(plan: Plan) -> Way:
 
 
 def ways_alike(space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: bool) -> Iterator[Way]:
-    """Every memory-saving strategy that all stages of a pipeline may share; the stages have equal
-    meshes, and the largest has ``layers`` blocks.
+    """Every memory-saving strategy that all stages of a pipeline may share, if their meshes are
+    equal and the largest stage has ``layers`` blocks.
     """
     for savings in product(*savings_choices(space, mesh, in_pipeline=in_pipeline)):
         for counts in counts_choices(space, layers):
@@ -87,7 +86,7 @@ def ways_alike(space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: bool
 def savings_choices(
     space: SearchSpace, mesh: Mesh, *, in_pipeline: bool
 ) -> tuple[tuple[float, ...], ...]:
-    """The values that a stage may have for each dimension of ``names_of("savings")``."""
+    """For each dimension of ``names_of("savings")``, the values that a stage may have."""
     return tuple(
         space.choices(name, layers=1, degree=mesh.value, in_pipeline=in_pipeline)
         for name in names_of("savings")
@@ -95,8 +94,8 @@ def savings_choices(
 
 
 def counts_choices(space: SearchSpace, layers: int, thinner: Thinner = tuple) -> list[CountsRow]:
-    """The numbers of blocks that a stage may run in each way (B), at most ``layers`` in all;
-    ``thinner`` leaves out some of the numbers.
+    """How many blocks a stage may recompute or run in other ways, one combination per row, at most
+    ``layers`` in all; ``thinner`` leaves out some of the numbers.
     """
     choices = (thinner(_counts_of(space, name, layers)) for name in counts_of_blocks())
     every = (tuple(map(int, counts)) for counts in product(*choices))
@@ -106,7 +105,7 @@ def counts_choices(space: SearchSpace, layers: int, thinner: Thinner = tuple) ->
 def ways_to_save(
     space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: bool
 ) -> Iterator[StagePlan]:
-    """Every stage with these blocks and this mesh, one for each memory-saving strategy (W)."""
+    """Every stage with these blocks and this mesh, one for each memory-saving strategy."""
     names = saving_names()
     choices = (
         sorted({*space.choices(name, layers=layers, degree=mesh.value, in_pipeline=in_pipeline)})
@@ -132,7 +131,7 @@ def saving_names() -> tuple[str, ...]:
 
 
 def stage_of(mesh: Mesh, layers: int, saving: Mapping[str, float]) -> StagePlan:
-    """A stage with these values of the dimensions that save memory; other dimensions have their
+    """A stage with these values of the dimensions that save memory; all other dimensions have their
     defaults.
     """
     return StagePlan.of_values({"layers": layers, **mesh.values(), **saving})
@@ -146,8 +145,8 @@ def bare_stage(mesh: Mesh, layers: int, space: SearchSpace) -> StagePlan:
 
 
 def alike(largest: StagePlan, layers: int) -> StagePlan:
-    """A stage of ``layers`` blocks that saves memory in the same way as another stage, which has
-    the most blocks.
+    """A stage of ``layers`` blocks that saves memory in the same way as the stage ``largest``,
+    which has at least as many blocks.
     """
     return largest.with_values({"layers": layers, **counts_within(largest.counts, layers)})
 
@@ -167,21 +166,23 @@ def _one(_: str) -> int:
 # times the memory.
 
 
-# The peak bytes that one listed strategy takes, including the columns of its costs and times.
-# Measured with llama-350m on two L4, searcher exact: 700 MiB at 331,776 strategies (ratios in
-# 23rds), and 655 MiB at 320,000 strategies that all stages share (ratios in 19ths, no or all blocks
-# recomputed).
+# The peak memory in bytes that listing one strategy takes, including the columns of its costs and
+# times. Measured with llama-350m on two L4 and the searcher exact: 700 MiB for 331,776 strategies
+# (ratios in 23rds), and 655 MiB for 320,000 strategies that all stages share (ratios in 19ths, no
+# or all blocks recomputed).
 WAY_BYTES = 2200
 
 
 def ways_listed(space: SearchSpace) -> int:
-    """The number of memory-saving strategies of a stage, numbers of recomputed blocks aside."""
+    """How many memory-saving strategies a stage has, with its number of recomputed blocks left out
+    of the count.
+    """
     return prod(len(space.listed(name) or ()) for name in names_of("savings"))
 
 
 def too_many_ways(problem: Problem, space: SearchSpace, room_bytes: int | None = None) -> str:
-    """Why the memory-saving strategies of a search space cannot all be listed in ``room_bytes`` of
-    memory (by default what is free on this machine); empty if they can.
+    """A message that says why the memory-saving strategies of a search space cannot all be listed
+    in ``room_bytes`` of memory (by default the free memory of this machine); empty if they can.
     """
     ways = ways_listed(space)
     if not space.unequal_stages:
@@ -219,7 +220,7 @@ def contains(problem: Problem, space: SearchSpace, plan: Plan) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class Members:
-    """The plans that a search space of one engine allows, with fast membership tests for many
+    """The plans that a search space allows for one engine, with fast membership tests for many
     plans.
     """
 
@@ -304,8 +305,7 @@ def _is_alike(plan: Plan) -> bool:
     return all(stage == alike(largest, stage.layers) for stage in plan.stages)
 
 
-# Explains why a search space has no plan for a problem, by trying changes with which it would have
-# one.
+# Explains why a search space has no plan for a problem, by trying changes that would give it one.
 #
 # Memory is not considered: a space whose plans do not fit in memory is not empty.
 
@@ -315,13 +315,13 @@ OPEN = tuple(entry.name for entry in fields(SearchSpace) if entry.default is Non
 # Factors by which the global batch is multiplied, one after another, to see whether the space would
 # have plans then.
 MULTIPLES = (2, 3, 4, 5, 6, 7, 8)
-# A message shows at most this many of a list's values.
+# How many values of a list a message shows at most.
 SHOWN = 6
 
 
 def why_empty(problem: Problem, space: SearchSpace) -> str:
-    """Why the search space has no plan for the problem, and which single changes would give it one;
-    empty if it has plans.
+    """A message that says why the search space has no plan for the problem, and which single
+    changes would give it one; empty if it has plans.
 
     >>> from searchers.savings import _listed
     >>> _listed((1, 2, 4, 8, 16, 32, 64))
@@ -416,20 +416,20 @@ Option = TypeVar("Option")
 
 
 class Chooser:
-    """Makes the choices that determine a plan; ``index_of`` returns the index of the option to
-    choose, given a choice's name and number of options.
+    """Makes the choices that determine a plan. ``index_of`` returns the index of the option to
+    choose, given the name of a choice and its number of options.
     """
 
     def __init__(self, index_of: Callable[[str, int], int]) -> None:
         self._index_of = index_of
 
     def __call__(self, name: str, options: Sequence[Option]) -> Option:
-        """The option that is chosen; a single option is chosen without asking ``index_of``."""
+        """The option that is chosen; ``index_of`` is not asked if there is only one option."""
         return options[0] if len(options) == 1 else options[self._index_of(name, len(options))]
 
 
 def chosen_plan(problem: Problem, space: SearchSpace, choose: Chooser) -> Plan | None:
-    """The plan that follows from a chooser's answers; None if they lead to no pipeline of the
+    """The plan that the answers of a ``Chooser`` lead to; None if they lead to no pipeline of the
     search space.
     """
     pipeline = _pipeline(problem, space, choose)

@@ -39,11 +39,11 @@ from searchers.savings import ways_listed, why_empty
 # budget ends them.
 
 
-# The number of candidates for stages that count as one plan in a budget's evaluations.
+# When a budget counts evaluations, this many candidates for stages count as one plan.
 STAGES_A_PLAN = 1000
-# The numbers of plans, and below of candidates for stages, that are predicted between two checks of
-# the clock. Candidates with distinct ratios take up to 50 microseconds each; with more of them per
-# batch, twice as long. Plans in batches of 32 take a tenth longer than in batches of 64.
+# How many plans are predicted between two checks of the clock; the next line: how many candidates
+# for stages. Candidates with distinct ratios take up to 50 microseconds each, and twice as long
+# with more of them per batch. Plans in batches of 32 take a tenth longer than in batches of 64.
 PLANS_AT_ONCE = 32
 STAGES_AT_ONCE = 1 << 14
 # The number of plans that the ledger keeps: the best one and its rivals, the next best.
@@ -109,8 +109,8 @@ class Ledger:
         return float("inf") if self.prediction is None else self.prediction.iteration_s
 
     def is_best(self, bound_s: float) -> bool:
-        """Whether the best plan so far is proven to be best, if no plan of the search space takes
-        less than ``bound_s``.
+        """Whether the best plan so far is optimal, if no plan of the search space takes less than
+        ``bound_s``.
         """
         return bound_s >= self.best_s * (1 - ROUNDING)
 
@@ -126,7 +126,7 @@ class Ledger:
         return [one.plan for one in self.nearest if one.plan.engine == engine]
 
     def bounded(self, bound_s: float) -> None:
-        """Record a lower bound of the iteration times of all plans in the search space."""
+        """Record a lower bound of the iteration times of all plans of the search space."""
         if self.said is None:
             self.bound_s = max(self.bound_s, bound_s)
         elif self.hears is not None:
@@ -136,7 +136,7 @@ class Ledger:
 
     @property
     def evaluations_left(self) -> int | None:
-        """The number of plans that may still be predicted; None if the budget limits only time."""
+        """How many plans may still be predicted; None if the budget limits only time."""
         if self.budget.evaluations is None:
             return None
         used = self.plan_evaluations + self.stage_evaluations / STAGES_A_PLAN
@@ -144,7 +144,7 @@ class Ledger:
 
     @property
     def budget_left(self) -> Budget:
-        """The rest of the budget; a small rest of each limit even if it is spent."""
+        """What is left of the budget; each limit leaves a little even if it is spent."""
         left = self.evaluations_left
         return Budget(
             evaluations=None if left is None else max(1, left),
@@ -228,8 +228,8 @@ class Ledger:
         return predictions
 
     def _shortlist(self, plan: Plan, prediction: Prediction) -> None:
-        """Keep a plan if it is one of the fastest few; of equally fast plans, the one found first
-        is ranked higher.
+        """Keep a plan if it is one of the fastest few; of equally fast plans, the earlier one ranks
+        higher.
         """
         is_full = len(self.nearest) == SHORT_LIST
         if not prediction.fits or (
@@ -245,9 +245,9 @@ class Ledger:
     def for_part(
         self, restate: Callable[[Plan], Plan], hears: Callable[[float], object] | None = None
     ) -> Iterator[None]:
-        """In the ``with`` block, search a part of the search space: ``restate`` turns its plans
-        into plans of the whole space. Its lower bounds do not hold for the whole space, so
-        ``hears`` is called with them instead.
+        """In the ``with`` block, search a part of the search space; ``restate`` turns its plans
+        into plans of the whole space. Lower bounds of the part do not hold for the whole space, so
+        they are passed to ``hears``.
         """
         before = self.said, self.hears
         self.said, self.hears = restate, hears
@@ -258,15 +258,15 @@ class Ledger:
 
     def stage_costs(self, batch: StageBatch, *, engine: str) -> StageCosts:
         """The cost of each candidate for a stage. Raises ``BudgetSpentError``."""
-        # Whether the predictor has stage costs is tested once by the searcher, since testing for a
-        # protocol in each call is slow.
+        # Whether the predictor has stage costs was tested when the search began, since the test is
+        # too slow for every call.
         model = cast("StageCostModel", self.predictor)
         parts = self._in_parts(lambda some: model.stage_costs(some, engine=engine), batch)
         return parts[0] if len(parts) == 1 else StageCosts.joined(parts)
 
     def stage_bounds(self, least: StageBatch, most: StageBatch, *, engine: str) -> StageCosts:
         """Lower bounds of the costs of all candidates for stages whose choices lie between those of
-        ``least`` and ``most``. Raises ``BudgetSpentError``.
+        ``least`` and ``most``, row by row. Raises ``BudgetSpentError``.
         """
         model = cast("StageBoundModel", self.predictor)
 
@@ -281,9 +281,9 @@ class Ledger:
     def part_seconds(
         self, least: StageBatch, most: StageBatch | None = None, *, engine: str
     ) -> StageSeconds:
-        """The times of parts of models (chunks of stages), for orders of passes other than 1F1B;
-        with ``most``, lower bounds over all candidates between ``least`` and ``most``. Raises
-        ``BudgetSpentError``.
+        """The times of stages' chunks (parts of the model), for schedules other than 1F1B. If
+        ``most`` is given, they are lower bounds over all candidates between ``least`` and ``most``.
+        Raises ``BudgetSpentError``.
         """
         model = cast("StageBoundModel", self.predictor)
         batches = (least,) if most is None else (least, most)
@@ -298,8 +298,8 @@ class Ledger:
         engine: str,
         of_others: bool = False,
     ) -> Bools:
-        """Whether each candidate for a stage fits in the memory of its GPUs; with ``of_others``,
-        whether a candidate with smaller ratios or fewer recomputed blocks may fit. Raises
+        """Whether each candidate for a stage fits in the memory of its GPUs. With ``of_others``,
+        true also if it might fit with smaller ratios or fewer recomputed blocks. Raises
         ``BudgetSpentError``.
         """
         model = cast("StageBoundModel", self.predictor)
@@ -310,7 +310,9 @@ class Ledger:
     def _in_parts(
         self, ask: Callable[..., Answer], *batches: StageBatch | StagesInOrder
     ) -> list[Answer]:
-        """Call the predictor with some of the candidates at a time; returns its answers for all."""
+        """Call the predictor with some of the candidates at a time; returns the answers for all of
+        them.
+        """
         rows, answers = len(batches[0]), []
         for rows_of_part in np.array_split(np.arange(rows), -(-rows // STAGES_AT_ONCE) or 1):
             is_all = len(rows_of_part) == rows
@@ -330,7 +332,7 @@ class Ledger:
     def result(
         self, status: Status, seed: int, *, lower_bound_s: float | None = None, reason: str = ""
     ) -> SearchResult:
-        """The result of the search so far, also if it was stopped."""
+        """The best plan and lower bound of the search so far, also if the search was stopped."""
         gap = None
         if lower_bound_s is not None and self.prediction is not None:
             lower_bound_s = min(lower_bound_s, self.best_s)
@@ -352,7 +354,7 @@ class Ledger:
         )
 
 
-# Makes a searcher from a strategy, a function that calls a ledger and returns how the search ended.
+# Makes a searcher from a strategy: a function that calls a ledger and returns how the search ended.
 # All searchers share the rest: predictor calls are counted, the best plan is kept, the budget ends
 # the search, and an interrupted search returns the best plan so far.
 
@@ -362,7 +364,7 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a search ended. Without ``status`` it is FEASIBLE if the ledger has a plan, otherwise
+    """How a search ended. Without a ``status``, it is FEASIBLE if the ledger has a plan, otherwise
     BUDGET.
 
     ``lower_bound_s`` is an iteration time that no plan of the space beats.
@@ -374,7 +376,7 @@ class Ending:
 
     @classmethod
     def of(cls, ledger: Ledger, bound_s: float) -> Self:
-        """How a search ended, if it has shown that no plan of the search space takes less than
+        """How a search ended that has shown that no plan of the search space takes less than
         ``bound_s``.
         """
         if ledger.best is None:
@@ -391,15 +393,15 @@ Strategy = Callable[[Problem, SearchSpace, Ledger, np.random.Generator], Ending]
 
 # The reason that a search gives for having no plan, if it did not look at every plan.
 NOT_FOUND = "no plan was found that fits, which does not prove that there is none"
-# The reason for refusing a predictor that predicts whole plans but not single stages.
+# The reason for refusing a predictor that predicts whole plans but not the costs of single stages.
 NO_STAGE_COSTS = "asks for costs of single stages, which the predictor does not give"
 # The reason for refusing a model whose kinds of blocks alternate.
 TAKING_TURNS = (
     "asks for costs of single stages wherever they begin, and this model has blocks of several "
     "kinds: ask a searcher of whole plans, such as aceso or optuna"
 )
-# The reasons for refusing a space with orders of passes other than 1F1B: if the searcher never
-# searches them, and if it needs lower bounds that the orders lack.
+# The reasons for refusing a space with schedules other than 1F1B: the first if the searcher never
+# searches such schedules, the second if the predictor has no lower bounds for them.
 NO_ORDERS = (
     f"joins stages of pipelines of {DEFAULT_ORDER}, and this space has other orders: ask mist, or "
     "a searcher of whole plans, such as aceso or optuna"
@@ -493,7 +495,7 @@ def in_branches(
     ledger: Ledger,
     draw: np.random.Generator,
 ) -> Ending:
-    """Search the part of a search space for each engine, on each part of the cluster, as branches
+    """Search the part of a search space for each engine, and each part of the cluster, as branches
     with lower bounds of their own.
 
     Branches share what is left of the budget evenly, and the best plan so far, which leaves out

@@ -1,3 +1,3 @@
-"""Exact search: finds the candidates for each stage of a pipeline, and joins stages to the fastest
-pipeline.
+"""Exact search: lists the memory-saving strategies of each pipeline stage, and combines stages into
+the fastest pipeline.
 """

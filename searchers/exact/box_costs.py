@@ -37,21 +37,20 @@ from searchers.exact.order_costs import OrderTraits
 from searchers.meshes import Mesh
 from searchers.strategy import Ledger
 
-# The allowed values of a stage, in ascending order, for each dimension that saves memory (ZeRO
-# level and offload ratios).
+# For each dimension that saves memory (ZeRO level and offload ratios), the values that a stage may
+# have, in ascending order.
 Choices = tuple[tuple[float, ...], ...]
-# In arrays of boxes, ``low`` and ``high`` (R, D) have for each box and each of these dimensions an
-# index into the allowed values.
+# In ``Boxes``, the arrays ``low`` and ``high`` have a row for each box and a column for each of
+# these dimensions; an entry is an index into the dimension's allowed values.
 
-# The number of times that each box is halved in one round of branch and bound.
+# How many times each box is cut in half in one round of branch and bound.
 HALVED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Boxes(ColumnSet):
-    """Boxes of memory-saving strategies (R): each holds the strategies with values from index
-    ``low`` to index ``high`` of each dimension (R, D), and with ``fewest`` to ``most`` recomputed
-    blocks (R).
+    """Boxes of memory-saving strategies, one per row. A box holds every strategy whose values have
+    indices from ``low`` to ``high`` and which recomputes ``fewest`` to ``most`` blocks.
     """
 
     choices: Choices
@@ -62,8 +61,8 @@ class Boxes(ColumnSet):
 
     @classmethod
     def whole(cls, choices: Choices) -> Self:
-        """Boxes that together hold every combination of allowed values exactly once, without
-        recomputed blocks.
+        """Boxes that together hold every combination of the allowed values exactly once, and
+        recompute no blocks.
         """
         parts = [
             _parts_of_box(values)
@@ -78,7 +77,9 @@ class Boxes(ColumnSet):
         )
 
     def with_blocks(self, fewest: Ints, most: Ints) -> Self:
-        """A copy of the boxes with these ranges of recomputed blocks."""
+        """A copy of the boxes in which box i recomputes between ``fewest[i]`` and ``most[i]``
+        blocks.
+        """
         return replace(self, fewest=fewest, most=most)
 
     def __len__(self) -> int:
@@ -86,13 +87,13 @@ class Boxes(ColumnSet):
 
     @property
     def are_points(self) -> Bools:
-        """Whether each box (R) holds only a single memory-saving strategy."""
+        """For each box, whether it holds only a single memory-saving strategy."""
         return np.asarray((self.low == self.high).all(axis=1) & (self.fewest == self.most))
 
     @property
     def codes(self) -> Ints:
-        """An integer for each box (R), which is equal exactly for boxes with the same ranges of
-        ratios and levels (recomputed blocks aside).
+        """An integer for each box; boxes get the same integer exactly if they have the same ranges
+        of ZeRO level and offload ratios.
         """
         base = max(map(len, self.choices))
         code = np.zeros(len(self), dtype=np.int64)
@@ -101,16 +102,17 @@ class Boxes(ColumnSet):
         return code
 
     def savings(self, places: Ints) -> Floats:
-        """The values of all dimensions (R, D) at these indices into the allowed values."""
+        """Converts indices into the allowed values to the values themselves: a row for each box, a
+        column for each dimension.
+        """
         return np.stack(
             [np.array(own)[column] for own, column in zip(self.choices, places.T, strict=True)],
             axis=1,
         )
 
     def halved(self, times: int = HALVED) -> tuple[Self, Rows]:
-        """Split each box in halves along its widest dimension (width times ``box_weight``),
-        ``times`` times; returns the parts, and for each part the index of the box that it comes
-        from.
+        """Cut each box in half along its widest dimension, ``times`` times; returns the smaller
+        boxes, and for each of them the index of the original box.
         """
         parts, origin = self, np.arange(len(self))
         weights = np.array([*(DIMENSIONS[name].box_weight for name in names_of("savings")), 1])
@@ -131,8 +133,8 @@ class Boxes(ColumnSet):
         return parts, origin
 
     def _between(self, low: Ints, high: Ints) -> Self:
-        """The boxes from ``low`` to ``high``, whose last columns are the numbers of recomputed
-        blocks (R, D + 1).
+        """The boxes with these smallest and largest indices; the last column of each array is a
+        number of recomputed blocks.
         """
         return type(self)(
             choices=self.choices,
@@ -144,8 +146,8 @@ class Boxes(ColumnSet):
 
 
 def _parts_of_box(ratios: Sequence[float]) -> list[tuple[int, int]]:
-    """The two initial ranges of an offload ratio, each as the indices of its first and last value:
-    zero only, and all positive ratios.
+    """Splits the values of an offload ratio into zero alone and all positive ratios; each part is a
+    pair of indices, of its first and its last value.
     """
     zeros = sum(ratio == 0 for ratio in ratios)
     return [*([(0, zeros - 1)] if zeros else []), *_rest(zeros, len(ratios))]
@@ -156,23 +158,25 @@ def _rest(first: int, count: int) -> Iterator[tuple[int, int]]:
         yield first, count - 1
 
 
-# Computes the costs and lower bounds of boxes for many stage positions at once. A box holds
-# memory-saving strategies with ratios and numbers of recomputed blocks in given ranges. A box with
-# several numbers of recomputed blocks is narrowed first, to the fewest blocks that fit in memory
-# with the largest offload ratios; its bounds are then evaluated at the fewest and at the most
-# blocks only.
+# Computes the costs of boxes for many stages at once, and lower bounds of these costs. A box is a
+# set of memory-saving strategies: those with ratios and numbers of recomputed blocks in given
+# ranges. If a box has a range of recomputed blocks, the range is narrowed first: it then starts at
+# the fewest blocks with which the stage fits in memory at the largest offload ratios. Lower bounds
+# are evaluated only at the two ends of this range.
 #
-# Axes: R rows, each a box at a stage position; T ways to run a block (``counts_of_blocks()``).
+# Axes of arrays: R rows, each a box for one stage; T ways to run a block (``counts_of_blocks()``).
 
 
-# The number of boxes at stage positions whose costs are computed in one batch.
+# The number of boxes whose costs are computed in one batch, counted once for each stage that may
+# use the box.
 TOGETHER = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pool(ColumnSet):
-    """Candidates for a stage at one position, each with the box of strategies that it is from, and
-    whether it is a lower bound of all the box (open) or a single strategy.
+    """Candidates for one stage, each with the box of strategies that it comes from. Where
+    ``is_open``, a candidate's times are lower bounds of the whole box; elsewhere it is a single
+    strategy.
     """
 
     options: Options
@@ -182,9 +186,8 @@ class Pool(ColumnSet):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Asked:
-    """Boxes to be evaluated for a stage at one position; ``counts`` (R, T) are the numbers of
-    blocks that are recomputed or run in other ways, and each box also has a range of recomputed
-    blocks.
+    """Boxes of strategies to evaluate for one stage. Row i of ``counts`` says how many of the
+    stage's blocks box i recomputes or runs in other ways.
     """
 
     place: StagePosition
@@ -194,7 +197,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxCosts:
-    """Evaluates boxes (sets of memory-saving strategies) for the stages of a group of pipelines."""
+    """Computes costs and lower bounds of boxes (sets of memory-saving strategies) for the stages of
+    a group of pipelines.
+    """
 
     problem: Problem
     space: SearchSpace
@@ -203,21 +208,19 @@ class BoxCosts:
     work: Mapping[Mesh, LeastWork]
 
     def pools(self, asked: Sequence[Asked], limit_s: float) -> Iterator[tuple[StagePosition, Pool]]:
-        """For each stage position, the candidates that may be part of a pipeline that takes less
-        than ``limit_s``.
-        """
+        """For each stage, the candidates that may be in a pipeline faster than ``limit_s``."""
         for part in _parts(asked):
             yield from self._pools(part, _BoxRows.of(part), limit_s)
 
     def least(self, asked: Sequence[Asked], limit_s: float) -> Iterator[tuple[Options, Rows]]:
-        """For each stage position, candidates that are lower bounds of all candidates in ``pools``,
-        with the index of the position of each; columns that only plans need are omitted.
+        """For each stage, lower bounds of all the candidates that ``pools`` would return, and for
+        each bound the index of its stage. Columns that only a plan needs are left out.
         """
         start = 0
         for part in _parts(asked):
             rows, boxes = self._hopeful(_BoxRows.of(part), limit_s)
-            # A box with ranges of ratios needs no candidate with single ratios here, since its
-            # lower bound is below all of these.
+            # Only boxes with a single value of each ratio get a strategy of their own here. The
+            # lower bound of any other box is below the times of its strategies anyway.
             alike_rows = rows.chosen(alike := np.flatnonzero(rows.are_alike))
             fitting = alike[
                 self._fits(alike_rows, alike_rows.low, alike_rows.most, of_others=False)
@@ -244,8 +247,8 @@ class BoxCosts:
             )
 
     def _hopeful(self, rows: "_BoxRows", limit_s: float) -> tuple["_BoxRows", Options]:
-        """Prune boxes of which no strategy fits in memory or beats the upper bound; returns the
-        other boxes, each with a candidate whose times are lower bounds of all of the box.
+        """Prunes boxes in which no strategy fits in memory or can beat the upper bound; returns the
+        other boxes, and for each a candidate with lower bounds of its times.
         """
         rows = rows.chosen(self._fits(rows, rows.high, rows.most, of_others=True))
         rows = replace(rows, fewest=self._fewest(rows, rows.high, of_others=True))
@@ -256,9 +259,8 @@ class BoxCosts:
     def _with_candidates(
         self, rows: "_BoxRows", boxes: Options, fitting: Rows
     ) -> tuple[Options, "_BoxRows", Bools]:
-        """The single strategies of boxes that fit in memory with the smallest ratios (``fitting``),
-        followed by the boxes that may hold a better strategy; a mask says which candidates are
-        boxes.
+        """Two kinds of candidates in one list: first the strategy with the smallest ratios of each
+        box in ``fitting``, then each box that may hold a better strategy. A mask marks the boxes.
         """
         sure = rows.chosen(fitting)
         sure = replace(sure, fewest=self._fewest(sure, sure.low, of_others=False))
@@ -266,8 +268,8 @@ class BoxCosts:
         has_host = self._has_host(sure, true)
         is_open = ~rows.are_points
         if not self.group.has_formula:
-            # In an order of passes other than 1F1B, memory may grow with recomputed blocks, so no
-            # number of them is pruned here.
+            # In schedules other than 1F1B, recomputing more blocks may take more memory, so the
+            # other numbers of recomputed blocks are kept.
             are_best &= rows.are_points[fitting]
         is_open[fitting[has_host & are_best]] = False
         closed, open_rows = fitting[has_host], np.flatnonzero(is_open)
@@ -276,9 +278,9 @@ class BoxCosts:
         return both, ends, np.repeat([False, True], [len(closed), len(open_rows)])
 
     def _true(self, rows: "_BoxRows") -> tuple[Options, Bools]:
-        """The strategy of each box with the smallest ratios and the fewest recomputed blocks as a
-        candidate, and whether it dominates all of the box; only boxes without ranges of ratios are
-        tested for that.
+        """For each box, the strategy with the smallest ratios and the fewest recomputed blocks, and
+        whether it dominates the whole box. A box with several values of a ratio is never reported
+        as dominated.
         """
         if not len(rows):
             return _nothing(rows), np.empty(0, dtype=np.bool_)
@@ -294,8 +296,8 @@ class BoxCosts:
         # A time that is no smaller with the most recomputed blocks than with the fewest is no
         # smaller with any number in between.
         times = true.times
-        # A pass's time beyond its latency: with cheaper sends, a pass that is longer in all may
-        # have a shorter latency.
+        # The part of a pass that the next stage does not wait for. It is compared too: with cheaper
+        # sends, a longer pass may hand on its result earlier.
         lost = (
             times.forward_s - times.through_forward_s,
             times.backward_s - times.through_backward_s,
@@ -308,14 +310,16 @@ class BoxCosts:
 
     @property
     def _are_lines(self) -> bool:
-        """Whether all times in a box lie between those with the fewest and the most recomputed
-        blocks. They may not in orders of passes other than 1F1B, and where passes wait for the
+        """Whether all times in a box lie between those with the fewest and with the most recomputed
+        blocks. False for schedules other than 1F1B, and for engines whose passes may wait for the
         host.
         """
         return self.group.has_formula and ENGINES[self.space.engine].host is None
 
     def _bounds(self, rows: "_BoxRows") -> Options:
-        """For each box, a candidate whose times are lower bounds of all strategies in the box."""
+        """For each box, a candidate whose times are lower bounds of the times of every strategy in
+        the box.
+        """
         if not len(rows):
             return _nothing(rows)
         least = self._batch(rows, rows.low, rows.fewest)
@@ -361,8 +365,9 @@ class BoxCosts:
         )
 
     def _fewest(self, rows: "_BoxRows", savings: Column, *, of_others: bool) -> Ints:
-        """The fewest recomputed blocks (R) with which a strategy of each box fits in memory, given
-        that it fits with the most; more recomputed blocks never need more memory.
+        """For each box, the fewest recomputed blocks with which one of its strategies fits in
+        memory. Assumes that it fits with the most recomputed blocks, and that more of them never
+        need more memory.
         """
         fewest, most = rows.fewest.copy(), rows.most.copy()
         batch = self._batch(rows, savings, most)
@@ -408,7 +413,7 @@ class BoxCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _BoxRows(ColumnSet):
-    """Boxes at several stage positions as columns, with a row for each box.
+    """Boxes of strategies for several stages, with a row for each box.
 
     ``places`` are columns of the places. ``place`` is the number of a row's place, ``row`` its row
     among the boxes of the place; ``low`` and ``high`` (R, 5) are its least and largest values of
@@ -443,22 +448,24 @@ class _BoxRows(ColumnSet):
 
     @property
     def are_alike(self) -> Bools:
-        """Whether each box (R) has a single value of each ratio and level; numbers of recomputed
-        blocks may still differ.
+        """For each box, whether it has a single ZeRO level and a single value of each offload
+        ratio; its number of recomputed blocks may still vary.
         """
         return np.asarray((self.low == self.high).all(axis=1))
 
     @property
     def are_points(self) -> Bools:
-        """Whether each box (R) holds only a single memory-saving strategy."""
+        """For each box, whether it holds only a single memory-saving strategy."""
         return np.asarray(self.are_alike & (self.fewest == self.most))
 
     def closed(self) -> Self:
-        """A copy of the boxes, each reduced to its fewest recomputed blocks."""
+        """A copy of the boxes in which each recomputes only its smallest number of blocks."""
         return replace(self, most=self.fewest)
 
     def of_place(self, name: str) -> Ints:
-        """A column of the stage positions, repeated for each box of a position."""
+        """The named column of the stages, with each stage's value repeated for each of its
+        boxes.
+        """
         return self.places[name][self.place]
 
     def _with(self, columns: Mapping[str, Column]) -> Self:
@@ -466,7 +473,7 @@ class _BoxRows(ColumnSet):
 
 
 def _values(asked: Sequence[Asked], corner: Callable[[Boxes], Ints]) -> Column:
-    """The values (R, 5) of ratios and levels at one corner of each box: all smallest or all
+    """The ZeRO level and offload ratios at one corner of each box: its smallest values or its
     largest.
     """
     sizes = [len(one.boxes) for one in asked]
@@ -483,8 +490,8 @@ def _values(asked: Sequence[Asked], corner: Callable[[Boxes], Ints]) -> Column:
 
 
 def _columns_of(places: Sequence[StagePosition]) -> Mapping[str, Ints]:
-    """The columns of candidates that depend only on the stage position, and the number of GPUs at
-    each position.
+    """The columns of candidates that are equal for all boxes of a stage, such as its parallel
+    degrees; and the stage's number of GPUs.
     """
     values = {mesh: mesh.values() for mesh in {place.mesh for place in places}}
     columns = {
@@ -505,8 +512,8 @@ _POSITIONS = ("layers", "in_flight", "has_embedding", "first_rank", "first_block
 
 
 def _options(rows: _BoxRows, costs: StageCosts) -> Options:
-    """The boxes as candidates, each with the smallest ratios and the fewest recomputed blocks of
-    its box.
+    """The boxes as candidates for stages: each with the smallest ratios and the fewest recomputed
+    blocks of its box.
     """
     counts = rows.counts.copy()
     counts[:, counts_of_blocks().index(RECOMPUTED)] = rows.fewest
@@ -519,14 +526,14 @@ def _options(rows: _BoxRows, costs: StageCosts) -> Options:
 
 
 def _nothing(rows: _BoxRows) -> Options:
-    """An empty list of candidates, as columns."""
+    """A list of candidates with no rows."""
     none = np.empty(0)
     times = StageTimes(**dict.fromkeys(TIMES, none))
     return Options(savings=rows.low, counts=rows.counts, times=times, host_bytes=none)
 
 
 def _parts(asked: Sequence[Asked]) -> Iterator[Sequence[Asked]]:
-    """Split the boxes of stage positions into batches of about ``TOGETHER`` boxes at most."""
+    """Divides the stages and their boxes into batches of about ``TOGETHER`` boxes at most."""
     part = np.cumsum([len(one.boxes) for one in asked]) // TOGETHER
     bounds = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(asked)]
     for start, end in pairwise(bounds):

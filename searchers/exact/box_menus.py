@@ -1,5 +1,5 @@
-"""Lists of candidates for stages in which a candidate may stand for a box (a set of memory-saving
-strategies with ratios in ranges); boxes are split as far as a proof needs it.
+"""Lists of candidates for pipeline stages. A candidate is a single memory-saving strategy or a box
+(all strategies with ratios in given ranges); boxes are split as a proof of the best plan needs it.
 
 Of each box the candidate has the least times. Where the least ratios fit, they are a candidate of
 their own, with their true times. So a pipeline of such candidates is never slower than the
@@ -31,21 +31,23 @@ from searchers.meshes import Mesh
 from searchers.savings import CountsRow, counts_choices, savings_choices
 from searchers.strategy import SHORT_LIST, Ledger
 
-# Numbers of blocks that are recomputed or run in other ways (R, T), and for each row the largest
-# number of recomputed blocks that it stands for (R).
+# Two arrays with equal numbers of rows. A row of the first says how many blocks a stage recomputes
+# or runs in other ways; the second has the largest number of recomputed blocks for which the row
+# stands.
 Runs = tuple[Ints, Ints]
 
-# If a pipeline has one stage only, this many of its boxes are halved per round: usually all that
-# are left.
+# If a pipeline has one stage only, this many boxes are cut in half per round: usually all that are
+# left.
 ALONE = 1024
-# While there are fewer boxes than this, each is halved several times per round.
+# While a round has fewer boxes than this, each is cut in half several times.
 FEW_PARTS = 1024
 
 
 @dataclass(slots=True, kw_only=True)
 class BoxMenus:
     """Lists of candidates for the stages of a group of pipelines, in which some candidates stand
-    for boxes of strategies; used like ``Menus`` to join stages to pipelines.
+    for boxes (sets of memory-saving strategies). Offers the methods of ``Menus``, so that the same
+    code joins stages to pipelines.
     """
 
     problem: Problem
@@ -55,21 +57,21 @@ class BoxMenus:
     work: Mapping[Mesh, LeastWork]
     with_host: bool = False
     _pools: dict[StagePosition, Pool] = field(default_factory=dict, init=False)
-    # The initial boxes of a mesh and a number of blocks; the flag says whether the stage is the
-    # whole pipeline.
+    # The boxes that a search starts with, for a mesh and a number of blocks; the flag of the key
+    # says whether the stage is the whole pipeline.
     _largest: dict[tuple[Mesh, int, bool], tuple[Ints, Boxes]] = field(
         default_factory=dict, init=False
     )
-    # The initial boxes of a mesh without recomputed blocks; and for each number of blocks, the
-    # ranges of recomputed blocks.
+    # Boxes that a search starts with, for a mesh: they recompute no blocks. The next field has the
+    # ranges of recomputed blocks for each number of blocks.
     _of_mesh: dict[tuple[Mesh, bool], Boxes] = field(default_factory=dict, init=False)
     _runs: dict[int, Runs] = field(default_factory=dict, init=False)
-    # For each stage position, the candidates that no other candidate dominates, and their indices
-    # in its pool.
+    # For each stage, the candidates that no other candidate dominates, and their row numbers in
+    # ``_pools``.
     _best: dict[StagePosition, tuple[Options, Rows]] = field(default_factory=dict, init=False)
 
     def __getitem__(self, position: StagePosition) -> Options:
-        """The candidates for a stage position; ``prepare`` must have evaluated it before."""
+        """The candidates for a stage that ``prepare`` has evaluated."""
         if position not in self._best:
             pool = self._pools[position]
             rows = undominated(telling_columns(pool.options, with_host=self.with_host))
@@ -77,8 +79,8 @@ class BoxMenus:
         return self._best[position][0]
 
     def prepare(self, places: Iterable[StagePosition], limit_s: float) -> None:
-        """Evaluate the initial boxes of these stage positions; boxes that no pipeline faster than
-        ``limit_s`` can contain are pruned.
+        """Evaluate the boxes that a search starts with for these stages; boxes that no pipeline
+        faster than ``limit_s`` can contain are pruned.
         """
         asked = [self._whole(place) for place in sorted(set(places) - self._pools.keys())]
         for position, pool in self._costs.pools(asked, limit_s):
@@ -87,16 +89,13 @@ class BoxMenus:
     def least(
         self, places: Sequence[StagePosition], limit_s: float
     ) -> Iterator[tuple[Options, Rows]]:
-        """Candidates that are lower bounds of all boxes at these stage positions, in pipelines
-        faster than ``limit_s``, each with the index of its position; the lists of candidates stay
-        unchanged.
+        """Lower bounds of all candidates for these stages, in pipelines faster than ``limit_s``,
+        each with the index of its stage; the stored candidates do not change.
         """
         return self._costs.least([self._whole(place) for place in places], limit_s)
 
     def _whole(self, position: StagePosition) -> Asked:
-        """The initial boxes to be evaluated at a stage position, with every range of recomputed
-        blocks.
-        """
+        """The boxes that a search starts with for a stage, for every range of recomputed blocks."""
         key = position.mesh, position.layers, position.is_alone
         if key not in self._largest:
             self._largest[key] = whole_boxes(self._ways(position), self._runs_of(position.layers))
@@ -104,8 +103,8 @@ class BoxMenus:
         return Asked(place=position, counts=counts, boxes=boxes)
 
     def _ways(self, position: StagePosition) -> Boxes:
-        """The initial boxes (sets of ratios and levels) for the mesh of a stage position, without
-        recomputed blocks; cached by mesh.
+        """The boxes (ranges of ZeRO levels and offload ratios) that a search starts with on the
+        mesh of a stage; they recompute no blocks. Cached by mesh.
         """
         key = position.mesh, position.is_alone
         if key not in self._of_mesh:
@@ -120,19 +119,22 @@ class BoxMenus:
         return self._runs[layers]
 
     def is_open(self, position: StagePosition, row: int) -> bool:
-        """Whether a candidate for a stage position stands for a box of several strategies."""
+        """Whether a candidate for a stage is a box of several strategies rather than a single
+        one.
+        """
         return bool(self._pools[position].is_open[self._best[position][1][row]])
 
     def split(self, stages: Iterable[tuple[StagePosition, int]], limit_s: float) -> None:
-        """Halve the boxes that these candidates stand for, also at other stage positions that have
-        the same boxes.
+        """Cut the boxes of these candidates in half, at every stage on the same mesh that has these
+        boxes.
         """
         codes: dict[tuple[Mesh, bool], set[int]] = {}
         for position, row in stages:
             rows = self._best[position][1][[row]]
             pool = self._pools[position]
             if position.is_alone:
-                # A stage that is the whole pipeline has boxes that no other stage position has.
+                # Boxes of a stage that is the whole pipeline occur at no other stage, so the most
+                # promising ones are split together.
                 least_s = self._least_s(position, pool.options)
                 rows = np.argsort(np.where(pool.is_open, least_s, np.inf), kind="stable")[:ALONE]
             boxes = pool.boxes.chosen(rows[pool.is_open[rows]])
@@ -150,7 +152,7 @@ class BoxMenus:
             self._best.pop(position, None)
 
     def _wanted(self, codes: Mapping[tuple[Mesh, bool], set[int]]) -> dict[StagePosition, Bools]:
-        """A mask, for each stage position, of its boxes with these codes; positions without such
+        """For each stage, a mask of its boxes that have one of these codes; stages without such
         boxes are omitted.
         """
         wanted = {}
@@ -163,8 +165,8 @@ class BoxMenus:
         return wanted
 
     def certain(self) -> "BoxMenus":
-        """A copy of the lists without boxes, so that every pipeline joined from their candidates is
-        a plan.
+        """A copy of the lists with single strategies only, so that every pipeline joined from the
+        candidates is a plan.
         """
         menus = replace(self)
         menus._pools = {place: pool.chosen(~pool.is_open) for place, pool in self._pools.items()}
@@ -177,8 +179,8 @@ class BoxMenus:
         return fastest
 
     def fall_to(self, limit_s: float) -> None:
-        """Lower the upper bound to ``limit_s``, and prune candidates that no faster pipeline can
-        contain.
+        """Lower the upper bound to ``limit_s``, and prune candidates that no pipeline faster than
+        this can contain.
         """
         for position, pool in self._pools.items():
             hopeful = self._is_hopeful(position, pool.options, limit_s)
@@ -187,8 +189,8 @@ class BoxMenus:
                 self._best.pop(position, None)
 
     def heed_hosts(self) -> None:
-        """From now on, keep slower candidates that need less host memory, too, since stages on a
-        node share host memory.
+        """Keep slower candidates that need less host memory from now on, since the stages on a node
+        share its host memory.
         """
         self.with_host = True
         self._best.clear()
@@ -210,8 +212,8 @@ class BoxMenus:
         return hopeful_s(self.problem, self.group, self.work, position, options)
 
     def _tidied(self, pool: Pool) -> Pool:
-        """Prune candidates that another single strategy dominates; a box is kept unless one
-        strategy dominates all of it.
+        """Prunes candidates that are dominated by a candidate with a single strategy. A box is
+        pruned only if that strategy dominates all of the box.
         """
         if not len(pool.is_open):
             return pool
@@ -225,21 +227,22 @@ class BoxMenus:
 
 
 def _are_in(codes: Ints, listed: Ints) -> Bools:
-    """Whether each box code is among ``listed``, which is sorted."""
+    """For each box code, whether the ascending array ``listed`` contains it."""
     places = np.searchsorted(listed[:-1], codes)
     return np.asarray(listed[places] == codes)
 
 
 def halvings(boxes: int) -> int:
-    """The number of times that each box is halved in a round: more if there are few boxes, since a
+    """How many times each box is cut in half in a round. It is more if there are few boxes, since a
     small batch takes as long to evaluate as a large one.
     """
     return max(HALVED, (FEW_PARTS // max(1, boxes)).bit_length() - 1)
 
 
 def whole_boxes(whole: Boxes, runs: Runs) -> tuple[Ints, Boxes]:
-    """The initial boxes of a stage, once for each range of recomputed blocks, and for each box the
-    fewest blocks that are recomputed or run in other ways (R, T).
+    """The boxes that a search of a stage starts with: a copy of ``whole`` for each range of
+    recomputed blocks. Also returns how many blocks each box recomputes, at the fewest, or runs in
+    other ways.
     """
     counts, most = runs
     of_row = np.repeat(np.arange(len(counts)), len(whole))
@@ -249,9 +252,9 @@ def whole_boxes(whole: Boxes, runs: Runs) -> tuple[Ints, Boxes]:
 
 
 def runs_of(space: SearchSpace, layers: int, *, turns: bool = False) -> Runs:
-    """The possible numbers of a stage's blocks that are recomputed or run in other ways, as rows
-    (R, T); each row stands for all numbers of recomputed blocks up to a largest one (R), or for one
-    number if kinds of blocks alternate (``turns``).
+    """How many of its blocks a stage may recompute or run in other ways, as rows of counts, each
+    with the largest number of recomputed blocks for which the row stands. If kinds of blocks
+    alternate (``turns``), a row stands for its own number only.
     """
     at, counts = counts_of_blocks().index(RECOMPUTED), counts_choices(space, layers)
     runs: list[tuple[CountsRow, int]] = []

@@ -1,5 +1,5 @@
-"""Branch and bound over the pipeline orders (orders of passes) of a search space: each order is a
-branch with its own lower bound.
+"""Branch and bound over the pipeline schedules (such as 1F1B) of a search space: each schedule is a
+branch with a lower bound of its own.
 
 One order has a formula, and stages are joined by it. An order without a formula has bounds that
 hold for every way to run its passes; whole plans in it are predicted where a bound is below the
@@ -23,9 +23,12 @@ from searchers.strategy import OTHER_ORDERS, BudgetSpentError, Ending, Ledger
 # If a stage has at most this many memory-saving strategies (recomputation aside), all are
 # enumerated.
 FEW = 256
-# The share of a budget's seconds for plans in order 1F1B, whose iteration time has a closed form.
-# Below: the seconds for finding plans in other orders before they are proven, and the second of the
-# search at which that proof ends (it may take at least as long as finding the plans).
+# The share of a budget's seconds that is spent on plans with schedule 1F1B, whose iteration time
+# has a closed form.
+#
+# The next constants are seconds: for finding plans with other schedules before these are proven,
+# and the second of the search at which that proof ends (it may take at least as long as finding the
+# plans took).
 FORMULA_SHARE = 0.6
 OTHERS_S = 30.0
 UNTIL_S = 90.0
@@ -34,8 +37,8 @@ UNTIL_S = 90.0
 def in_branches(
     problem: Problem, space: SearchSpace, ledger: Ledger, search: Callable[[SearchSpace], Ending]
 ) -> Ending:
-    """The best plan over all pipeline orders of a space; ``search`` solves the part of the space in
-    order 1F1B.
+    """The best plan over all pipeline schedules of a space; ``search`` solves the part of the space
+    with schedule 1F1B.
     """
     if not has_bounds(ledger, space):
         return Ending(status="REFUSED", reason=OTHER_ORDERS)
@@ -46,7 +49,7 @@ def in_branches(
     with suppress(BudgetSpentError), ledger.for_seconds(OTHERS_S):
         _reorder(problem, space, ledger)
         if DEFAULT_ORDER not in space.orders:
-            # A pipeline that can run none of the space's orders runs order 1F1B.
+            # Pipelines that can run none of the space's schedules use 1F1B.
             whole.show_alike()
         whole.show_in_orders(AlikeInOrder.show_coarse)
     left_s = min(max(OTHERS_S, UNTIL_S - ledger.wall_s), ledger.seconds_left)
@@ -58,7 +61,7 @@ def in_branches(
 
 
 def can_prove(space: SearchSpace, ledger: Ledger) -> bool:
-    """Whether a search can enumerate every plan of a space with several pipeline orders."""
+    """Whether a search can list every plan of a space that allows several pipeline schedules."""
     return _is_alike(space) and has_bounds(ledger, space)
 
 
@@ -69,10 +72,10 @@ def _is_alike(space: SearchSpace) -> bool:
 def _with_formula_s(
     problem: Problem, space: SearchSpace, ledger: Ledger, search: Callable[[SearchSpace], Ending]
 ) -> float:
-    """A lower bound, in seconds, of the iteration times of all plans in order 1F1B."""
+    """A lower bound in seconds of the iteration times of all plans with schedule 1F1B."""
     pipeline = space.pipeline
     if DEFAULT_ORDER not in space.orders:
-        # A pipeline of one stage has order 1F1B only, since its passes wait for no other stage.
+        # A pipeline of one stage has schedule 1F1B only, since its passes wait for no other stage.
         if not allows(pipeline, 1):
             return float("inf")
         pipeline = (1,)
@@ -93,9 +96,8 @@ def _with_formula_s(
 def _without_formula_s(
     problem: Problem, space: SearchSpace, ledger: Ledger, whole: Hierarchy, seconds: float
 ) -> float:
-    """A lower bound, in seconds, of the iteration times of all plans in orders other than 1F1B. In
-    each round the group of pipelines with the smallest bound is refined; pipelines outside of
-    groups have bounds from their arithmetic only.
+    """A lower bound in seconds of the iteration times of all plans with schedules other than 1F1B.
+    Pipelines are bounded in groups of equal degrees; each round improves the smallest bound.
     """
     orders = {group: whole.bound_s(group) for group in groups_in_orders(problem, space)}
     others = [
@@ -113,8 +115,8 @@ def _without_formula_s(
 
 
 def _has_arithmetic_alone(problem: Problem, space: SearchSpace, group: Group) -> bool:
-    """Whether some pipelines of a group may be able to run none of the space's orders, so that
-    their bound is from arithmetic only.
+    """Whether some pipelines of a group may be able to run none of the space's schedules. Their
+    only lower bound is then that of the least times of their blocks.
     """
     if group.num_stages == 1 or DEFAULT_ORDER in space.orders:
         return False
@@ -126,7 +128,9 @@ def _has_arithmetic_alone(problem: Problem, space: SearchSpace, group: Group) ->
 
 
 def _reorder(problem: Problem, space: SearchSpace, ledger: Ledger) -> None:
-    """Predict the best plans found so far in each other pipeline order that they can run."""
+    """Predict the best plans found so far again with each other pipeline schedule that they can
+    run.
+    """
     count = problem.workload.model.layers
     for plan in ledger.best_of(space.engine):
         fewest = min((stage.layers for stage in plan.stages), default=count)

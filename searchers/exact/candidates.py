@@ -1,5 +1,5 @@
-"""Candidates for a stage as columns: for each stage position, the memory-saving strategies that no
-other strategy dominates.
+"""Candidates for one pipeline stage as columns: the memory-saving strategies that no other strategy
+dominates.
 
 Axes: F candidates.
 """
@@ -27,8 +27,9 @@ from searchers.meshes import Mesh
 from searchers.savings import CountsRow, Way, counts_choices, savings_choices, stage_of
 from searchers.strategy import Ledger
 
-# The candidates for a stage as columns: each candidate's memory-saving strategy and times. Axes: F
-# candidates.
+# The candidates for a stage as columns, one row for each: its memory-saving strategy and its times.
+#
+# Axes of arrays: F candidates.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,8 @@ class Grain:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Options(ColumnSet):
-    """Candidates (F) for one stage that fit in the memory of their GPUs: their memory-saving
-    strategies and times.
+    """Candidates for one stage that fit in the memory of their GPUs, one per row: their
+    memory-saving strategies and their times.
 
     ``savings`` (F, 5) are values of ``names_of("savings")``, ``counts`` (F, 1) of
     ``counts_of_blocks()``; ``host_bytes`` are of one rank.
@@ -61,13 +62,15 @@ class Options(ColumnSet):
 
     @property
     def stable_s(self) -> Column:
-        """The seconds of a steady forward and backward pass together, for each candidate (F)."""
+        """For each candidate, the seconds of a steady-state forward and backward pass of one
+        micro-batch.
+        """
         return self.times.forward_s + self.times.backward_s
 
     @property
     def once_s(self) -> Column:
-        """The seconds that each candidate (F) adds once per iteration, because the first and the
-        last micro-batch take longer than steady ones.
+        """For each candidate, the seconds that it adds once per iteration: its first and last
+        micro-batch take longer than steady ones.
         """
         times = self.times
         within_s = times.within_forward_s + times.after_first_s + times.within_backward_s
@@ -84,8 +87,8 @@ class Options(ColumnSet):
 
 
 def fastest(options: Options, grain: Grain) -> Options:
-    """The candidates that no other candidate dominates: by times that are all at most as long and,
-    where host memory counts, at most as much of it.
+    """The candidates that no other candidate dominates. One dominates another if none of its times
+    is longer and, where host memory counts, it needs no more of it.
     """
     times = options.times
     steady = (
@@ -107,9 +110,9 @@ def fastest(options: Options, grain: Grain) -> Options:
 
 
 def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
-    """The columns by which candidates are compared; a smaller value is never worse in any. They are
-    the latency of a micro-batch, the time of all passes, the last backward pass, the first and last
-    passes with work that overlaps, the host's times, reductions and sends.
+    """The columns in which a candidate must be no larger to dominate another: the latency of a
+    micro-batch, the time of all passes, the last backward pass, first and last passes with
+    overlapped work, host times, gradient reductions and sends.
     """
     times = options.times
     first = times.through_forward_s + times.within_forward_s
@@ -127,8 +130,8 @@ def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
 
 
 def fastest_alone(options: Options, micro_batches: int, count: int) -> Options:
-    """The ``count`` fastest candidates with distinct strategies, for a stage that is the whole
-    pipeline and for which only the iteration time counts.
+    """The ``count`` fastest candidates with distinct strategies for a stage that is the whole
+    pipeline, so that only its iteration time counts.
     """
     issued_s = micro_batches * options.times.issued_s + options.times.issued_end_s
     seconds = np.maximum(micro_batches * options.stable_s + options.once_s, issued_s)
@@ -138,8 +141,8 @@ def fastest_alone(options: Options, micro_batches: int, count: int) -> Options:
 
 
 def _of_left(times: StageTimes) -> list[Column]:
-    """Columns by which candidates are compared where gradients of weights are still being reduced
-    after a backward pass has sent its input gradient; empty if there are none.
+    """Further columns by which candidates are compared if the engine still reduces weight gradients
+    after a backward pass has sent on its input gradient; no columns for other engines.
     """
     left = times.left_backward_s
     if not left.any():
@@ -150,8 +153,8 @@ def _of_left(times: StageTimes) -> list[Column]:
 
 
 def _of_sends(times: StageTimes) -> list[Column]:
-    """Columns by which candidates are compared where their sends differ: a send is delayed by a
-    host copy that outlasts its pass.
+    """Further columns by which candidates are compared if their sends differ: a copy to the host
+    that outlasts its pass delays the send.
     """
     late = times.first_send_late_s, times.round_late_s, times.queued_late_s
     held = times.held_forward_s, times.held_backward_s
@@ -161,8 +164,8 @@ def _of_sends(times: StageTimes) -> list[Column]:
 
 
 def _of_hosts(times: StageTimes) -> list[Column]:
-    """Columns by which candidates are compared where passes wait for the host: the times in which
-    the host issues them.
+    """Further columns by which candidates are compared if passes may wait for the host: the times
+    that the host takes to issue them.
     """
     forward_s, backward_s = times.issued_forward_s, times.issued_backward_s
     if not backward_s.any():
@@ -179,12 +182,11 @@ def _grains(column: Column, grain: float) -> Column:
 
 
 def undominated(columns: Sequence[Column]) -> Rows:
-    """The indices of the rows that no other row dominates; a row dominates another if it is at most
-    as large in every column. Of equal rows the first is kept.
+    """The indices of the rows that no other row dominates. A row dominates another if it is not
+    larger in any column; of equal rows the first is kept.
     """
     points = np.stack(columns, axis=1).astype(np.float64)
-    # A row that dominates another has a smaller sum, or is the first of equal rows, so it comes
-    # first in this order.
+    # Sorted by sum and then by index, a row comes after every row that dominates it.
     left = np.lexsort((np.arange(len(points)), points.sum(axis=1)))
     kept = []
     while len(left):
@@ -194,33 +196,33 @@ def undominated(columns: Sequence[Column]) -> Rows:
     return np.array(kept, dtype=np.intp)
 
 
-# Finds the candidates for a stage: every memory-saving strategy on a mesh of GPUs, without those
-# that cannot be part of the best pipeline.
+# Finds the candidates for one stage: the memory-saving strategies on a mesh of GPUs that may be
+# part of the best pipeline.
 #
-# A stage's position in the pipeline determines how many activations it keeps and whether it has the
-# embedding or the head; its cost depends on nothing else of the pipeline. If all nodes are equal,
-# only the rank of the stage's first GPU inside a node matters; otherwise the kind of its nodes does
-# too.
+# Besides its strategy, a stage's cost depends only on how many micro-batches it has in flight, and
+# on whether it has the embedding or the head. If all nodes are equal, only the rank of its first
+# GPU inside a node matters; otherwise the kind of its nodes matters too.
 
 
-# The number of candidates for stages in one call of the predictor.
+# How many candidates for stages one call of the predictor evaluates at most.
 TOGETHER = 1 << 19
 
-# When ratios are tried from coarse to fine, candidates whose times differ by less than this share
-# of an iteration count as equal.
+# In a search that tries ratios from coarse to fine, candidates whose times differ by less than this
+# share of an iteration count as equal.
 FINEST = 2e-4
 # If a pipeline has one stage only, ratios near those of this many of its best candidates are tried.
 BESIDE = 16
 
-# The allowed values of a stage for each dimension that saves memory (ZeRO level and offload ratios,
-# ``names_of("savings")``).
+# For each dimension that saves memory (``names_of("savings")``: ZeRO level and offload ratios), the
+# values that a stage may have.
 Choices = Sequence[Sequence[float]]
-# Tables of memory-saving strategies have a column for each of these dimensions (rows, 5).
+# A table of memory-saving strategies has a row for each strategy and a column for each dimension of
+# ``names_of("savings")``.
 
 
 class StagePosition(NamedTuple):
-    """All that a stage's costs depend on besides its memory savings: its mesh, its number of
-    blocks, and where it is in the pipeline.
+    """All that a stage's cost depends on besides its memory-saving strategy: its mesh of GPUs, its
+    number of blocks, and where in the pipeline and on the nodes it is.
 
     ``place_in_node`` is the first rank from which the stage costs the same (``Cluster.like_rank``).
     ``stage`` is the stage's number where the order of passes asks for it, else 0. ``first_block``
@@ -238,14 +240,14 @@ class StagePosition(NamedTuple):
 
     @property
     def is_alone(self) -> bool:
-        """Whether the stage is the whole pipeline, as its first and last stage."""
+        """Whether the stage is the only one of its pipeline."""
         return self.is_first and self.is_last
 
 
 @dataclass(slots=True, kw_only=True)
 class Menus:
-    """The lists of candidates for the stages of a group of pipelines, by stage position, without
-    candidates that cannot be part of the fastest pipeline.
+    """For each stage that the pipelines of a group may have, the list of candidates that may be
+    part of the fastest pipeline.
 
     ``work`` is a lower bound for the times of the other stages. With ``with_host``, slower
     candidates that take less host memory are kept too. With ``coarse_to_fine``, ratios are first
@@ -269,12 +271,12 @@ class Menus:
     _options: dict[StagePosition, Options] = field(default_factory=dict, init=False)
 
     def __getitem__(self, position: StagePosition) -> Options:
-        """The candidates for a stage position; ``prepare`` must have evaluated it before."""
+        """The candidates for a stage that ``prepare`` has evaluated."""
         return self._options[position]
 
     def prepare(self, positions: Iterable[StagePosition], limit_s: float) -> None:
-        """Evaluate the candidates for these stage positions, and prune those that no pipeline
-        faster than ``limit_s`` can contain; ``limit_s`` must not rise between calls.
+        """Evaluate the candidates for these stages, and prune those that no pipeline faster than
+        ``limit_s`` can contain; ``limit_s`` must not rise between calls.
         """
         alike: dict[tuple[bool, Choices], list[StagePosition]] = defaultdict(list)
         for position in sorted(set(positions) - self._options.keys()):
@@ -287,9 +289,7 @@ class Menus:
             )
 
     def only(self, pick: Callable[[StagePosition, Options], Options]) -> "Menus":
-        """A copy of the lists, each reduced to the candidates that ``pick`` returns for its stage
-        position.
-        """
+        """A copy in which each stage has only those candidates that ``pick`` returns for it."""
         fewer = replace(self)
         fewer._options |= {
             position: pick(position, options) for position, options in self._options.items()
@@ -297,8 +297,8 @@ class Menus:
         return fewer
 
     def refine(self, positions: Iterable[StagePosition], limit_s: float) -> None:
-        """At stage positions that were prepared, also try ratios near those of the best candidates,
-        in ever smaller steps.
+        """For the stages evaluated so far, also try ratios near those of their best candidates, in
+        ever smaller steps.
         """
         for of_mesh in _by_mesh(positions):
             self._refine(of_mesh, self._choices(of_mesh[0]), limit_s)
@@ -338,8 +338,8 @@ class Menus:
     def _evaluated(
         self, positions: Sequence[StagePosition], strategies: Floats, limit_s: float
     ) -> list[Options]:
-        """For each stage position, the best candidates among these strategies, each with every
-        allowed number of recomputed blocks.
+        """For each stage, the best candidates among these strategies, each tried with every allowed
+        number of recomputed blocks.
         """
         best: list[Options | None] = [None] * len(positions)
         every = [self._counts(position) for position in positions]
@@ -355,8 +355,8 @@ class Menus:
         return [options for options in best if options is not None]
 
     def _is_hopeful(self, position: StagePosition, options: Options, limit_s: float) -> Bools:
-        # The lower bound is of iteration times, but ``pick`` may compare pipelines by another
-        # objective.
+        # Candidates are not pruned by the lower bound of iteration times if ``pick`` may compare
+        # pipelines by another objective.
         if self.pick is None:
             hopeful = hopeful_s(self.problem, self.group, self.work, position, options) < limit_s
         else:
@@ -389,8 +389,8 @@ def hopeful_s(
     position: StagePosition,
     options: Options,
 ) -> Column:
-    """For each candidate for a stage position, a lower bound in seconds of the iteration times of
-    all pipelines that contain it.
+    """For each candidate for a stage, a lower bound in seconds of the iteration times of all
+    pipelines that contain it.
     """
     blocks = position.first_block, position.layers
     return least_with(problem, group, work, options, blocks, position.in_flight)
@@ -404,14 +404,14 @@ def least_with(
     blocks: tuple[Column | int, Column | int],
     in_flight: Column | int,
 ) -> Column:
-    """A lower bound in seconds of the iteration times of pipelines that contain a candidate for a
-    stage; ``blocks`` are the stage's first block and number of blocks, and ``in_flight`` its
-    micro-batches in flight. At most half of these run while the other stages compute, and so may
-    the stage's work before its first pass and after its last.
+    """For each candidate, a lower bound in seconds of the iteration times of pipelines that contain
+    it. ``blocks`` are its first block and its number of blocks; of its micro-batches ``in_flight``,
+    at most half run while the other stages compute, and so may its work before its first pass and
+    after its last.
     """
     if not group.has_formula:
-        # The time of all the stage's passes with the work before and after them or, if longer,
-        # until the host has issued them.
+        # The time of all the stage's passes with the work before and after them; if the host takes
+        # longer to issue their kernels, that time.
         own_s = group.micro_batches * options.stable_s + options.times.begin_s
         return np.asarray(np.maximum(own_s + options.times.end_s, options.times.after_first_s))
     others_s = group.other_stages_s(work, *blocks, problem.workload.model.layers)
@@ -423,8 +423,8 @@ def least_with(
 
 
 def coarse(choices: Choices, *, is_alone: bool) -> Choices:
-    """Some of the allowed values for each dimension: of ratios the first, the last and those that
-    divide the range into ``coarse_parts`` parts; of other dimensions all.
+    """A coarse grid of the allowed values: all values of a ZeRO level, and of each offload ratio
+    the first, the last and those that divide the range into ``coarse_parts`` parts.
 
     A stage that is a whole pipeline gets twice as many: no other stage can make up for it.
     """
@@ -437,9 +437,7 @@ def coarse(choices: Choices, *, is_alone: bool) -> Choices:
 
 
 def first_step(choices: Choices) -> int:
-    """The first step of the local search: by how many values a ratio is moved from the coarse
-    values.
-    """
+    """The first step size of a local search around coarse ratios, as a number of allowed values."""
     most = (
         len(values) - 1
         for name, values in zip(names_of("savings"), choices, strict=True)
@@ -449,15 +447,15 @@ def first_step(choices: Choices) -> int:
 
 
 def spread(choices: Sequence[float], parts: int) -> Sequence[float]:
-    """The first and the last of a dimension's values, and those in between that divide the range
-    into ``parts`` parts.
+    """The first and the last of these values, and those in between that divide the list into
+    ``parts`` equal parts.
     """
     last = len(choices) - 1
     return [choices[place] for place in sorted({last * part // parts for part in range(parts + 1)})]
 
 
 def _by_mesh(positions: Iterable[StagePosition]) -> Iterable[list[StagePosition]]:
-    """Group stage positions by their mesh, separately for stages that are a whole pipeline."""
+    """Groups stages by their mesh; a stage that is the whole pipeline is in a group of its own."""
     groups: dict[tuple[Mesh, bool], list[StagePosition]] = defaultdict(list)
     for position in sorted(positions):
         groups[position.mesh, position.is_alone].append(position)
@@ -467,8 +465,8 @@ def _by_mesh(positions: Iterable[StagePosition]) -> Iterable[list[StagePosition]
 def neighbours(
     strategy: tuple[float, ...], choices: Choices, step: int
 ) -> Iterator[tuple[float, ...]]:
-    """The strategies next to a strategy: with one ratio ``step`` values away, or with two ratios
-    ``step`` values away in opposite directions, so that memory stays about equal.
+    """The strategies next to one strategy: one ratio is moved by ``step`` allowed values, or two
+    ratios are moved in opposite directions, so that memory stays about equal.
     """
     here = [allowed.index(value) for allowed, value in zip(choices, strategy, strict=True)]
     ratios = [i for i, name in enumerate(names_of("savings")) if DIMENSIONS[name].is_ratio]
@@ -482,15 +480,15 @@ def neighbours(
             yield tuple(allowed[p] for p, allowed in zip(there, choices, strict=True))
 
 
-# The stage positions of one batch: for each its index, the position, and the numbers of recomputed
-# blocks to evaluate (rows, 1).
+# The stages of one batch: each stage's index, the stage, and a column of the numbers of recomputed
+# blocks to evaluate.
 _Part = list[tuple[int, StagePosition, Ints]]
 
 
 def _parts(
     positions: Sequence[StagePosition], every: Sequence[Sequence[CountsRow]], strategies: int
 ) -> Iterator[_Part]:
-    """Split stage positions, with the numbers of recomputed blocks to evaluate, into batches of at
+    """Divides stages, each with the numbers of recomputed blocks to evaluate, into batches of at
     most ``TOGETHER`` candidates.
     """
     most = max(1, TOGETHER // max(1, strategies))
@@ -510,7 +508,9 @@ def _parts(
 
 
 def savings_columns(savings: Floats) -> dict[str, NDArray[Any]]:
-    """Memory-saving strategies as columns of candidates, by dimension: integers or ratios."""
+    """Converts a table of memory-saving strategies to a dictionary of columns by dimension: ZeRO
+    levels as integers, offload ratios as floats.
+    """
     columns = dict(zip(names_of("savings"), savings.T, strict=True))
     return {
         name: column if DIMENSIONS[name].is_ratio else column.astype(np.int64)
@@ -519,7 +519,7 @@ def savings_columns(savings: Floats) -> dict[str, NDArray[Any]]:
 
 
 class _Rows:
-    """All strategies at all stage positions of a batch, with a row for each pair; rows of one
+    """Every pair of a stage and a memory-saving strategy of one batch, as rows; the rows of one
     strategy are adjacent.
     """
 
@@ -530,7 +530,7 @@ class _Rows:
         self.counts = [len(counts) for _, _, counts in part]
 
     def batch(self) -> StageBatch:
-        """All rows as candidates for stages, as the predictor takes them."""
+        """The rows as candidates for stages, in the form that the predictor takes."""
         each = np.sum(self.counts)
         counts = np.tile(
             np.concatenate([counts for _, _, counts in self.part]), (len(self.strategies), 1)
@@ -549,7 +549,9 @@ class _Rows:
         )
 
     def options(self, costs: StageCosts, problem: Problem) -> Iterator[tuple[int, Options]]:
-        """The index of each stage position, with its candidates that fit in memory."""
+        """The candidates that fit in memory, stage by stage, each list with the index of its
+        stage.
+        """
         cluster = problem.cluster
         gpus_of_node = np.minimum(
             self._of_place(lambda position: position.mesh.num_gpus), cluster.gpus_per_node
@@ -572,8 +574,8 @@ class _Rows:
             first += len(counts)
 
     def _host_room(self, cluster: Cluster) -> Floats | float:
-        """The bytes of host memory of the stage's node, for each row; one number if all nodes are
-        equal.
+        """For each row, the bytes of host memory of the stage's node; a single number if all nodes
+        are equal.
         """
         if not cluster.others:
             return cluster.host_memory_bytes

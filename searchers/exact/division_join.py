@@ -1,5 +1,5 @@
-"""Joins ranges of consecutive blocks, one for each stage, to the fastest pipeline; stages are added
-from the last to the first.
+"""Chooses which consecutive blocks each stage has, so that the pipeline is fastest; stages are
+added from the last to the first.
 
 What matters of the last stages is their first block, and the chains that they mean for stages in
 front (``mistlab.cost.chains``). Those that others beat are left out, and so are those that no
@@ -25,14 +25,14 @@ from searchers.exact.divisions import RangeTimes
 from searchers.exact.partials import chosen_chains, each_of, rounded_down
 
 # If more partial pipelines (the last stages of a pipeline) than this begin at the same block, their
-# times are rounded more coarsely, so that fewer differ.
+# times are rounded more coarsely, so that more of them are equal.
 MOST = 1 << 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fronts:
-    """Lower bounds for the first stages of a pipeline, by the number of stages and of their blocks
-    (S + 1, F): the latency of a micro-batch through them, and that latency plus their longest stall
+    """Lower bounds for the stages in front of a partial pipeline, by their number and their number
+    of blocks: the latency of a micro-batch through them, and that latency plus their longest stall
     (the time by which waiting at one stage delays the pipeline).
     """
 
@@ -41,15 +41,15 @@ class Fronts:
 
     @classmethod
     def of(cls, times: RangeTimes, limit_s: float) -> Self:
-        """The lower bounds for the first stages of pipelines that take less than ``limit_s``, whose
-        stages all have one memory-saving strategy.
+        """The lower bounds for the first stages of pipelines faster than ``limit_s`` in which all
+        stages have the same memory-saving strategy.
         """
         passed_s = times.joined_by_stage(times.passed_s, np.add)[:, 0]
         edges = times.edges(limit_s)
         waited_s = [np.where(passed_s[0] == 0.0, 0.0, np.inf)]
         for within_s, _ in times.within_by_stage(edges[:, 1:]):
-            # A stall that is shorter than the smallest edge counts as zero, so that the result
-            # stays a lower bound.
+            # A stall shorter than the smallest threshold counts as zero, so that the result stays a
+            # lower bound.
             lowest = np.concatenate([[0.0], edges[0, 1:-1]])
             waited_s.append((lowest[:, None] + within_s[0]).min(axis=0))
         above = np.where(np.isfinite(passed_s), limit_s, np.inf)
@@ -59,9 +59,9 @@ class Fronts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Behind:
-    """Partial pipelines (K), each the last stages of a pipeline: their first blocks in ascending
-    order, and their chains of passes. For each, the index in ``counts`` of its first stage's number
-    of blocks, and the row of the partial pipeline behind that stage.
+    """Partial pipelines, each the last stages of a pipeline: their first blocks in ascending order,
+    and the times of their passes. For each, the index in ``counts`` of its first stage's number of
+    blocks, and the row of the partial pipeline without that stage.
     """
 
     first: Ints
@@ -81,10 +81,10 @@ class _Behind:
 def least_joined(
     times: RangeTimes, limit_s: float, grain_s: float, check: Callable[[], None]
 ) -> tuple[float, Ints | None]:
-    """A lower bound in seconds of the iteration times over all divisions of the blocks, for one
-    memory-saving strategy, at most ``limit_s``; and the stages' numbers of blocks (1, S) in a
-    division close to it. If ``grain_s`` is zero the bound is that division's time, unless there
-    were too many partial pipelines. ``check`` is called from time to time, and may raise.
+    """A lower bound in seconds of the iteration times over all divisions of the blocks among
+    stages, with one memory-saving strategy; and the stages' numbers of blocks in a division close
+    to it. The bound is at most ``limit_s``, and it is that division's own time if ``grain_s`` is
+    zero and there are few partial pipelines.
     """
     divisions = times.divisions
     fronts, count = Fronts.of(times, limit_s), int(times.micro_batches[0])
@@ -118,8 +118,8 @@ def _replaced(behind: _Behind, chains: Chains[Floats]) -> _Behind:
 
 
 def _in_front(times: RangeTimes, behind: _Behind, stage: int, count: int) -> _Behind:
-    """Put every range of blocks that this stage may have in front of every partial pipeline that
-    begins after the range.
+    """Extend each partial pipeline by a stage in front of it, once for every range of blocks that
+    this stage may have.
     """
     divisions = times.divisions
     starts = np.searchsorted(behind.first, np.arange(divisions.layers + 2))
@@ -145,7 +145,9 @@ def _in_front(times: RangeTimes, behind: _Behind, stage: int, count: int) -> _Be
 
 
 def _worth(partials: _Behind, fronts: Fronts, stage: int, limit_s: float) -> _Behind:
-    """The partial pipelines that may still become the fastest pipeline, without dominated ones."""
+    """The partial pipelines that may still become the fastest pipeline; dominated ones are
+    pruned.
+    """
     chains, first = partials.chains, partials.first
     front_s = fronts.passed_s[stage, first]
     ways = [

@@ -1,5 +1,5 @@
-"""Divisions of a model's blocks among stages, for models in which a stage's cost depends on which
-blocks it has.
+"""Divisions of a model's blocks among stages, for models with several kinds of blocks, so that a
+stage's cost depends on which blocks it has.
 
 A stage has a range of blocks that follow one another. Ranges with the same kinds of blocks in the
 same order cost the same, so stages are asked about once for each sequence of kinds.
@@ -22,17 +22,17 @@ from searchers.meshes import even_layers, layer_counts
 
 # The largest number of divisions of the blocks that are enumerated.
 MOST_DIVISIONS = 200_000
-# The number of thresholds for a pipeline's longest stall (the time by which waiting at one stage
-# delays it), from which a lower bound over all divisions of the blocks is computed.
+# The number of thresholds at which a pipeline's longest stall (the time by which waiting at one
+# stage delays it) is bounded, to compute a lower bound over all divisions of the blocks.
 THRESHOLDS = 24
-# An index that stands for no range of blocks, where a stage cannot have such a range.
+# Stands for no range of blocks, in place of an index, where a stage cannot have such a range.
 NONE = -1
 
 
 @lru_cache(maxsize=64)
 def like_blocks(pattern: tuple[str, ...], layers: int) -> Ints:
-    """For each range of N blocks from block F on, the first block of the earliest range with the
-    same sequence of kinds of blocks (F, N).
+    """For each first block and each number of blocks, the first block of the earliest range with
+    the same sequence of kinds of blocks, and so the same cost.
     """
     number: dict[tuple[str, ...], int] = {}
     first_of_like = np.zeros((layers, layers + 1), dtype=np.int64)
@@ -45,7 +45,7 @@ def like_blocks(pattern: tuple[str, ...], layers: int) -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Divisions:
-    """All divisions of a model's blocks among a number of stages that a search space allows.
+    """All divisions of a model's blocks among a given number of stages that a search space allows.
 
     ``asked`` (R, 3) has what tells ranges apart: the number of the stage, the first block of a
     range with the same kinds, the number of blocks. ``place`` says which of them stage s has if it
@@ -83,12 +83,12 @@ class Divisions:
 
     @property
     def even(self) -> Ints:
-        """The range of blocks of each stage if all stages have equally many (1, S)."""
+        """The index of each stage's range of blocks if all stages have equally many blocks."""
         return self.ranges_of(np.array([even_layers(self.layers, self.num_stages)]))
 
     def steps(self, stage: int) -> Iterator[tuple[Rows, Rows, Rows]]:
-        """For each number of blocks that a stage may have: the possible first blocks, the ranges
-        that begin there, and the first blocks of the next stage.
+        """For each number of blocks that a stage may have: its possible first blocks, the range
+        that begins at each, and the first block of the next stage.
         """
         for column, count in enumerate(self.counts):
             ranges = self.place[stage, :, column]
@@ -96,16 +96,16 @@ class Divisions:
             yield first, ranges[first], first + count
 
     def ranges_of(self, shares: Ints) -> Ints:
-        """The index of each stage's range of blocks in each division, from the stages' numbers of
-        blocks (D, S).
+        """The index of each stage's range of blocks, a row for each division, from the stages'
+        numbers of blocks.
         """
         first = np.cumsum(shares, axis=1) - shares
         column = np.searchsorted(self.counts, shares)
         return np.asarray(self.place[np.arange(self.num_stages), first, column])
 
     def every(self) -> Ints | None:
-        """The stages' numbers of blocks in every division (D, S); None if there are too many
-        divisions to enumerate.
+        """The stages' numbers of blocks in every division, one division per row; None if there are
+        too many to list.
         """
         if (self.place != NONE).sum() == self.num_stages:
             return np.array([even_layers(self.layers, self.num_stages)])
@@ -123,8 +123,8 @@ class Divisions:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RangeTimes:
-    """The times of a stage with each range of blocks, for several candidate strategies (C, R);
-    ``passed_s`` is infinite where a candidate does not fit in memory.
+    """The times of a stage for each range of blocks (columns) and each candidate strategy (rows);
+    ``passed_s`` is infinite where the stage does not fit in memory.
 
     In one division a pipeline takes at least all passages ``passed_s``, the longest of ``waits_s``
     for the first of the micro-batches (``searchers.exact.relaxed``), and what the first stage has
@@ -138,8 +138,9 @@ class RangeTimes:
 
     @property
     def passed_s(self) -> Floats:
-        """The latency of a micro-batch through each range of blocks and back, with its sends (C,
-        R); in the first stage it includes the work before its first pass and after its last.
+        """The latency of a micro-batch forward and back through each range of blocks, with its
+        sends, for each candidate. For the first stage it includes the work before its first pass
+        and after its last.
         """
         times, stage = self.times, self.divisions.asked[:, 0]
         inside_s = times.through_forward_s + times.within_forward_s + times.through_backward_s
@@ -149,8 +150,8 @@ class RangeTimes:
 
     @property
     def waits_s(self) -> Floats:
-        """How much longer than its latency a pipeline takes if it stalls at a stage with this range
-        of blocks (C, R).
+        """By how much more than its latency a pipeline takes if it stalls at a stage with this
+        range of blocks, for each candidate.
         """
         times, count = self.times, self.micro_batches[:, None]
         ahead = np.minimum(count, self.divisions.num_stages - self.divisions.asked[:, 0]) - 1
@@ -158,7 +159,7 @@ class RangeTimes:
         return np.maximum((count - 1) * each_s - ahead * times.forward_s, 0.0)
 
     def chosen(self, rows: Rows | Bools) -> Self:
-        """The times of the candidates with these indices only."""
+        """The times of only those candidates that have these indices."""
         return type(self)(
             divisions=self.divisions,
             micro_batches=self.micro_batches[rows],
@@ -167,9 +168,9 @@ class RangeTimes:
         )
 
     def seconds_of(self, ranges: Ints) -> Floats:
-        """The iteration time, with the first candidate strategy, of each division of the blocks
-        (D); ``ranges`` are the indices of the stages' ranges of blocks (D, S). Infinite if a stage
-        does not fit in memory.
+        """The iteration time of each division of the blocks with the first candidate strategy,
+        infinite if a stage does not fit in memory. Row d of ``ranges`` has the index of each
+        stage's range of blocks.
         """
         of_divisions = {name: getattr(self.times, name)[0][ranges] for name in TIMES}
         seconds = iteration_s(
@@ -178,7 +179,7 @@ class RangeTimes:
         return np.where(self.fits[0][ranges].all(axis=1), seconds, np.inf)
 
     def even_s(self) -> Floats:
-        """The iteration time of each candidate strategy (C) if all stages have equally many
+        """The iteration time with each candidate strategy if all stages have equally many
         blocks.
         """
         ranges = self.divisions.even[0]
@@ -187,33 +188,33 @@ class RangeTimes:
         return np.where(self.fits[:, ranges].all(axis=1), seconds, np.inf)
 
     def least_s(self, limit_s: float) -> Floats:
-        """A lower bound in seconds of the iteration times over all divisions of the blocks, for
-        each candidate strategy (C); at most ``limit_s``.
+        """For each candidate strategy, a lower bound in seconds of the iteration times over all
+        divisions of the blocks, at most ``limit_s``.
         """
         edges = self.edges(limit_s)
         *_, (passed_s, _) = self.within_by_stage(edges[:, 1:])
-        # If a division's longest stall lies between two thresholds, it is at least the lower
-        # threshold.
+        # A division whose longest stall lies between two thresholds takes at least as long as if
+        # the stall were the lower threshold.
         return np.asarray(np.minimum((edges[:, :-1] + passed_s[..., -1]).min(axis=1), limit_s))
 
     def edges(self, limit_s: float) -> Floats:
-        """Thresholds for the longest stall of a pipeline (C, T + 1): from its minimum over all
-        divisions to its maximum in divisions that take less than ``limit_s``.
+        """Ascending thresholds of a pipeline's longest stall, for each candidate: from its minimum
+        over all divisions to its maximum in divisions that take less than ``limit_s``.
         """
         waits_s, passed_s = self.waits_s, self.passed_s
         least_s = self.joined_by_stage(np.where(self.fits, waits_s, np.inf), np.maximum)[-1, :, -1]
         through_s = self.joined_by_stage(passed_s, np.add)[-1, :, -1]
         most_s = np.where(self.fits, waits_s, 0.0).max(axis=1)
         can = np.isfinite(least_s)
-        # Where no division fits in memory, there is no minimum.
+        # Where no division fits in memory, the minimum would be infinite.
         lowest = np.where(can, least_s, 0.0)
         highest = np.minimum(limit_s - np.where(can, through_s, 0.0), most_s)
         widths = np.maximum(highest - lowest, 0.0)
         return np.asarray(lowest[:, None] + widths[:, None] * np.linspace(0.0, 1.0, THRESHOLDS + 1))
 
     def near_best(self, limit_s: float) -> Ints:
-        """The stages' numbers of blocks in the divisions with the smallest bounds for the first
-        candidate strategy (D, S).
+        """For the first candidate strategy, the stages' numbers of blocks in the divisions with the
+        smallest lower bounds.
         """
         stages = [*self.within_by_stage(self.edges(limit_s))]
         rows = np.flatnonzero(np.isfinite(stages[-1][0][0, :, -1]))
@@ -224,8 +225,8 @@ class RangeTimes:
         return np.unique(np.stack(shares[::-1], axis=1), axis=0)
 
     def joined_by_stage(self, seconds: Floats, join: np.ufunc) -> Floats:
-        """For each stage, the least sum or maximum of ``seconds`` (C, R) over the stages in front
-        of it, by the number of blocks that these have (S + 1, C, F).
+        """For each stage, candidate and number of blocks in front of the stage, the least total (or
+        maximum, as ``join`` says) of ``seconds`` over the stages in front.
         """
         least_s = np.full(
             (self.divisions.num_stages + 1, len(seconds), self.divisions.layers + 1), np.inf
@@ -239,9 +240,9 @@ class RangeTimes:
         return least_s
 
     def within_by_stage(self, edges: Floats) -> Iterator[tuple[Floats, Ints]]:
-        """For each stage, the smallest latency of it and the stages in front, if no stall exceeds
-        ``edges`` (C, T), by the block after the stage (C, T, F); and the index in ``counts`` of the
-        stage's number of blocks for it.
+        """For each stage, candidate and threshold in ``edges``, the smallest latency of this stage
+        and all in front of it if no stall exceeds the threshold, by the block that follows the
+        stage. Also the index in ``counts`` of the stage's number of blocks that gives it.
         """
         passed_s, waits_s = self.passed_s, self.waits_s
         size = *edges.shape, self.divisions.layers + 1

@@ -18,10 +18,11 @@ from searchers.meshes import Mesh
 from searchers.savings import Way
 from searchers.strategy import SHORT_LIST, BudgetSpentError, Clock, Ledger
 
-# Makes calls one after another, or in processes where joblib's context asks for several jobs, as in
-# ``with joblib.parallel_config(n_jobs=2): ...``.
+# Calls a function for several arguments: one after another, or in parallel processes if joblib's
+# context asks for several jobs, as in ``with joblib.parallel_config(n_jobs=2): ...``.
 #
-# joblib is slow to import. If no module has imported it, nobody has asked for jobs.
+# joblib is slow to import, so it is not imported here. If no module has imported it, nobody has
+# asked for parallel jobs.
 
 
 Argument = TypeVar("Argument")
@@ -55,24 +56,25 @@ def in_processes(
 # processes of this machine; with another backend on a Ray or Dask cluster.
 
 
-# A function that joins stages to the fastest pipeline of a group that takes less than an upper
-# bound; it returns the pipeline's time by the closed form, and its plan, or None.
+# A function that combines stages into the fastest pipeline of a group, if it takes less than an
+# upper bound. Returns the pipeline's closed-form iteration time and its plan, or None.
 Joiner = Callable[[Menus, float], tuple[float, Plan] | None]
 
-# The offload ratios of plans in a group of pipelines are refined if, with coarse ratios, the
-# group's best plan takes at most this factor times the best plan of all. The factors are for single
-# stages, for stages of equal sizes, and for stages of any sizes (of which there are many).
+# After a search with coarse offload ratios, the ratios of a group of pipelines are refined if the
+# group's best plan takes at most this factor times the best plan of all. The factors are for
+# pipelines of one stage, of stages with equally many GPUs, and of stages with any numbers of GPUs
+# (these are the most).
 NEAR_ALONE = 1.15
 NEAR = 1.05
 NEAR_UNEQUAL = 1.02
-# The number of times that ratios near those of the best pipelines are refined.
+# The number of rounds in which ratios near those of the best pipelines are tried.
 ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTask:
-    """The task of searching one group of pipelines for plans faster than ``limit_s``; with a
-    ``way``, all stages use that memory-saving strategy.
+    """The task of searching one group of pipelines for plans faster than ``limit_s``. If ``way`` is
+    given, all stages use that memory-saving strategy.
     """
 
     problem: Problem
@@ -85,11 +87,12 @@ class GroupTask:
     way: Way | None = None
 
     def solved(self, ledger: Ledger) -> float:
-        """The time in seconds of the best plan in the group of pipelines, or ``limit_s`` if none
-        beats it. The plan is predicted through the search's ledger, which keeps the best plan.
+        """The seconds of the best plan of this group of pipelines, or ``limit_s`` if no plan is
+        faster. The plan is predicted through the search's ledger, which keeps the best plan.
         """
-        # Host memory, which the stages on a node share, is ignored at first. While there is no plan
-        # to beat, no estimate may leave out any pipeline.
+        # An estimate of the least work prunes more than a lower bound does, but may prune the best
+        # pipeline, so it is used only if there is a plan to beat. The first round ignores host
+        # memory, which the stages on a node share.
         is_hasty = self.coarse_to_fine and self.limit_s < inf
         work = self._likely_work(ledger) if is_hasty else self.work
         for with_host in (False, True):
@@ -114,9 +117,9 @@ class GroupTask:
         )
 
     def _likely_work(self, ledger: Ledger) -> Mapping[Mesh, LeastWork]:
-        """An estimate of the least work on each mesh, from inner stages with half of an even share
-        of the blocks and coarse ratios; infinite where nothing fits in memory. Few pipelines have
-        less work.
+        """An estimate of the least time of a micro-batch on each mesh, which few pipelines
+        undercut: that of inner stages with half of an even share of the blocks and coarse ratios.
+        Infinite where nothing fits in memory.
         """
         layers, gpus = self.problem.workload.model.layers, self.problem.cluster.num_gpus
         starts = [ranks.start for ranks in self.problem.cluster.ranks_of_groups]
@@ -159,7 +162,9 @@ class GroupTask:
         return quick if answer is None and quick[0] < self.limit_s else answer
 
     def _refined(self, menus: Menus) -> tuple[float, Plan] | None:
-        """The best plan of a beam search, after refining the offload ratios of stages near it."""
+        """The best plan that a beam search finds, after trying offload ratios near those of the
+        plans found.
+        """
         refined: set[StagePosition] = set()
         limit_s = self._near * self.limit_s
         best = None
@@ -186,8 +191,8 @@ def _least_block_s(menus: Menus, position: StagePosition) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """The outcome of a search in another process: the time and plans that it found, and how many
-    predictor calls it made.
+    """What another process returns after a search: the time and the plans that it found, and how
+    many predictor calls it made.
     """
 
     seconds: float
@@ -197,8 +202,8 @@ class _Answer:
 
 
 def solved(tasks: Sequence[GroupTask], ledger: Ledger) -> list[float]:
-    """The time in seconds of each task's best plan; these plans are predicted through the search's
-    ledger, which keeps the best plan.
+    """The seconds of each task's best plan; the plans are predicted through the search's ledger,
+    which keeps the best plan.
     """
     if len(tasks) <= 1:
         return [task.solved(ledger) for task in tasks]

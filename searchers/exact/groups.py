@@ -1,5 +1,5 @@
 """Groups of pipelines with equal degrees and numbers of micro-batches, and lower bounds of their
-times from arithmetic alone.
+iteration times from the least times of blocks alone.
 """
 
 import math
@@ -21,17 +21,17 @@ from mistlab.stages.stage_batch import StageBatch, StagesInOrder
 from searchers.meshes import Mesh, Pipeline, allows, equal_stages, meshes, micro_batch_counts
 from searchers.strategy import Ledger
 
-# The least time that stages take for one micro-batch, over all memory-saving strategies.
+# The least time that a stage takes for one micro-batch, whatever its memory-saving strategy.
 #
-# A stage that recomputes, shards and offloads nothing only computes, and a strategy never makes it
-# faster. A stage with the embedding and the head also sends nothing; sends slow the passes that
-# overlap with them, and those of a few blocks more than those of many. Dimensions that change the
-# passes themselves are tried with every value, since some may make computation faster.
+# It is the time of a stage that recomputes, shards and offloads nothing, since these never make a
+# stage faster. That stage has the embedding and the head, so it sends nothing: sends slow the
+# passes beside them, and those of a few blocks more than those of many. Dimensions that change the
+# passes themselves are tried with every value, since some values may make computation faster.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastWork:
-    """The least seconds of a micro-batch on a mesh of GPUs: in a transformer block, and in
+    """The least seconds of one micro-batch on a mesh of GPUs, for a transformer block, and for
     embedding and head together.
 
     Where kinds of blocks take turns, ``block_s`` is the mean of ``turns_s``, those of each of the
@@ -64,8 +64,8 @@ class LeastWork:
 def work_of(
     problem: Problem, space: SearchSpace, ledger: Ledger, meshes: Sequence[Mesh]
 ) -> dict[Mesh, LeastWork]:
-    """The least work on each mesh, on the fastest nodes, from the times of stages with embedding,
-    head, and one or two blocks.
+    """For each mesh of GPUs, the least times of its blocks, embedding and head on the fastest
+    nodes, from the times of stages with one and with two blocks.
     """
     turns = _turns(problem)
     of_groups = []
@@ -88,8 +88,8 @@ def work_of(
 
 
 def _turns(problem: Problem) -> list[int]:
-    """For each position in the repeating pattern of block kinds, the first block from which two
-    blocks have the same kinds as there, and so the same costs.
+    """For each block of the repeating pattern of block kinds, the earliest block of the pattern
+    that has the same kind and a next block of the same kind, so that both pairs cost the same.
     """
     pattern = graph_of(problem.workload).pattern
     pairs = list(zip(pattern, (*pattern[1:], pattern[0]), strict=True))
@@ -99,8 +99,8 @@ def _turns(problem: Problem) -> list[int]:
 def _mean_work(
     of_turns: Sequence[dict[Mesh, LeastWork]], problem: Problem
 ) -> dict[Mesh, LeastWork]:
-    """The least work of a mean block of the model, from the work of the block at each position of
-    the pattern: summed over all blocks, it is at most their time in stages on one mesh.
+    """The least time of a mean block of the model, from the times of the blocks of its repeating
+    pattern. Times the number of blocks, it is at most what all blocks take in stages on one mesh.
     """
     turns, layers = len(of_turns), problem.workload.model.layers
     work = {}
@@ -125,8 +125,8 @@ def _mean_work(
 def _work_from(
     first_rank: int, first_block: int, space: SearchSpace, ledger: Ledger, meshes: Sequence[Mesh]
 ) -> dict[Mesh, LeastWork]:
-    """The least work on each mesh for the block after ``first_block``, on the nodes at
-    ``first_rank``.
+    """The least time on each mesh of the block after ``first_block``, on the nodes that begin at
+    rank ``first_rank``.
     """
     names = [name for name in names_of("savings") if DIMENSIONS[name].changes_passes]
     ways = [
@@ -148,7 +148,8 @@ def _work_from(
         for way in ways
     ]
     costs = ledger.stage_costs(StageBatch.joined(batches), engine=space.engine)
-    # Hosts may run ahead of GPUs, so a micro-batch may pass as fast as GPUs compute it.
+    # Host time is left out: where the host runs ahead of the GPU, a micro-batch takes only as long
+    # as the GPU computes.
     both_s = costs.seconds.forward_s + costs.seconds.backward_s
     stable_s = both_s.reshape(len(ways), -1).min(axis=0)
     one_s, two_s = stable_s.reshape(2, -1)
@@ -162,14 +163,15 @@ def _work_from(
 # Divides the pipelines of a search space into groups that are searched separately.
 
 
-# Stands for an impossible number of blocks: it stays negative when the blocks of other stages are
-# added.
+# Stands for an impossible number of blocks: so negative that the sum with the blocks of other
+# stages is negative too.
 NONE = -(1 << 60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All pipelines with this number of micro-batches whose stages are on any of these meshes.
+    """All pipelines with a given number of micro-batches whose stages each use one of the given
+    meshes of GPUs.
 
     ``num_stages`` is None where meshes have different sizes, and pipelines any number of stages.
     ``order`` is the order of their passes.
@@ -197,24 +199,28 @@ class Group:
 
     @property
     def has_formula(self) -> bool:
-        """Whether the iteration time of these pipelines has a closed form, as it has in order
+        """Whether the iteration time of these pipelines has a closed form, as it has for schedule
         1F1B.
         """
         return self.order == DEFAULT_ORDER
 
     @property
     def fewest_blocks(self) -> int:
-        """The fewest blocks that a stage may have: one for each of its chunks."""
+        """The fewest blocks that a stage may have: one for each of its chunks (parts of the
+        model).
+        """
         return chunks_of(self.order)
 
     @property
     def turns(self) -> bool:
-        """Whether the first stage has both the embedding and the head (chunks in a V)."""
+        """Whether the first stage has both the embedding and the head, since the model's chunks go
+        through the stages forth and back, in a V.
+        """
         return self.order in TURNING
 
     def held(self, after: int) -> int:
-        """The micro-batches in flight on a stage with ``after`` stages behind it, in all of its
-        chunks; offloaded activations of as many are on the host.
+        """The number of micro-batches whose activations a stage with ``after`` stages behind it
+        holds at least, in all of its chunks together.
         """
         if self.has_formula:
             return min(self.micro_batches, after + 1)
@@ -224,14 +230,14 @@ class Group:
         return moments[self.num_stages - 1 - after].least_held
 
     def number(self, after: int) -> int:
-        """The number of a stage with ``after`` stages behind it, if a stage's costs depend on that
-        number under the order of passes; otherwise 0.
+        """The number of the stage that has ``after`` stages behind it; 0 under schedules in which a
+        stage's cost does not depend on its number.
         """
         return 0 if self.has_formula or self.num_stages is None else self.num_stages - 1 - after
 
     def in_order(self, stage: Ints) -> StagesInOrder | None:
-        """The pipeline positions of the stages (C) with these numbers; None if costs do not depend
-        on them.
+        """Stages with these numbers as the predictor takes them for a schedule other than 1F1B;
+        None under schedules in which a stage's cost does not depend on its number.
         """
         if self.has_formula or self.num_stages is None:
             return None
@@ -243,8 +249,8 @@ class Group:
         )
 
     def least_s(self, problem: Problem, work: Mapping[Mesh, LeastWork]) -> float:
-        """A lower bound in seconds of the iteration times of all pipelines of the group, from
-        arithmetic alone.
+        """A lower bound in seconds of the iteration times of all pipelines of the group, from the
+        least times of blocks.
 
         In each micro-batch the slowest stage takes at least an even share. While the stages after
         it compute, it can do at most half its passes ahead (the forwards or the backwards); the
@@ -263,30 +269,35 @@ class Group:
     def least_of_orders_s(
         self, problem: Problem, work: Mapping[Mesh, LeastWork], space: SearchSpace
     ) -> float:
-        """A lower bound in seconds of the iteration times of the group's pipelines under any of a
-        space's orders of passes, from arithmetic alone.
+        """A lower bound in seconds of the iteration times of the group's pipelines under any
+        schedule that the space allows, from the least times of blocks.
         """
         if space.orders == (DEFAULT_ORDER,) and self.has_formula:
             return self.least_s(problem, work)
         return self.least_in_any_order_s(problem, work)
 
     def least_in_any_order_s(self, problem: Problem, work: Mapping[Mesh, LeastWork]) -> float:
-        """A lower bound in seconds of the iteration times of the group's pipelines under any order
-        of passes at all: for each micro-batch, the slowest stage computes at least an even share.
+        """A lower bound in seconds of the iteration times of the group's pipelines under any
+        schedule at all: the slowest stage computes at least an even share of the blocks for each
+        micro-batch.
         """
         layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
         ends_s = min(work[mesh].ends_s * mesh.num_gpus for mesh in self.meshes)
         return self.micro_batches * (self.least_gpu_s(work, layers) + ends_s) / gpus
 
     def least_gpu_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> float:
-        """The least GPU-seconds of a micro-batch in any ``layers`` blocks."""
+        """The least GPU-seconds that one micro-batch takes in any ``layers`` blocks of the
+        model.
+        """
         each_s = self._turns_gpu_s(work)
         if each_s is not None:
             return float(np.sort(each_s)[:layers].sum())
         return float(_of_blocks(layers, self._block_gpu_s(work)))
 
     def front_gpu_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> Floats:
-        """The least GPU-seconds of a micro-batch in the model's first 0, 1, 2, ... blocks."""
+        """The least GPU-seconds of one micro-batch in the model's first n blocks, for n = 0, 1, 2,
+        ...
+        """
         each_s = self._turns_gpu_s(work)
         if each_s is not None:
             return np.concatenate([[0.0], np.cumsum(each_s)])
@@ -295,25 +306,27 @@ class Group:
     def other_stages_s(
         self, work: Mapping[Mesh, LeastWork], first: Column | int, count: Column | int, layers: int
     ) -> Column:
-        """The least seconds of a micro-batch in all stages but one, which has ``count`` blocks from
-        block ``first`` on.
+        """The least seconds of one micro-batch in all stages but one, if that stage has ``count``
+        blocks from block ``first`` on.
         """
         if self._turns_gpu_s(work) is None:
             return _of_blocks(layers - np.asarray(count), self.least_stages_s(work, 1))
         front_s = self.front_gpu_s(work, layers)
         if front_s[-1] == np.inf:
-            # No mesh has room for one of the blocks, so no such stages exist.
+            # A block does not fit in memory on any mesh, so there are no such stages.
             return np.full(np.broadcast(first, count).shape, np.inf)
         own_s = front_s[np.asarray(first) + count] - front_s[first]
         return np.asarray((front_s[-1] - own_s) / self.largest)
 
     def _block_gpu_s(self, work: Mapping[Mesh, LeastWork]) -> float:
-        """The least GPU-seconds of a micro-batch in a block, if all blocks are equal."""
+        """The least GPU-seconds of one micro-batch in a block, for models whose blocks are all
+        equal.
+        """
         return min(work[mesh].block_s * mesh.num_gpus for mesh in self.meshes)
 
     def _turns_gpu_s(self, work: Mapping[Mesh, LeastWork]) -> Floats | None:
-        """The least GPU-seconds of a micro-batch in each block of the model; None if all blocks are
-        equal.
+        """The least GPU-seconds of one micro-batch in each block of the model; None if all blocks
+        are equal.
         """
         if not work[self.meshes[0]].turns_s:
             return None
@@ -321,15 +334,15 @@ class Group:
         return np.asarray(np.min(each_s, axis=0))
 
     def least_stages_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> float:
-        """The least seconds of a micro-batch in stages that together have ``layers`` blocks."""
+        """The least seconds of one micro-batch in stages that together have ``layers`` blocks."""
         return self.least_gpu_s(work, layers) / self.largest
 
     def most_blocks(
         self, problem: Problem, work: Mapping[Mesh, LeastWork], each_s: float
     ) -> list[int]:
-        """The most blocks that stages on 0, 1, 2, ... GPUs can have together, if each stage takes
-        less than ``each_s`` for a micro-batch; negative where no meshes add up to exactly this
-        number of GPUs.
+        """The most blocks that stages on n GPUs can have together, for n = 0, 1, 2, ..., if each
+        stage takes less than ``each_s`` for a micro-batch; negative where no meshes add up to
+        exactly n GPUs.
         """
         layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
         of_size: dict[int, int] = {}
@@ -346,18 +359,18 @@ class Group:
 
 
 def _of_blocks(layers: Column | int, each_s: float) -> Floats:
-    """The seconds of a micro-batch in ``layers`` blocks (C); zero for no blocks, even if no block
-    can run.
+    """The seconds of a micro-batch in these numbers of blocks; zero for no blocks, even if a single
+    block would not fit in memory.
     """
     layers = np.asarray(layers)
     return np.multiply(layers, each_s, out=np.zeros(layers.shape), where=layers != 0)
 
 
-# Cached, since every stage asks for the same, and the computation is slow for thousands of GPUs.
+# Cached: every stage asks for the same result, which takes long to compute for thousands of GPUs.
 @lru_cache(maxsize=16)
 def _most_blocks(of_size: tuple[tuple[int, int], ...], gpus: int) -> list[int]:
-    """The most blocks that stages on 0, 1, 2, ... GPUs can have together, given the most that a
-    stage on each number of GPUs can have.
+    """The most blocks that stages on n GPUs can have together, for n = 0, 1, 2, ..., given the most
+    that one stage on each number of GPUs can have.
     """
     most = [0]
     for number in range(1, gpus + 1):
@@ -391,8 +404,8 @@ def groups_of(
 
 
 def groups_in_orders(problem: Problem, space: SearchSpace) -> Iterator[Group]:
-    """The groups of pipelines in each order of passes of a search space other than 1F1B. All
-    pipelines of such a group have the same number of stages, since a stage's activations depend on
+    """The groups of pipelines for each schedule of a search space other than 1F1B. All pipelines of
+    such a group have the same number of stages, since a stage's memory for activations depends on
     it.
     """
     orders = [order for order in space.orders if order != DEFAULT_ORDER]
@@ -403,7 +416,7 @@ def groups_in_orders(problem: Problem, space: SearchSpace) -> Iterator[Group]:
 
 
 def _stages_in_order(problem: Problem, group: Group, order: str) -> Iterator[int]:
-    """The numbers of stages with which pipelines of a group may run an order of passes."""
+    """The numbers of stages with which the pipelines of a group can run a pipeline schedule."""
     layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
     smallest = min(mesh.num_gpus for mesh in group.meshes)
     most = min(layers // chunks_of(order), gpus // smallest)
@@ -414,7 +427,9 @@ def _stages_in_order(problem: Problem, group: Group, order: str) -> Iterator[int
 
 
 def _alike(space: SearchSpace, choices: list[Mesh]) -> list[tuple[Mesh, ...]]:
-    """The sets of meshes on which the stages of one pipeline may be."""
+    """The sets of meshes that the stages of one pipeline may use: a set of one mesh each, unless
+    stages may differ.
+    """
     return [tuple(choices)] if space.unequal_meshes else [(mesh,) for mesh in choices]
 
 
@@ -431,7 +446,7 @@ def _is_pipeline(
 
 
 def _stage_counts(problem: Problem, space: SearchSpace) -> list[int | None]:
-    """The possible numbers of stages of a pipeline; None if any number will do."""
+    """The numbers of stages that pipelines may have; None if any number is allowed."""
     if space.layers_off_balance is None and space.pipeline is None:
         return [None]
     return list(range(1, problem.cluster.num_gpus + 1))

@@ -1,4 +1,4 @@
-"""The hierarchical search: finds the candidates for each stage, then joins them to pipelines.
+"""The two-level search: finds candidates for each stage, then combines stages into pipelines.
 
 Axes: C candidates, S stages.
 """
@@ -58,15 +58,15 @@ from searchers.savings import (
 )
 from searchers.strategy import BudgetSpentError, Ending, Ledger
 
-# Uniform plans (all stages save memory in the same way), with iteration times as columns.
+# Computes iteration times of many uniform plans (all stages save memory in the same way).
 #
-# Axes: C candidates, S stages.
+# Axes of arrays: C candidates, S stages.
 
 
-# The number of candidates for stages in one call of the predictor.
+# How many candidates for stages one call of the predictor evaluates at most.
 TOGETHER = 1 << 19
 
-# Candidates are rows of values: ``names_of("savings")``, then ``counts_of_blocks()`` (C, 6).
+# A candidate is a row of values: ``names_of("savings")``, then ``counts_of_blocks()``.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,35 +94,35 @@ class AlikeStages:
 
     @property
     def orders(self) -> tuple[str, ...]:
-        """The orders of passes (of the search space) that the pipeline may run."""
+        """The schedules (such as 1F1B) of the search space that the pipeline can run."""
         pipeline = self.pipeline
         return orders_of(self.space, pipeline.num_stages, pipeline.micro_batches, min(self.shares))
 
     def show_all(self) -> float:
-        """Evaluate all ways to save memory; the fastest plan that fits is predicted. Returns its
-        seconds.
+        """Evaluate all ways to save memory, and predict the fastest plan that fits. Returns that
+        plan's seconds.
         """
         return float(self._show(self.every()).min())
 
     def show_coarse(self, *, is_coarsest: bool = False) -> float:
-        """Evaluate a coarse grid of ratios, with recomputed blocks in quarters, and predict the
-        fastest plan. Returns its seconds. A single stage uses no coarsest grid.
+        """Evaluate a coarse grid of ratios, with 0, 1/4, ... of the blocks recomputed, and predict
+        the fastest plan. Returns its seconds. A single stage never uses the coarsest grid.
         """
         return float(self._show(self.coarse(is_coarsest=is_coarsest)).min())
 
     def every(self) -> Floats:
-        """Every way to save memory that all stages may share, as rows."""
+        """Every way to save memory that all stages may share, one per row."""
         return _combined(product(*self.choices), self.counts)
 
     def coarse(self, *, is_coarsest: bool = False) -> Floats:
-        """A coarse grid of strategies: coarse ratios, and recomputed blocks in quarters."""
+        """A coarse grid: a few ratios, with 0, 1/4, ... of the blocks recomputed."""
         quarters = counts_choices(self.space, self.shares[0], lambda counts: spread(counts, 4))
         grid = coarse(self.choices, is_alone=False) if is_coarsest else self._coarse
         return _combined(product(*grid), quarters)
 
     def show_near(self, count: int) -> None:
-        """Local search around the fastest few coarse strategies: ever smaller steps of ratios, each
-        with every number of recomputed blocks.
+        """Search around the few fastest strategies of the coarse grid: ratios in ever smaller
+        steps, each with every number of recomputed blocks.
         """
         new = set(product(*self._coarse))
         best_s: dict[SavingsRow, float] = {}
@@ -144,14 +144,14 @@ class AlikeStages:
         return coarse(self.choices, is_alone=self._is_alone)
 
     def _show_strategies(self, strategies: Sequence[SavingsRow]) -> dict[SavingsRow, float]:
-        """The least seconds of an iteration with each strategy; the fastest plan is predicted."""
+        """Predict the fastest of the plans with these strategies; returns each one's seconds."""
         seconds = self._show(_combined(strategies, self.counts))
         best = seconds.reshape(len(strategies), len(self.counts)).min(axis=1)
         return dict(zip(strategies, best.tolist(), strict=True))
 
     def _show(self, candidates: Floats) -> Floats:
-        """The iteration time of each candidate (C), infinite where it does not fit; the fastest
-        plan is predicted.
+        """The iteration time of each candidate, infinite where it does not fit in memory; the plan
+        of the fastest is predicted.
         """
         at_once = max(1, TOGETHER // self.pipeline.num_stages)
         parts = []
@@ -161,7 +161,8 @@ class AlikeStages:
             seconds = _iterations(costs, self.pipeline, len(part))
             parts.append(seconds)
             for row in np.argsort(seconds, kind="stable"):
-                # Stages on a node share its host memory, so only a whole plan surely fits.
+                # Stages on a node share its host memory, so only a prediction shows whether a plan
+                # fits.
                 if seconds[row] >= self.ledger.best_s:
                     break
                 if self.ledger.predict([self.plan(part[row])])[0].fits:
@@ -169,7 +170,7 @@ class AlikeStages:
         return np.concatenate([np.empty(0), *parts])
 
     def batch(self, candidates: Floats) -> StageBatch:
-        """The first stages of all candidates, then their second stages, and so on, as one batch."""
+        """All candidates' stages in one batch: the first stage of each, then the second, ..."""
         pipeline, rows = self.pipeline, len(candidates)
         stages, mesh = pipeline.num_stages, pipeline.meshes[0]
         savings, counts = np.split(candidates, [len(self.choices)], axis=1)
@@ -191,7 +192,7 @@ class AlikeStages:
         )
 
     def plan(self, candidate: Floats) -> Plan:
-        """The candidate at this index as a plan."""
+        """The plan of the candidate at this index."""
         names = (*names_of("savings"), *counts_of_blocks())
         saving = dict(zip(names, candidate.tolist(), strict=True))
         first = stage_of(self.pipeline.meshes[0], self.shares[0], saving)
@@ -203,13 +204,13 @@ class AlikeStages:
 
 
 def _combined(savings: Iterable[SavingsRow], counts: Sequence[CountsRow]) -> Floats:
-    """Every memory-saving strategy, with every choice of how many blocks are recomputed."""
+    """Combines all ratios and ZeRO levels with all choices of how many blocks are recomputed."""
     rows = [(*saving, *count) for saving in savings for count in counts]
     return np.array(rows, dtype=np.float64)
 
 
 def _counts_within(counts: Ints, layers: Ints) -> dict[str, Column]:
-    """How many blocks of each stage are recomputed or run in other ways, at most all."""
+    """The candidate's numbers of recomputed blocks, reduced to what each stage has."""
     columns: dict[str, Column] = {}
     left = layers
     for name, asked in zip(counts_of_blocks(), counts.T, strict=True):
@@ -219,7 +220,7 @@ def _counts_within(counts: Ints, layers: Ints) -> dict[str, Column]:
 
 
 def _iterations(costs: StageCosts, pipeline: Pipeline, rows: int) -> Floats:
-    """The iteration time of each candidate (C); infinite if a stage does not fit in memory."""
+    """The iteration time of each candidate, infinite if a stage does not fit in memory."""
     times = StageTimes(
         **{
             entry.name: getattr(costs.seconds, entry.name).reshape(-1, rows).T
@@ -230,31 +231,31 @@ def _iterations(costs: StageCosts, pipeline: Pipeline, rows: int) -> Floats:
     return np.where(costs.fits.reshape(-1, rows).all(axis=0), seconds, np.inf)
 
 
-# Uniform plans (all stages save memory in the same way) in orders of passes other than 1F1B.
+# Searches uniform plans (all stages save memory in the same way) with schedules other than 1F1B.
 #
-# Each candidate has a lower bound that holds in the order. Candidates are predicted in order of
-# their bounds, until no bound is below the best plan's time.
+# Each candidate has a lower bound that holds for the schedule. Candidates are predicted by
+# ascending bounds, until no bound is below the best plan's time.
 #
-# Axes: R candidates, S stages, P parts.
+# Axes of arrays: R candidates, S stages, P parts of the model.
 
 
-# The number of plans that are predicted at once, as long as their bounds are below the best time.
+# How many plans are predicted at once, the ones with the smallest lower bounds first.
 ORDERS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlikeInOrder:
-    """A pipeline of stages that all save memory alike, in an order of passes that it can run."""
+    """A pipeline whose stages all save memory in the same way, with a schedule it can run."""
 
     stages: AlikeStages
     order: str
 
     def show_all(self) -> None:
-        """Examine all strategies, and predict those with bounds below the best plan's time."""
+        """Predict all strategies' plans whose lower bounds are below the best plan's time."""
         self._show(self.stages.every())
 
     def show_coarse(self) -> None:
-        """Examine a coarse grid of strategies, and predict those that may beat the best plan."""
+        """Predict a coarse grid's plans whose lower bounds are below the best plan's time."""
         self._show(self.stages.coarse())
 
     def _show(self, candidates: Floats) -> None:
@@ -270,8 +271,8 @@ class AlikeInOrder:
             ledger.predict([replace(plan, order=self.order) for plan in plans])
 
     def least_s(self, candidates: Floats) -> Floats:
-        """Lower bounds in seconds of the candidates (R); infinite for those that would beat the
-        best plan but cannot fit in memory.
+        """The lower bound in seconds of each candidate; infinite for those that would beat the best
+        plan but cannot fit in memory.
         """
         ledger, pipeline = self.stages.ledger, self.stages.pipeline
         least_s = self._bounds_s(candidates)
@@ -297,7 +298,7 @@ class AlikeInOrder:
 
     @property
     def _first_blocks(self) -> Ints:
-        """The number of the first block of each chunk of each stage."""
+        """The index of the first block in each chunk (part of the model) of each stage."""
         placement, first = self._placement, 0
         blocks = np.zeros((placement.num_stages, placement.chunks), dtype=np.int64)
         for stage, chunk in placement.places:
@@ -306,7 +307,7 @@ class AlikeInOrder:
         return blocks
 
     def _bounds_s(self, candidates: Floats) -> Floats:
-        """Lower bounds in seconds of the candidates (R), whether or not they fit in memory."""
+        """The lower bound in seconds of each candidate, whether or not it fits in memory."""
         engine, pipeline, placement = (
             self.stages.space.engine,
             self.stages.pipeline,
@@ -328,29 +329,30 @@ class AlikeInOrder:
         )
 
 
-# The two-level search: finds the candidates for each stage, then joins them to pipelines.
+# The two-level search: it finds the candidates for each stage, then combines stages into pipelines.
 #
-# Each group of pipelines first gets its best plan with uniform stages and coarse ratios; groups are
-# searched in the order of these plans' times, and pruned if their bound by arithmetic is no better.
+# For each group of pipelines, the best plan with uniform stages and coarse ratios is found first.
+# Groups are searched in the order of these plans' times, and pruned if the lower bound from the
+# least times of blocks is no better than the best plan.
 
 
-# When ratios are tried from coarse to fine, a group of pipelines is dropped if its best uniform
-# plan takes at least this factor times the best plan's time.
+# When ratios are tried from coarse to fine, a group of pipelines is dropped if its best plan with
+# uniform stages takes at least this factor times the best plan's time.
 FAR = 1.15
 
-# The largest share of seconds for stages of equal sizes, and for beam search of unequal ones.
+# The largest share of time for stages of equal sizes, and again for beam search of unequal ones.
 FIRST = 0.2
 
 
 def _shape_of(plan: Plan) -> tuple[int, Mesh]:
-    """The number of micro-batches and the mesh, which identify a group of equal meshes."""
+    """The number of micro-batches and the mesh, which identify a group with a single mesh."""
     return plan.micro_batches, mesh_of(plan.stages[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchy:
-    """The two-level search of a space. ``work`` is the least work on each mesh, ``least_s`` the
-    lower bound of each group; groups hold all of the space's pipelines.
+    """The two-level search of a search space. ``work`` has the least times of blocks on each mesh;
+    ``least_s`` has all groups of pipelines of the space, each with its lower bound in seconds.
     """
 
     problem: Problem
@@ -362,7 +364,7 @@ class Hierarchy:
 
     @classmethod
     def of(cls, problem: Problem, space: SearchSpace, ledger: Ledger) -> Self:
-        """The two-level search of a whole search space."""
+        """The two-level search of a space, with a lower bound of each group of pipelines."""
         groups = list(groups_of(problem, space))
         meshes = sorted({mesh for group in groups for mesh in group.meshes})
         work = work_of(problem, space, ledger, meshes)
@@ -377,7 +379,7 @@ class Hierarchy:
         )
 
     def all_alike(self) -> Ending:
-        """Evaluate every uniform plan (stages save memory alike), in every order of passes."""
+        """Evaluate every plan whose stages save memory alike, with each of the schedules."""
         for group in self.least_s:
             for stages in self._with_formula(group):
                 stages.show_all()
@@ -385,8 +387,8 @@ class Hierarchy:
         return self._proven()
 
     def most_alike(self) -> Ending:
-        """Search for the best uniform plan, with ratios from coarse to fine; in orders of passes
-        other than 1F1B, with coarse ratios only.
+        """Search for the best uniform plan (all stages save memory in the same way), with ratios
+        from coarse to fine; for schedules other than 1F1B, with coarse ratios only.
         """
         for group, alike_s in self._in_order(list(self.least_s)):
             if alike_s <= NEAR * self.ledger.best_s:
@@ -396,7 +398,7 @@ class Hierarchy:
         return self._bounded()
 
     def show_in_orders(self, show: Callable[[AlikeInOrder], None]) -> None:
-        """Predict the best plans in orders other than 1F1B, by ascending lower bounds."""
+        """Predict the best plans with schedules other than 1F1B, by ascending lower bounds."""
         if self.space.orders == (DEFAULT_ORDER,):
             return
         left = [(self.bound_s(group), group) for group in self.least_s]
@@ -410,7 +412,7 @@ class Hierarchy:
                         show(AlikeInOrder(stages=stages, order=order))
 
     def show_alike(self) -> None:
-        """Predict the best uniform plans with coarse ratios, in order 1F1B."""
+        """Predict the best plans whose stages save memory alike (coarse ratios, 1F1B)."""
         self._in_order(list(self.least_s))
 
     def joined(self, join: Joiner) -> Ending:
@@ -420,13 +422,13 @@ class Hierarchy:
         return self._proven()
 
     def joined_alike(self, join: Joiner) -> Ending:
-        """Find the best uniform plan over all divisions of the blocks, one strategy at a time."""
+        """Try all divisions of the blocks for each memory-saving strategy shared by all stages."""
         for group, _ in self._in_order(list(self.least_s)):
             self._join_ways(group, join, self._ways(group))
         return self._proven()
 
     def near_alike(self, join: Joiner) -> Ending:
-        """Search for the best uniform plan: equal numbers of blocks first, then others."""
+        """Find the best plan with one strategy for all stages: equal stages first, then unequal."""
         self.most_alike()
         plans = self.ledger.best_of(self.space.engine)
         near = [(_shape_of(plan), way_of(plan)) for plan in plans]
@@ -449,8 +451,8 @@ class Hierarchy:
     def joined_coarse_to_fine(
         self, join: Joiner, *, tolerance: float = 0.0, seconds: float = 0.0
     ) -> Ending:
-        """Find the best plan of equal-sized stages, with ratios from coarse to fine; then search
-        unequal sizes.
+        """Find the best plan of stages with equally many GPUs, with ratios from coarse to fine;
+        then search for better plans of stages with unequal numbers of GPUs.
 
         Plans with alike stages say little about stages of different sizes.
         """
@@ -464,7 +466,7 @@ class Hierarchy:
         return self._proven_within(tolerance, seconds)
 
     def _join_unequal(self) -> None:
-        """Search for better plans with stages of unequal sizes, by beam search."""
+        """Search by beam search for better plans whose stages have unequal numbers of GPUs."""
         unequal = [group for group in self.least_s if group.has_unequal_sizes]
         in_order = self._in_order(unequal)
         self._join([group for group, _ in in_order], join_hastily, coarse_to_fine=True)
@@ -477,7 +479,7 @@ class Hierarchy:
         coarse_to_fine: bool,
         way: Way | None = None,
     ) -> None:
-        """Find the best plan of each group of pipelines; joblib's context says how many at once."""
+        """Find the best plan of each group of pipelines, in parallel if joblib is set to that."""
         best_s = self.ledger.best_s
         at_once = jobs()
         while left:
@@ -501,8 +503,8 @@ class Hierarchy:
     def _in_order(
         self, groups: Sequence[Group], *, is_coarsest: bool = False
     ) -> Sequence[tuple[Group, float]]:
-        """The groups of pipelines that may have the best plan, each with its best uniform plan's
-        time.
+        """The groups of pipelines that may have the best plan, fastest first, each with the time of
+        its best uniform plan.
         """
         timed = []
         for group in sorted(groups, key=self.bound_s):
@@ -513,19 +515,17 @@ class Hierarchy:
         return sorted(timed, key=lambda entry: entry[1])
 
     def bound_s(self, group: Group) -> float:
-        """The lower bound in seconds of a group of pipelines, from arithmetic alone."""
+        """The lower bound in seconds of a group of pipelines, from the least times of blocks."""
         return group.least_of_orders_s(self.problem, self.work, self.space)
 
     def _coarse_s(self, stages: AlikeStages, is_coarsest: bool) -> float:
-        """The best time of a pipeline whose stages all save memory alike, with coarse ratios;
-        cached.
-        """
+        """The time of the group's best uniform plan with coarse ratios and equal meshes; cached."""
         if stages.pipeline not in self._alike_s:
             self._alike_s[stages.pipeline] = stages.show_coarse(is_coarsest=is_coarsest)
         return self._alike_s[stages.pipeline]
 
     def _with_formula(self, group: Group) -> Iterator[AlikeStages]:
-        """The pipelines of a group with equal meshes, in order 1F1B."""
+        """The pipelines of a group whose stages have equal meshes, with schedule 1F1B."""
         return (stages for stages in self._alike(group) if DEFAULT_ORDER in stages.orders)
 
     def _alike(self, group: Group) -> Iterator[AlikeStages]:
@@ -546,12 +546,12 @@ class Hierarchy:
 
     @property
     def has_bounds(self) -> bool:
-        """Whether the predictor gives lower bounds over boxes (strategies in ranges)."""
+        """Whether the predictor gives lower bounds for ranges of memory-saving strategies."""
         return has_bounds(self.ledger, self.space)
 
     def proven(self, *, tolerance: float, seconds: float) -> Ending:
-        """Find the best plan by branch and bound over boxes (strategies with ratios and recomputed
-        blocks in ranges), within a tolerance or a time limit.
+        """Find the best plan by branch and bound over boxes (sets of memory-saving strategies with
+        ratios in ranges), until it is proven within a tolerance or a time limit is reached.
 
         Plans whose stages are alike come first, then plans whose stages have equally many GPUs,
         then a quick look at plans whose stages have not.
@@ -570,10 +570,10 @@ class Hierarchy:
         return self._proven_within(tolerance, max(0.0, left_s))
 
     def _proven_within(self, tolerance: float, seconds: float) -> Ending:
-        """Prove how good the best plan is, or find a better one, within a time limit."""
+        """Prove how close to optimal the best plan is within a time limit, or find a better one."""
         if not self.has_bounds:
             return self._bounded()
-        # The least bound of all groups is a bound of the whole space, and reported as such.
+        # The smallest lower bound of all groups is a lower bound of the whole space.
         bound_s = self._bound_s(self.least_s, tolerance, seconds, hear=self.ledger.bounded)
         if self.ledger.best is None:
             return Ending(status="INFEASIBLE" if bound_s == inf else None)

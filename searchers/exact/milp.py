@@ -1,5 +1,5 @@
-"""Joins candidates for stages to a pipeline by mixed-integer linear programming (as Mist does),
-with HiGHS or CBC.
+"""Chooses a candidate for each stage of a pipeline by mixed-integer linear programming (as Mist
+does), with the solver HiGHS or CBC.
 """
 
 import os
@@ -21,10 +21,10 @@ from searchers.exact.candidates import Menus, StagePosition
 from searchers.exact.programme import Chosen, join_hastily, places_by_stage, plan_of
 from searchers.exact.programme import join as join_exactly
 
-# Keeps the messages of C libraries off standard output.
+# Keeps what C libraries print off standard output.
 #
-# HiGHS 1.16 prints its version when it is created, before it can be silenced; a command with
-# ``--json`` writes one object to standard output and nothing else.
+# HiGHS 1.16 prints its version when it is created, before it can be silenced; but a command with
+# ``--json`` must write one object to standard output and nothing else.
 
 
 STANDARD_OUTPUT = 1
@@ -32,7 +32,7 @@ STANDARD_OUTPUT = 1
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Discard everything that is written to standard output in the ``with`` block, also by C
+    """In the ``with`` block, discard everything that is written to standard output, also by C
     code.
     """
     sys.stdout.flush()
@@ -52,11 +52,11 @@ def silent() -> Iterator[None]:
         os.close(nowhere)
 
 
-# Joins stages to the best pipeline by mixed-integer linear programming, as Mist does.
+# Chooses the stages of the best pipeline by mixed-integer linear programming, as Mist does.
 #
 # Each candidate of each stage has a binary variable: a stage takes one of its candidates, and the
-# stages together have all blocks. The recurrence of ``mistlab.cost.chains`` adds the inequalities
-# of chains of passes, from the last stage to the first.
+# stages together have all blocks. For the iteration time, the recurrence of ``mistlab.cost.chains``
+# (when each pass can start) becomes inequalities, from the last stage to the first.
 
 
 # A linear expression of the package PuLP, which has no types.
@@ -64,8 +64,8 @@ Expression = Any
 
 # Plans whose times differ by less than this share count as equal for the solver.
 GAP = 1e-6
-# The solver looks for plans up to this factor slower than the known plan, because of its own
-# tolerances.
+# The solver may return plans that are up to this factor slower than the best known plan, to allow
+# for its own tolerances.
 ALMOST = 1 + 1e-5
 
 
@@ -86,12 +86,12 @@ SOLVERS: dict[str, Callable[[float], pulp.LpSolver]] = {"highs": _highs, "cbc": 
 
 
 def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float, Plan] | None]:
-    """A ``Joiner`` that runs one of ``SOLVERS`` on a group of pipelines, until a time limit or the
-    budget ends. A beam search's plan is predicted first, in case the solver is stopped.
+    """A function that solves a group of pipelines with one of ``SOLVERS``, until a time limit or
+    the budget ends. The plan of a beam search is predicted first, in case the solver is stopped.
     """
 
     def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-        # Candidates that cannot beat the beam search's plan are pruned: most of them are.
+        # The beam search's plan is an upper bound, by which most candidates are pruned.
         hasty = join_hastily(menus, limit_s)
         if hasty is not None:
             menus.ledger.predict([hasty[1]])
@@ -102,15 +102,15 @@ def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float
         before_s = menus.ledger.wall_s
         programme = StageProgramme(menus, stages)
         programme.minimise(_longest_chain(programme), limit_s)
-        # Handing the programme to the solver takes about as long as building it, so as much time is
-        # subtracted from what is left of the budget.
+        # The solver's time limit leaves room for handing the linear programme over, which takes
+        # about as long as building it.
         handing_s = menus.ledger.wall_s - before_s
         if programme.solve(solver, min(seconds, menus.ledger.seconds_left - handing_s)):
             chosen = programme.chosen()
             if chosen is None:
                 return hasty
             return float(pulp.value(programme.length)), plan_of(menus, chosen)
-        # If the solver was stopped, its pipeline is not proven to be the best.
+        # A stopped solver's pipeline is not proven to be the best.
         return join_exactly(menus, limit_s) or hasty
 
     return join
@@ -118,14 +118,16 @@ def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenStage:
-    """One stage of the linear programme: its candidates, with a binary variable for each."""
+    """One stage of the mixed-integer linear programme: its candidates, with a binary variable for
+    each.
+    """
 
     candidates: Sequence[tuple[StagePosition, int]]
     chosen: Sequence[pulp.LpVariable]
 
     def taken(self, values: Mapping[StagePosition, Column]) -> Expression:
-        """A property of the chosen candidate as a linear expression; ``values`` has the property of
-        all candidates, by position.
+        """The chosen candidate's value of a property, as a linear expression; ``values`` has the
+        property of every candidate, by stage position.
         """
         each = [float(values[place][row]) for place, row in self.candidates]
         return pulp.LpAffineExpression(dict(zip(self.chosen, each, strict=True)))
@@ -137,8 +139,8 @@ class ChosenStage:
 
 
 class Inequalities:
-    """Durations as linear expressions: the maximum of several durations is a variable, with an
-    inequality for each of them.
+    """Builds linear expressions of durations. The maximum of several durations is a new variable,
+    with an inequality for each of them.
     """
 
     def __init__(self, problem: pulp.LpProblem, stage: int, check_time: Callable[[], None]) -> None:
@@ -148,7 +150,9 @@ class Inequalities:
         self._check_time = check_time
 
     def longest(self, name: str, *ways: Expression) -> Expression:
-        """A new variable that is at least each of the durations; no variable is negative."""
+        """A new variable that is at least each of these durations and, like every variable, at
+        least zero.
+        """
         self._check_time()
         variable = self._problem.add_variable(f"{name}{self._stage}", lowBound=0)
         for way in ways:
@@ -157,7 +161,9 @@ class Inequalities:
         return pulp.LpAffineExpression(variable)
 
     def may_exceed(self, lengths: Sequence[Expression], others: Sequence[Expression]) -> bool:
-        """Whether any candidate's ``lengths`` may exceed any candidate's ``others``."""
+        """Whether some candidate has a longer duration in ``lengths`` than some candidate has in
+        ``others``.
+        """
         longest = max(max(one.values(), default=0.0) for one in lengths)
         return longest > min(min(one.values(), default=0.0) for one in others)
 
@@ -184,18 +190,16 @@ class StageProgramme:
 
     @property
     def nothing(self) -> Expression:
-        """A duration of zero."""
+        """A linear expression for a duration of zero."""
         return pulp.LpAffineExpression()
 
     def inequalities(self, after: int) -> Inequalities:
-        """The ``Inequalities`` in which the durations of the stage with ``after`` stages behind it
-        are computed.
-        """
+        """The ``Inequalities`` that belong to the stage with ``after`` stages behind it."""
         return Inequalities(self.problem, after, self.menus.ledger.check_time)
 
     def minimise(self, length: Expression, limit_s: float) -> None:
-        """Set the objective, the pipeline's iteration time, which must stay below an upper
-        bound.
+        """Set the objective of the linear programme: to minimise the pipeline's iteration time,
+        which must stay below an upper bound.
         """
         self.length = length
         self.problem.setObjective(length)
@@ -203,7 +207,7 @@ class StageProgramme:
             self.problem.addConstraint(length <= limit_s)
 
     def solve(self, solver: str, seconds: float) -> bool:
-        """Run a solver until a time limit; True if it found the optimum, or proved that there is no
+        """Run a solver until a time limit; True if it found the optimum or proved that there is no
         solution.
         """
         if seconds <= 0:
@@ -214,8 +218,8 @@ class StageProgramme:
         return bool(is_best or self.problem.status == pulp.LpStatusInfeasible)
 
     def chosen(self, *, is_best: bool = True) -> Chosen | None:
-        """The stages' candidates in the best solution, None if there is none; unless ``is_best``,
-        the best solution of a stopped solver will do.
+        """Each stage's candidate in the best solution found; None if there is none. With
+        ``is_best``, a solution counts only if it is proven optimal.
         """
         known = {pulp.LpSolutionOptimal}
         if not is_best:
@@ -239,8 +243,8 @@ class StageProgramme:
         return ChosenStage(candidates=candidates, chosen=chosen)
 
     def _share_hosts(self) -> None:
-        """Add constraints for host memory: the stages on each node together need at most the
-        node's.
+        """Add constraints of host memory: the stages on each node must together fit in the node's
+        host memory.
         """
         cluster = self.menus.problem.cluster
         held: dict[int, Expression] = {}
@@ -269,8 +273,8 @@ def _blocks(menus: Menus, position: StagePosition) -> Column:
 
 
 def _longest_chain(programme: StageProgramme) -> Expression:
-    """The iteration time as a linear expression: the longest chain of passes, by the recurrence of
-    ``mistlab.cost.chains``.
+    """The iteration time as a linear expression: the longest path of dependent passes, by the
+    recurrence of ``mistlab.cost.chains``.
     """
     menus = programme.menus
     has_host = ENGINES[menus.space.engine].host is not None

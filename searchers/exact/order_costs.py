@@ -1,4 +1,4 @@
-"""Lower bounds of stage costs in pipeline orders (orders of passes) other than 1F1B.
+"""Lower bounds of the costs of stages under pipeline schedules other than 1F1B.
 
 A stage has all passes of its chunks, and what only passes through it passes its first chunk. A box
 of numbers of recomputed blocks is one for each chunk; where slots are not of the same kinds, the
@@ -32,15 +32,16 @@ from mistlab.stages.stage_batch import (
 )
 from searchers.exact.groups import Group
 
-# A function that returns lower bounds of stages' times, for all ratios and numbers of recomputed
-# blocks between those of two batches of candidates.
+# A function of two batches of candidates that returns lower bounds of the stages' times, for all
+# strategies with ratios and numbers of recomputed blocks between those of the two.
 Bounds = Callable[[StageBatch, StageBatch], StageSeconds]
 
-# Times of a stage's chunk whose least value over a box (strategies with ratios in ranges) is used
-# as a lower bound.
+# The times of a chunk (a stage's part of the model) for which the least value over a set of
+# memory-saving strategies is a lower bound of the stage.
 ADDED = (*OF_CHUNKS, "point_to_point_s")
 
-# Columns in which the chunks of a stage differ, other than the number of recomputed blocks.
+# The columns, apart from the number of recomputed blocks, in which the chunks (parts of the model)
+# of one stage may differ.
 _OF_CHUNKS = (
     *("layers", "has_embedding", "has_head", "comes_from", "goes_to"),
     *(name for name in counts_of_blocks() if name != RECOMPUTED),
@@ -49,7 +50,9 @@ _OF_CHUNKS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderTraits:
-    """The properties of a pipeline order and an engine on which lower bounds of stages depend."""
+    """The properties of a pipeline schedule and an engine on which lower bounds of stages
+    depend.
+    """
 
     chunks: int
     micro_batches: int
@@ -58,7 +61,7 @@ class OrderTraits:
 
     @classmethod
     def of(cls, order: str, engine: str, micro_batches: int) -> "OrderTraits":
-        """The properties of a named pipeline order with this number of micro-batches."""
+        """The properties of a named pipeline schedule with this number of micro-batches."""
         return cls(
             chunks=chunks_of(order),
             micro_batches=micro_batches,
@@ -68,7 +71,7 @@ class OrderTraits:
 
     @property
     def goes_back(self) -> bool:
-        """Whether an iteration ends for a stage only after its last gradient is back at the first
+        """Whether a stage's iteration ends only after its last gradient has come back to the first
         stage.
         """
         return not (self.splits or self.steps_apart)
@@ -80,8 +83,9 @@ class OrderTraits:
         places: StagesInOrder | None,
         bounds: Bounds,
     ) -> StageCosts:
-        """The costs of stages with times that are lower bounds in this pipeline order, for all
-        strategies between the two of ``ends``; without ``places``, chunks go round the stages.
+        """The costs of stages under this pipeline schedule, with lower bounds as times, for all
+        strategies between the two in ``ends``. Without ``places``, the model's chunks are dealt to
+        the stages in turn.
         """
 
         def chunk_of(stages: StageBatch, chunk: int) -> StageBatch:
@@ -104,8 +108,8 @@ class OrderTraits:
         return replace(costs, seconds=self._as_times(stage, sent_s, costs.seconds))
 
     def _as_times(self, stage: InOrder, sent_s: Floats, seconds: StageSeconds) -> StageSeconds:
-        """Lower bounds stored in the fields of a stage's times: forward times count all passes, and
-        ``after_first_s`` has the host's time.
+        """Stores lower bounds in the fields of ``StageSeconds``: the forward time stands for all
+        passes, and ``after_first_s`` for the host's time.
         """
         nothing = np.zeros_like(sent_s)
         each_s = stage.all_s / self.micro_batches
@@ -126,7 +130,9 @@ class OrderTraits:
     def in_front_s(
         self, times: StageTimes, behind: Chains[Floats], *, is_last: bool
     ) -> Chains[Floats]:
-        """Lower bounds for stages with these times, together with the stages behind them."""
+        """Lower bounds of pipelines' times when stages with these times are put in front of the
+        stages behind them.
+        """
         stage = InOrder(
             all_s=self.micro_batches * times.forward_s,
             issued_s=times.after_first_s,
@@ -148,8 +154,8 @@ class OrderTraits:
 def chains_in_front(
     group: Group, engine: str, stage: StageTimes, behind: Chains[Floats], after: int
 ) -> Chains[Floats]:
-    """The chains of passes (C) that start at stages with ``after`` stages behind them; lower bounds
-    if the group's pipeline order is not 1F1B.
+    """The times along paths of dependent passes that start at stages with ``after`` stages behind
+    them; lower bounds if the schedule is not 1F1B.
     """
     if group.has_formula:
         return prepended(stage, behind, group.micro_batches, after + 1)
@@ -160,8 +166,8 @@ def chains_in_front(
 def _least_of(
     least: StageBatch, most: StageBatch, stage: Rows, bounds: Bounds
 ) -> dict[str, Floats]:
-    """The least times of each chunk of stages (C), over all candidates between those of two
-    batches; ``stage`` is the index of each chunk's stage. Equal chunks of a stage are evaluated
+    """The least times of each chunk (part of the model) over all candidates between those of two
+    batches; ``stage`` has the index of each chunk's stage. Equal chunks of a stage are evaluated
     once.
     """
     low, high, row = (
@@ -198,8 +204,8 @@ def _least_of(
 def _alike(
     columns: Sequence[Ints],
 ) -> tuple[Rows, Rows]:
-    """The index of the first of each set of equal rows of integers, and for each row the number of
-    its set.
+    """Numbers the distinct rows of an array of integers: returns the index of the first of each set
+    of equal rows, and for each row the number of its set.
     """
     codes = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
@@ -210,8 +216,8 @@ def _alike(
 
 
 def _runs(blocks: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """Ranges of numbers of recomputed blocks (fewest and most) in which stages have the same kinds
-    of time slots.
+    """Ranges of numbers of recomputed blocks, as fewest and most, within which a stage's passes
+    consist of the same kinds of time slots.
     """
     for few in range(FEWEST_ALIKE):
         yield np.full(len(blocks), few), np.full(len(blocks), few)

@@ -1,5 +1,5 @@
-"""Partial pipelines (the last stages of pipelines) as columns: the blocks and GPUs that they use,
-and their chains of passes, from which iteration times follow.
+"""Partial pipelines (the last stages of pipelines) as columns: the numbers of blocks and GPUs that
+they use, and the times of their passes, from which the iteration time of a whole pipeline follows.
 
 A partial pipeline has the last stages of a pipeline. Axes: K partial pipelines.
 """
@@ -22,14 +22,14 @@ from searchers.exact.groups import Group
 
 # The number of blocks and the number of GPUs that a partial pipeline uses.
 Taken = tuple[int, int]
-# The number of partial pipelines, approximately, that are made in one batch at most.
+# About how many partial pipelines are made in one batch at most.
 TOGETHER = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Partials:
-    """Partial pipelines (K) with equally many stages, sorted by the blocks and GPUs that they use.
-    Each is a stage in front of one of the shorter partial pipelines ``behind``.
+    """Partial pipelines with equally many stages, one per row, sorted by the blocks and GPUs that
+    they use. Each consists of a first stage and one of the shorter partial pipelines in ``behind``.
 
     ``host_bytes`` are the bytes on the node of the first stage, if the node has GPUs left.
     """
@@ -38,8 +38,9 @@ class Partials:
     gpus: Rows
     chains: Chains[Floats]
     host_bytes: Floats
-    # How each partial pipeline was made: the position of its first stage, the index of that stage's
-    # candidate, and the index of the partial pipeline behind it.
+    # How each partial pipeline was made: ``places`` lists the possible first stages. Below: its
+    # first stage's index in this list, the index of that stage's candidate, and its row in
+    # ``behind``.
     places: tuple[StagePosition, ...]
     place: Rows
     option: Rows
@@ -48,7 +49,7 @@ class Partials:
 
     @classmethod
     def nothing(cls) -> Self:
-        """A single partial pipeline that has no stages."""
+        """The partial pipeline that has no stages, as a single row."""
         none = np.zeros(1, dtype=np.intp)
         return cls(
             layers=none,
@@ -83,8 +84,8 @@ class Partials:
         return self.chosen(np.lexsort((self.gpus, self.layers)))
 
     def by_taken(self) -> Iterator[tuple[Taken, slice]]:
-        """For each pair of numbers of blocks and GPUs that partial pipelines use, the pair and the
-        slice of these partial pipelines.
+        """For each pair of a number of blocks and a number of GPUs in use, the slice of the partial
+        pipelines that use as many.
         """
         changes = (self.layers[1:] != self.layers[:-1]) | (self.gpus[1:] != self.gpus[:-1])
         bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(self)]
@@ -93,18 +94,18 @@ class Partials:
                 yield (int(self.layers[start]), int(self.gpus[start])), slice(start, end)
 
     def undominated(self, rows: Rows) -> Rows:
-        """Those of the partial pipelines ``rows`` that no other of them dominates; all must use the
-        same blocks and GPUs.
+        """Those of the partial pipelines with indices ``rows`` that no other of them dominates; all
+        of them must use the same numbers of blocks and GPUs.
         """
         chains = [getattr(self.chains, name)[rows] for name in CHAINS]
         columns = np.stack([*chains, self.host_bytes[rows]], axis=1)
-        # Of equal partial pipelines the first is enough; rounded times make many equal.
+        # Of equal partial pipelines only the first is kept; when times are rounded, many are equal.
         different = first_of_each(columns)
         return rows[different[undominated([*columns[different].T])]]
 
     def first_with_each_places(self, rows: Rows) -> Rows:
-        """Of the partial pipelines ``rows``, the first one with each distinct sequence of stage
-        positions.
+        """Of the partial pipelines with indices ``rows``, the first for each distinct sequence of
+        stages, memory-saving strategies aside.
         """
         chosen, partials, of_row = [], self, rows
         while partials.behind is not None:
@@ -114,8 +115,8 @@ class Partials:
         return rows[first_of_each(paths.astype(np.float64))]
 
     def stages(self, row: int) -> Iterator[tuple[StagePosition, int]]:
-        """The stages of one partial pipeline, first stage first: each stage's position, and the
-        index of its candidate.
+        """The stages of one partial pipeline, from first to last, each with the index of its
+        candidate.
         """
         if self.behind is not None:
             yield self.places[int(self.place[row])], int(self.option[row])
@@ -143,38 +144,38 @@ def joined(parts: Sequence[Partials]) -> Partials:
 
 
 def chosen_chains(chains: Chains[Floats], rows: Rows | Bools) -> Chains[Floats]:
-    """The chains of passes of the partial pipelines with these indices."""
+    """The pass times of the partial pipelines with these indices."""
     return Chains(**{name: getattr(chains, name)[rows] for name in CHAINS})
 
 
 def rounded_down(chains: Chains[Floats], grain_s: float) -> Chains[Floats]:
-    """The chains of passes with times rounded down to multiples of ``grain_s``, so that fewer of
-    them differ.
+    """Pass times of partial pipelines, rounded down to multiples of ``grain_s``, so that more of
+    them are equal.
     """
     return Chains(**{name: np.floor(getattr(chains, name) / grain_s) * grain_s for name in CHAINS})
 
 
 def in_parts(sizes: Rows) -> Iterator[Rows]:
-    """Divide steps (each puts a stage in front of partial pipelines) into batches of limited size;
-    ``sizes`` are the numbers of partial pipelines that steps make.
+    """Divides a list of extensions (each puts one stage in front of partial pipelines) into batches
+    of limited size; ``sizes`` says how many partial pipelines each extension makes.
     """
     part = np.cumsum(sizes) // TOGETHER
     yield from np.split(np.arange(len(sizes)), np.flatnonzero(np.diff(part)) + 1)
 
 
 def each_of(numbers: Rows, sizes: Rows) -> tuple[Rows, Rows]:
-    """Each of ``numbers`` repeated as many times as its size says, and a count from 0 within each
-    repetition.
+    """Repeats each element of ``numbers`` as often as its entry in ``sizes``; also returns a
+    counter that restarts from 0 for each element.
     """
     before = np.cumsum(sizes) - sizes
     return np.repeat(numbers, sizes), np.arange(sizes.sum()) - np.repeat(before, sizes)
 
 
 # Lower bounds of all ways to complete a partial pipeline, from the candidates for the stages in
-# front of it. Used for groups whose stages have equally many GPUs, where the numbers of stages and
-# blocks still missing determine the possible stage positions.
+# front of it. Used for pipelines whose stages have equally many GPUs: the numbers of stages and
+# blocks still missing then determine which stages are possible.
 #
-# Axes: S stages, last first; L numbers of blocks; K partial pipelines.
+# Axes of arrays: S stages, last first; L numbers of blocks; K partial pipelines.
 
 
 class _Menus(Protocol):
@@ -183,8 +184,8 @@ class _Menus(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completions:
-    """Lower bounds for the stages still to be put in front of a partial pipeline, by its number of
-    stages and by the number of blocks left (S + 1, L).
+    """Lower bounds for the stages that a partial pipeline still needs in front of it, by how many
+    stages it has and how many blocks are left.
 
     ``through_s`` is the time in which a micro-batch passes all of them, there and back.
     ``slowest_s`` is the time of the slowest of them for each micro-batch, ``own_s`` the least
@@ -206,9 +207,9 @@ class Completions:
         layers: int,
         like: Ints | None = None,
     ) -> Self:
-        """The lower bounds for a group of pipelines; ``stages`` lists the possible positions of
-        each stage. If kinds of blocks alternate, ``like`` maps a range of blocks to the first block
-        that stage positions name (``like_blocks``).
+        """The lower bounds for a group of pipelines; ``stages`` lists the possible choices for each
+        stage. If kinds of blocks alternate, ``like`` maps a range of blocks to the first block of
+        the earliest equal range (``like_blocks``).
         """
         shape = len(stages) + 1, layers + 1
         through, slowest, alone = (np.full(shape, np.inf) for _ in range(3))
@@ -235,18 +236,19 @@ class Completions:
         )
 
     def least_s(self, partials: Partials, stages: int) -> Floats:
-        """A lower bound in seconds of the pipelines that partial pipelines (K) with ``stages``
-        stages can become.
+        """For each partial pipeline of ``stages`` stages, a lower bound in seconds of the pipelines
+        that it can become.
         """
         chains, left = partials.chains, self.layers - partials.layers
         count, most = self.micro_batches, len(self.own_s) - 1
         through_s = self.through_s[stages, left]
         can_end = np.isfinite(through_s)
-        # Infinity times zero would not be a number.
+        # Where no stages can use up the blocks, zero replaces infinity, since zero micro-batches
+        # times infinity would not be a number.
         slowest_s = np.where(can_end, self.slowest_s[stages, left], 0.0)
         ahead = min(count, most) - 1
-        # The slowest of the stages still to be put in front waits for the first or for the last
-        # micro-batch to come back; the shorter of the two waits is a lower bound.
+        # The slowest stage still missing waits until its first or its last micro-batch comes back
+        # from the stages behind it; the shorter wait is a lower bound.
         around = np.minimum(chains.around_first, chains.around_last)
         ways = [
             chains.through + through_s,
@@ -254,19 +256,18 @@ class Completions:
             count * slowest_s + np.maximum(around - ahead / 2 * slowest_s, 0.0),
         ]
         if stages < most and count > ahead + 1:
-            # Alternatively, the slowest of the stages still to be put in front waits for both the
-            # first and the last micro-batch to come back.
+            # Another bound: the slowest stage still missing waits until both its first and its last
+            # micro-batch come back from the stages behind it.
             both = chains.around_first + chains.around_last + self.own_s[stages]
-            # A backward pass that stalled counts for less than its whole time, since at least a
-            # forward pass is left.
+            # Micro-batches whose passes may overlap with the two waits are not counted.
             ways.append((count - ahead - 2) * slowest_s + both)
         return np.asarray(np.where(can_end, np.maximum.reduce(ways), np.inf))
 
 
 def _each_s(options: Options, *, micro_batches: int, num_stages: int) -> Floats:
-    """The steady time of stages for one micro-batch, or slightly less: the first forward and the
-    last backward pass may be shorter than steady ones, since no fetch comes before the one and no
-    offload after the other.
+    """A lower bound of a stage's steady time for one micro-batch. The first forward and the last
+    backward pass may be shorter than steady ones, since no fetch precedes the one and no offload
+    follows the other.
 
     Where a stage waits for a micro-batch, all micro-batches but that one and half of those that it
     runs ahead count, so this difference is shared out to so many.
@@ -290,7 +291,9 @@ def _least_by_layers(
     layers: int,
     like: Ints | None,
 ) -> Mapping[int, Floats]:
-    """For each number of blocks, the least seconds of a stage that begins at block 0, 1, 2, ..."""
+    """For each number of blocks, the least seconds of a stage with as many blocks, by the block at
+    which the stage begins.
+    """
     least_of_count: dict[int, Floats] = {}
     for position in places:
         count = position.layers
@@ -304,9 +307,9 @@ def _least_by_layers(
     return least_of_count
 
 
-# The candidates for several stage positions in one list.
+# The candidates for several stages in one list.
 #
-# Axes: P positions, O candidates of all positions.
+# Axes of arrays: P stages, O candidates of all stages together.
 
 
 class _PlaceMenus(Protocol):
@@ -317,9 +320,8 @@ class _PlaceMenus(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlaceOptions:
-    """The candidates for several stage positions (P) in one list. Those for a position begin at
-    index ``starts`` and number ``counts``; ``row`` is a candidate's index in its own position's
-    list.
+    """The candidates for several stages in one list. Those for stage p begin at index ``starts[p]``
+    and number ``counts[p]``; ``row`` is a candidate's index in its own stage's list.
     """
 
     places: tuple[StagePosition, ...]
@@ -334,9 +336,7 @@ class PlaceOptions:
 
     @classmethod
     def of(cls, menus: _PlaceMenus, positions: Sequence[StagePosition], limit_s: float) -> Self:
-        """The candidates for these stage positions that may be in pipelines that take less than
-        ``limit_s``.
-        """
+        """Those candidates for these stages that may be in a pipeline faster than ``limit_s``."""
         menus_of_positions = [menus[position] for position in positions]
         rows = [
             np.flatnonzero(menus.group.micro_batches * options.stable_s < limit_s)

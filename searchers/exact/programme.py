@@ -1,4 +1,5 @@
-"""Joins stages to the fastest pipeline by dynamic programming, from the last stage to the first.
+"""Combines stages into the fastest pipeline by dynamic programming, from the last stage to the
+first.
 
 Everything that matters of a partial pipeline is its stages, blocks and GPUs, and the chains that it
 means for stages in front of it (``mistlab.cost.chains``). No chain becomes shorter if a chain
@@ -40,18 +41,18 @@ from searchers.exact.relaxed import Relaxed
 from searchers.meshes import Mesh, even_layers, layer_counts, lies_well
 from searchers.strategy import Ledger
 
-# The beam width: the number of partial pipelines that a beam search keeps for each number of blocks
-# and GPUs used.
+# The beam width: how many partial pipelines a beam search keeps for each pair of numbers of blocks
+# and GPUs in use.
 BEAM = 16
 FEW = 16  # How many pipelines are near the best.
-# Where times are rounded, dominated partial pipelines are pruned whenever there are more partial
+# When times are rounded, dominated partial pipelines are pruned as soon as there are more partial
 # pipelines than this.
 MOST = 1 << 17
 
 
 class StageMenus(Protocol):
-    """The interface of the lists of candidates for the stages of a group of pipelines, by stage
-    position.
+    """What the dynamic programme needs: the list of candidates for each stage of a group of
+    pipelines.
     """
 
     problem: Problem
@@ -62,39 +63,39 @@ class StageMenus(Protocol):
     with_host: bool
 
     def __getitem__(self, position: StagePosition) -> Options:
-        """The candidates for a stage position; ``prepare`` must have evaluated it before."""
+        """The candidates for a stage that ``prepare`` has evaluated."""
         ...
 
     def prepare(self, places: Iterable[StagePosition], limit_s: float) -> None:
-        """Evaluate the candidates for these stage positions; those that no pipeline faster than
-        ``limit_s`` can contain are pruned.
+        """Evaluate the candidates for these stages, and prune those that no pipeline faster than
+        ``limit_s`` can contain.
         """
 
 
-# The stages of a pipeline: each stage's position, and the index of its candidate.
+# The stages of a pipeline, each with the index of its candidate.
 Chosen = tuple[tuple[StagePosition, int], ...]
 
 
 def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-    """The fastest pipeline of a group of pipelines, and its iteration time by the closed form; None
-    if none takes less than ``limit_s``.
+    """The fastest pipeline of a group, with its closed-form iteration time; None if no pipeline
+    takes less than ``limit_s``.
     """
     return _Join(menus=menus).fastest(limit_s)
 
 
 def join_hastily(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-    """The best pipeline that a beam search finds in a group of pipelines, as ``join`` returns it:
-    usually as fast, and found much sooner.
+    """The best pipeline of a group that a beam search finds, with its closed-form iteration time.
+    It is usually as fast as that of ``join``, and found much sooner.
     """
     return _Join(menus=menus, beam=BEAM).fastest(limit_s)
 
 
 def near_best(menus: Menus, limit_s: float) -> list[tuple[float, Plan, tuple[StagePosition, ...]]]:
-    """The fastest few pipelines of a beam search that differ in more than memory savings, fastest
-    first: each one's time, plan and stage positions.
+    """The fastest pipelines of a beam search that differ in more than memory savings, fastest
+    first: the time, plan and stages of each.
     """
-    # Host memory may rule out every partial pipeline that a beam would keep. So while there is no
-    # plan to beat, all are kept.
+    # Host memory, which stages on a node share, may rule out every partial pipeline that a beam
+    # would keep. So all of them are kept while there is no plan to beat.
     beam = None if menus.with_host and limit_s == np.inf else BEAM
     return _Join(menus=menus, beam=beam).pipelines(limit_s, FEW)
 
@@ -109,9 +110,9 @@ def fastest_few(
     grain_s: float = 0.0,
     beam: int | None = None,
 ) -> list[tuple[float, Chosen]]:
-    """The fastest few pipelines with distinct stage positions that take less than ``limit_s``, with
-    their times, fastest first. With ``grain_s`` above zero, times are rounded down to multiples of
-    it: they are then lower bounds, and far fewer partial pipelines differ.
+    """The fastest pipelines under ``limit_s`` that differ in more than memory savings, with their
+    times, fastest first. If ``grain_s`` is above zero, times are lower bounds, rounded down to its
+    multiples, and far fewer partial pipelines are examined.
     """
     joined = _Join(
         menus=menus, beam=beam, completions=completions, relaxed=relaxed, grain_s=grain_s
@@ -120,7 +121,7 @@ def fastest_few(
 
 
 def plan_of(menus: StageMenus, chosen: Chosen) -> Plan:
-    """The plan of a pipeline, from the candidate that is chosen for each stage."""
+    """The plan of a pipeline, given the candidate chosen for each stage."""
     stages = tuple(
         menus[place].stage_plan(option, place.mesh, place.layers) for place, option in chosen
     )
@@ -133,8 +134,8 @@ def plan_of(menus: StageMenus, chosen: Chosen) -> Plan:
 
 
 def places_by_stage(menus: StageMenus, limit_s: float) -> list[list[StagePosition]]:
-    """For each stage, last stage first, its possible positions, after evaluating the candidates for
-    them.
+    """For each stage, from the last to the first, the choices of mesh, blocks and ranks that it may
+    have; the candidates for all of them are evaluated.
     """
     stages = _Join(menus=menus).places_by_stage(limit_s)
     menus.prepare([place for places in stages for place in places], limit_s)
@@ -156,8 +157,8 @@ class _Join:
     def pipelines(
         self, limit_s: float, count: int
     ) -> list[tuple[float, Plan, tuple[StagePosition, ...]]]:
-        """The fastest few pipelines with distinct stage positions: each one's time, plan and stage
-        positions.
+        """The fastest pipelines that differ in more than memory savings: the time, plan and stages
+        of each.
         """
         return [
             (seconds, plan_of(self.menus, chosen), tuple(place for place, _ in chosen))
@@ -165,8 +166,8 @@ class _Join:
         ]
 
     def found(self, limit_s: float, count: int) -> list[tuple[float, Chosen]]:
-        """The fastest few pipelines with distinct stage positions: each one's time and chosen
-        candidates.
+        """The fastest pipelines that differ in more than memory savings: the time and chosen
+        candidates of each.
         """
         known: dict[tuple[StagePosition, ...], tuple[float, Partials, int]] = {}
         partials = Partials.nothing()
@@ -194,9 +195,7 @@ class _Join:
         return [(seconds, tuple(whole.stages(row))) for seconds, whole, row in fastest]
 
     def _worth(self, partials: Partials, stages: int, limit_s: float) -> Partials:
-        """The partial pipelines with ``stages`` stages that may still become the fastest
-        pipeline.
-        """
+        """The partial pipelines of ``stages`` stages that may still become the fastest pipeline."""
         least_s = self._least_s(partials, stages)
         kept = [np.empty(0, dtype=np.intp)]
         for _, here in partials.by_taken():
@@ -209,11 +208,14 @@ class _Join:
         return partials.chosen(np.concatenate(kept))
 
     def places_by_stage(self, limit_s: float) -> list[list[StagePosition]]:
-        """For each stage, last stage first, its possible positions."""
+        """For each stage, from the last to the first, the choices of mesh, blocks and ranks that it
+        may have.
+        """
         taken: Iterable[Taken] = [(0, 0)]
         stages = []
         for after in range(self._most_stages):
-            # Added one by one, since with thousands of GPUs there are millions of steps.
+            # Sets are filled element by element, since with thousands of GPUs there are millions of
+            # steps, too many for a list.
             places, behind = set(), set()
             for before, position in self._steps(taken, after, limit_s):
                 places.add(position)
@@ -240,8 +242,8 @@ class _Join:
         return min(self._most_stages, self.relaxed.most_stages(limit_s))
 
     def _extended(self, partials: Partials, after: int, limit_s: float) -> Partials:
-        """Put one more stage in front of every partial pipeline, in every possible way; results
-        that cannot beat ``limit_s`` are pruned.
+        """Extend every partial pipeline by one stage in front, in every possible way; prune those
+        that cannot become faster than ``limit_s``.
         """
         where = dict(partials.by_taken())
         steps = sorted(self._steps(where, after, limit_s), key=lambda step: _with(*step))
@@ -282,9 +284,9 @@ class _Join:
     def _steps(
         self, partials: Iterable[Taken], after: int, limit_s: float
     ) -> Iterator[tuple[Taken, StagePosition]]:
-        """For each pair of numbers of blocks and GPUs used so far, the positions of stages that may
-        come in front. Stages are pruned that are too slow, or that leave the other stages more
-        blocks than these can hold.
+        """For each pair of numbers of blocks and GPUs in use, the stages that may come in front.
+        Stages are left out if they are too slow, or if the other stages could not hold the
+        remaining blocks.
         """
         problem, group, work = self.menus.problem, self.menus.group, self.menus.work
         layers, gpus = self._all
@@ -309,8 +311,8 @@ class _Join:
                         yield taken, position._replace(first_block=int(like[left - count, count]))
 
     def _counts(self, after: int, limit_s: float) -> Mapping[Mesh, Sequence[int]]:
-        """The numbers of blocks that a stage on each mesh can have, with ``after`` stages behind
-        it, in a pipeline that takes less than ``limit_s``.
+        """How many blocks a stage on each mesh can have, with ``after`` stages behind it, in a
+        pipeline faster than ``limit_s``.
         """
         (layers, gpus), meshes = self._all, self.menus.group.meshes
         if self.relaxed is None:
@@ -320,7 +322,7 @@ class _Join:
         return {mesh: alone if mesh.num_gpus == gpus else by_mesh.get(mesh, []) for mesh in meshes}
 
     def _may_be(self, first_rank: int, mesh: Mesh, after: int) -> bool:
-        """Whether a stage on this mesh can start at rank ``first_rank``."""
+        """Whether a stage on this mesh may begin at rank ``first_rank``."""
         num_stages, cluster = self.menus.group.num_stages, self.menus.problem.cluster
         if first_rank < 0 or not lies_well(first_rank, mesh.num_gpus, cluster):
             return False
@@ -361,8 +363,8 @@ class _Join:
         row_behind: Rows,
         after: int,
     ) -> Partials:
-        """Put candidates for a stage (K) in front of partial pipelines (K) with ``after``
-        stages.
+        """Extend partial pipelines by one stage each: row k of the candidates goes in front of row
+        k of the partial pipelines, which have ``after`` stages.
         """
         position = options.place[option]
         chains = chains_in_front(
@@ -386,8 +388,8 @@ class _Join:
         return self._with_host(partials, options, option) if self.menus.with_host else partials
 
     def _with_host(self, partials: Partials, options: "PlaceOptions", option: Rows) -> Partials:
-        """The partial pipelines whose stages on the first stage's node together fit in the node's
-        host memory.
+        """The partial pipelines in which the stages on the first stage's node together fit in the
+        node's host memory.
         """
         cluster, gpus = self.menus.problem.cluster, options.gpus[partials.place]
         place_in_node = np.array([place.place_in_node for place in options.places])[partials.place]
@@ -399,9 +401,9 @@ class _Join:
         return partials.chosen(held <= host_room_at(cluster, place_in_node))
 
     def _least_s(self, partials: Partials, stages: int) -> Floats:
-        """A lower bound in seconds of the pipelines that partial pipelines (K) can become: the
-        slowest stage still to be put in front has at least an even share of the blocks, and at most
-        half of its passes overlap with the stages behind it.
+        """For each partial pipeline, a lower bound in seconds of the pipelines that it can become:
+        the slowest stage still missing has at least an even share of the remaining blocks, and at
+        most half of its passes overlap with the stages behind it.
         """
         if self.completions is not None:
             return self.completions.least_s(partials, stages)

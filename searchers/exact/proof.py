@@ -30,23 +30,24 @@ from searchers.exact.relaxed import Relaxed, alone_s
 from searchers.meshes import Mesh
 from searchers.strategy import ROUNDING, BudgetSpentError, Ledger
 
-# The number of pipelines, at most, whose boxes are halved in each round.
+# In each round, the boxes (sets of strategies) of at most this many pipelines are cut in half.
 AT_ONCE = 8
-# Times of partial pipelines are rounded down to multiples of a grain. These are its initial size,
-# as a share, and the factor by which it shrinks whenever the fastest pipelines contain no boxes.
+# Times of partial pipelines are rounded down to multiples of a grain, so that fewer differ. These
+# are the grain's first size, as a share of what a pipeline must save, and the divisor by which it
+# shrinks whenever the fastest pipelines contain no boxes (sets of strategies) any more.
 GRAIN, FINER = 0.25, 2.0
-# In an order of passes other than 1F1B, the proof for a group of pipelines ends when the grain is
-# below this share, because its bounds are not the times of plans.
+# Under a schedule other than 1F1B, the proof for a group of pipelines ends once the grain is below
+# this share, since the bounds of its plans are below their times in any case.
 FINEST = 0.0625
-# Where stages may have unequal sizes, the bounds of all groups of pipelines are brought within
-# these gaps (shares of the best plan's time) one after another: the larger the gap, the fewer
-# stages must be evaluated.
+# Where stages may have unequal numbers of GPUs, the bounds of all groups of pipelines are raised to
+# within the first of these gaps (shares of the best plan's time), then the next. At a larger gap
+# fewer stages must be evaluated.
 GAPS = (0.2, 0.175, 0.15, 0.1, 0.045, 0.018, 0.01, 0.005)
 
 
 def has_bounds(ledger: Ledger, space: SearchSpace) -> bool:
-    """Whether the predictor gives lower bounds over boxes (strategies with ratios in ranges) for
-    the stages of this search space, including those that offload.
+    """Whether the predictor gives lower bounds over sets of memory-saving strategies, as a proof of
+    this search space needs them.
     """
     model = ledger.predictor
     batch = StageBatch(layers=np.array([1]), data_parallel=1, tensor_parallel=1, micro_batch=1)
@@ -68,9 +69,9 @@ def proven_s(  # noqa: PLR0913 (a group of pipelines, and when to stop)
     seconds: float,
     hear: Callable[[float], object] = float,
 ) -> float:
-    """A lower bound in seconds of all plans in these groups of pipelines: within ``tolerance`` of
-    the best plan's time, or as close to it as the time limit allows. ``least_s`` are bounds to
-    start from; ``hear`` is called with the bound after each round.
+    """A lower bound in seconds of all plans of these groups of pipelines: within ``tolerance`` of
+    the best plan's time, or as high as the time limit allows. It starts from the bounds
+    ``least_s``, and calls ``hear`` with the bound after each round.
     """
     known = _Known(bounds=dict(least_s))
     is_long = any(group.has_unequal_sizes for group in least_s)
@@ -83,8 +84,8 @@ def proven_s(  # noqa: PLR0913 (a group of pipelines, and when to stop)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """What is proven so far: the bound of each group of pipelines, the groups whose bounds can rise
-    no further, and the groups' linear relaxations.
+    """What is proven so far: the lower bound of each group of pipelines, the groups whose bound can
+    rise no further, and the groups' linear relaxations.
     """
 
     bounds: dict[Group, float]
@@ -101,12 +102,13 @@ def _closing(
     *,
     gap: float,
 ) -> Iterator[Group]:
-    """Raise the bounds of groups of pipelines until each is within ``gap`` of the best plan or can
-    rise no further; yields a group after each round on it.
+    """Raises the lower bounds of groups of pipelines until each is within ``gap`` of the best plan
+    or can rise no further; yields a group after each round of work on it.
     """
     goal = 1 - max(gap, ROUNDING)
     bounds, ended = known.bounds, known.ended
-    # The number orders groups of pipelines with equal bounds, since groups cannot be compared.
+    # The number in each entry decides between groups with equal bounds, since groups themselves
+    # have no order.
     left = [
         (bound, number, group)
         for number, (group, bound) in enumerate(bounds.items())
@@ -123,7 +125,7 @@ def _closing(
         if proofs[group].has_ended:
             ended.add(group)
         if bounds[group] >= goal * ledger.best_s or group in ended:
-            # Freed here, since the candidates for a group of pipelines take much memory.
+            # Deleted at once, since the candidates for a group of pipelines take much memory.
             del proofs[group]
         heapreplace(left, (bounds[group], number, group))
         if group in ended:
@@ -134,24 +136,25 @@ def _closing(
 
 @dataclass(slots=True, kw_only=True)
 class _GroupProof:
-    """The lower bound of one group of pipelines, which rises round by round."""
+    """The lower bound of one group of pipelines, which rises from round to round."""
 
     menus: BoxMenus
     bound_s: float
-    # Pipelines that beat the best plan by less than this share of its time are not examined.
+    # Pipelines that are faster than the best plan by less than this share of its time are not
+    # examined.
     gap: float
     known: _Known
-    # The grain to which times of partial pipelines are rounded down, as a share of the gap divided
-    # by the number of stages.
+    # The grain to which times of partial pipelines are rounded down; it is a share of ``gap`` in
+    # seconds, divided by the number of stages.
     share: float = GRAIN
     rounds: int = 0
-    # Whether the group's bound can rise no further, as in an order of passes other than 1F1B, where
-    # plans take longer than their bounds.
+    # Whether the group's bound can rise no further: under a schedule other than 1F1B, plans take
+    # longer than their bounds.
     has_ended: bool = False
 
     def further(self) -> float:
-        """The bound of this group of pipelines after one more round; if no pipeline of it can beat
-        the best plan by more than ``gap``, that limit. Plans that are found are predicted.
+        """The lower bound of this group of pipelines after one more round; at most the best plan's
+        time less the share ``gap``. Plans found on the way are predicted.
         """
         menus, ledger, group = self.menus, self.menus.ledger, self.menus.group
         limit_s = self._limit_s
@@ -169,8 +172,8 @@ class _GroupProof:
                 like = like_blocks(pattern, layers) if len(pattern) > 1 else None
                 completions = Completions.of(menus, stages, group.micro_batches, layers, like)
         else:
-            # The linear relaxation leaves only few stage positions possible, so they are not
-            # enumerated here.
+            # The linear relaxation knows how many stages a pipeline can have, so the possible
+            # stages are not listed here.
             most_stages = relaxed.most_stages(limit_s)
         # While there is no plan to beat, the best plan is assumed to take at most twice the bound.
         gap_s = min(limit_s, 2 * self.bound_s) - self.bound_s
@@ -187,8 +190,8 @@ class _GroupProof:
                     return self.bound_s
         else:
             self._show(menus, closed)
-            # The fastest pipelines contain no boxes any more, and in such an order plans take
-            # longer than the bounds, which therefore rise no further.
+            # The fastest pipelines consist of single strategies, so there is nothing left to split.
+            # Under schedules other than 1F1B the bound is then final.
             self.has_ended = bool(closed) and len(closed) == len(fastest) and self.share < FINEST
         if closed:
             self.share /= FINER
@@ -198,8 +201,8 @@ class _GroupProof:
         return self.bound_s
 
     def _may_look(self) -> bool:
-        """Whether to look for plans after this round. With unequal meshes that takes as long as the
-        round, so it is done ever less often.
+        """Whether to look for plans after this round. Where stages differ in their meshes that
+        takes as long as the round itself, so it is done ever less often.
         """
         self.rounds += 1
         is_long = self.menus.group.has_unequal_sizes
@@ -211,8 +214,8 @@ class _GroupProof:
         return group.num_stages is None and group.has_formula and is_found
 
     def _relaxed_s(self) -> float:
-        """A lower bound of this group of pipelines by a linear relaxation in which stages may be
-        fractional, and of its single-stage pipelines.
+        """A lower bound of this group of pipelines: of those with several stages by a linear
+        relaxation (stages may be fractional), and of those with one stage by itself.
         """
         relaxed = Relaxed.of(self.menus, self.menus.ledger.best_s)
         self.known.relaxed[self.menus.group] = relaxed
@@ -226,8 +229,8 @@ class _GroupProof:
         return (1 - self.gap) * self.menus.ledger.best_s
 
     def _look_for_plans(self, completions: Completions | None) -> None:
-        """Predict a plan that may beat the best plan, if a beam search over candidates that are
-        single strategies finds one.
+        """Predict the plan of a beam search over single strategies, if one is found that may beat
+        the best plan.
         """
         certain = self.menus.certain()
         limit_s = self._limit_s
@@ -237,21 +240,19 @@ class _GroupProof:
         )
         chosen = [one for _, one in fastest]
         if self.menus.group.num_stages == 1:
-            # Few rounds lead to the best single-stage plan, so further candidates are predicted as
-            # its rivals.
+            # The best single-stage plan is found in few rounds, so the next best candidates are
+            # predicted too, as its rivals.
             chosen = [((place, row),) for ((place, _),) in chosen for row in certain.fastest(place)]
         self._show(certain, chosen)
 
     def _show(self, menus: BoxMenus, pipelines: Iterable[Chosen]) -> None:
-        """Predict the plans of those pipelines that can run their order of passes."""
+        """Predict the plans of those pipelines that can run their schedule."""
         plans = [plan_of(menus, one) for one in pipelines]
         self.menus.ledger.predict([plan for plan in plans if _can_run(plan)])
 
 
 def _can_run(plan: Plan) -> bool:
-    """Whether a plan can run its order of passes; a plan with one stage can run the default order
-    only.
-    """
+    """Whether a plan can run its schedule; a plan with one stage can only run the default one."""
     if plan.num_stages == 1:
         return plan.order == DEFAULT_ORDER
     fewest = min(stage.layers for stage in plan.stages)

@@ -1,4 +1,4 @@
-"""Joins stages as in Mist's publication (EuroSys 2025): by samples of Pareto frontiers and a
+"""Combines stages as in Mist's publication (EuroSys 2025): by samples of Pareto frontiers and a
 mixed-integer linear programme.
 
 Of the candidates for a stage only samples of the Pareto frontier of steady time t and extra time d
@@ -23,22 +23,22 @@ from mistlab.plan.plan import Plan
 from searchers.exact.candidates import Menus, Options, StagePosition, undominated
 from searchers.exact.programme import Chosen, places_by_stage, plan_of
 
-# The number of weighted sums of a stage's steady and extra time whose minima sample the stage's
-# Pareto frontier.
+# How many weights are tried: for each, the candidate with the least weighted sum of steady and
+# extra time becomes a sample of the stage's Pareto frontier.
 WEIGHTS = 30
 # The seconds after which the solver of one linear programme is stopped.
 PATIENCE_S = 600.0
-# The solver looks for plans up to this factor slower than the known plan, because of its own
-# tolerances.
+# The solver may return plans that are up to this factor slower than the best known plan, to allow
+# for its own tolerances.
 ALMOST = 1 + 1e-6
 
-# A function that selects which candidates for a stage take part in the linear programme.
+# A function that selects the candidates for a stage that enter the linear programme.
 Pick = Callable[[Options], Options]
 
 
 def best_by_weights(options: Options, *, share: float = 1.0, weights: int = WEIGHTS) -> Options:
-    """For each of ``weights`` weights, the candidate with the least weighted sum of steady and
-    extra time.
+    """For each of a number of weights, the candidate with the least weighted sum of steady time and
+    extra time per iteration.
     """
     if not len(options):
         return options
@@ -49,8 +49,8 @@ def best_by_weights(options: Options, *, share: float = 1.0, weights: int = WEIG
 
 
 def samples_of(micro_batches: int, weights: int = WEIGHTS) -> Pick:
-    """A ``Pick`` that samples the Pareto frontier of steady and extra time, separately for each
-    number of recomputed blocks.
+    """A function that samples the Pareto frontier of a stage's steady and extra time, separately
+    for each number of recomputed blocks.
     """
 
     def picked(options: Options) -> Options:
@@ -65,22 +65,24 @@ def samples_of(micro_batches: int, weights: int = WEIGHTS) -> Pick:
 
 
 def true_frontier(options: Options) -> Options:
-    """The Pareto frontier of steady and extra time, of which the published search takes samples."""
+    """The whole Pareto frontier of a stage's steady and extra time, of which the published search
+    takes samples.
+    """
     return options.chosen(undominated([*times_of(options)]))
 
 
 def times_of(options: Options) -> tuple[Floats, Floats]:
-    """The steady time of each candidate (F), and its extra time per iteration, which is at least
-    zero.
+    """For each candidate, its steady time, and the extra time that it adds once per iteration (at
+    least zero).
     """
     passes = passes_of(options.times)
     return steady_s(passes), np.maximum(extra_s(passes), 0.0)
 
 
 def join_by_objective(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-    """The pipeline of a group with the least published objective, and the objective's value; None
-    unless it is below ``limit_s``. ``menus`` has the candidates that take part, for stages with
-    equally many GPUs; a single stage needs no linear programme.
+    """The pipeline of a group with the least value of the published objective, and that value; None
+    if it is not below ``limit_s``. ``menus`` has the candidates for stages with equally many GPUs;
+    a single stage needs no linear programme.
     """
     stages = places_by_stage(menus, limit_s)
     hopeful = menus.only(lambda place, options: _hopeful(menus, place, options, limit_s))
@@ -96,7 +98,9 @@ def join_by_objective(menus: Menus, limit_s: float) -> tuple[float, Plan] | None
 
 
 def objective_s(stages: Sequence[tuple[Floats, Floats]], micro_batches: int) -> float:
-    """The published objective of a pipeline, from the steady and extra time of each stage."""
+    """The value of the published objective for a pipeline, from the steady and extra time of each
+    stage.
+    """
     length: Published[float] = Published.of_nothing(0.0)
     for steady, extra in reversed(stages):
         length = in_front(Numbers(), float(steady[0]), float(extra[0]), length)
@@ -104,8 +108,8 @@ def objective_s(stages: Sequence[tuple[Floats, Floats]], micro_batches: int) -> 
 
 
 def _hopeful(menus: Menus, position: StagePosition, options: Options, limit_s: float) -> Options:
-    """The candidates with which a pipeline may beat ``limit_s``: the slowest stage takes at least
-    the candidate's time, and the other stages at least the computation of their blocks.
+    """The candidates with which a pipeline may beat ``limit_s``, if the slowest stage takes no less
+    than the candidate and the other stages no less than the computation of their blocks.
     """
     others = menus.problem.workload.model.layers - position.layers
     others_s = menus.group.least_stages_s(menus.work, others)
@@ -114,7 +118,9 @@ def _hopeful(menus: Menus, position: StagePosition, options: Options, limit_s: f
 
 
 def _best_alone(menus: Menus, places: Sequence[StagePosition]) -> Chosen:
-    """The candidate with the least objective, for a stage that is the whole pipeline."""
+    """The candidate with the least value of the objective, for a stage that is the whole
+    pipeline.
+    """
     best: dict[float, Chosen] = {}
     for position in places:
         steady, extra = times_of(menus[position])
@@ -127,7 +133,7 @@ def _best_alone(menus: Menus, places: Sequence[StagePosition]) -> Chosen:
 def _solved(
     menus: Menus, stages: Sequence[Sequence[StagePosition]], limit_s: float
 ) -> Chosen | None:
-    """The candidates that the solver chooses for the stages; None if no pipeline beats the upper
+    """The candidates that the solver chooses for the stages; None if no pipeline is below the upper
     bound.
     """
     # Imported here, since the solver is slow to import.
@@ -142,7 +148,8 @@ def _solved(
         extra = stage.taken({place: own for place, (_, own) in times.items()})
         length = in_front(programme.inequalities(after), steady, extra, length)
     programme.minimise(length.whole(menus.group.micro_batches), ALMOST * limit_s)
-    # An estimate: handing the programme to the solver takes about as long as building it did.
+    # An estimate: handing the linear programme to the solver takes about as long as building it
+    # did.
     handing_s = ledger.wall_s - began_s
     programme.solve("highs", min(PATIENCE_S, ledger.seconds_left - handing_s))
     return programme.chosen(is_best=False)

@@ -1,4 +1,4 @@
-"""Searches pipelines whose stages all save memory in the same way, for models in which kinds of
+"""Searches uniform plans (all stages save memory in the same way) of models in which kinds of
 blocks alternate.
 
 What a stage costs depends on which blocks it has: on its first block, not on their number alone.
@@ -32,13 +32,13 @@ from searchers.meshes import Pipeline, even_layers, layer_counts
 from searchers.savings import Way, stage_of, ways_alike
 from searchers.strategy import ROUNDING, Ending, Ledger
 
-# The largest number of candidates for stages that are predicted per call, and of pipelines that are
+# How many candidates for stages are predicted in one call at most, and how many pipelines are
 # compared at once.
 ROWS_TOGETHER = 1 << 13
 PIPELINES_TOGETHER = 256
-# Times of partial pipelines are rounded down to multiples of a grain. As shares of the gap divided
-# by the number of stages: its initial size, the factor by which it shrinks, and the size below
-# which times are not rounded.
+# Times of partial pipelines are rounded down to multiples of a grain, so that fewer differ. As
+# shares of the gap to be proven divided by the number of stages: the grain's first size, then the
+# divisor by which it shrinks, then the size below which times are no longer rounded.
 GRAIN, FINER, FINEST = 0.25, 4.0, 0.001
 
 
@@ -48,16 +48,16 @@ def takes_turns(workload: Workload) -> bool:
 
 
 def takes_ranges(space: SearchSpace) -> bool:
-    """Whether this search can handle a space: its only order of passes is 1F1B, or all stages are
-    alike and have equally many blocks.
+    """Whether this search can handle a space: its only schedule is 1F1B, or all stages are equal
+    with equally many blocks.
     """
     are_equal = not space.unequal_stages and space.layers_off_balance == 0
     return space.orders == (DEFAULT_ORDER,) or are_equal
 
 
 def searched_by_ranges(problem: Problem, space: SearchSpace, ledger: Ledger) -> Ending:
-    """The best plan in which all stages save memory in the same way: proven if all divisions of the
-    blocks could be tried, otherwise with its gap to a lower bound.
+    """The best uniform plan (all stages save memory in the same way). It is proven best if every
+    division of the blocks could be tried; otherwise a lower bound is returned with it.
     """
     hierarchy = Hierarchy.of(problem, space, ledger)
     search = RangeSearch(problem=problem, space=space, ledger=ledger)
@@ -74,7 +74,7 @@ def searched_by_ranges(problem: Problem, space: SearchSpace, ledger: Ledger) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Alike:
-    """A pipeline whose stages all save memory in the same way, and a lower bound of its iteration
+    """A pipeline whose stages all save memory in the same way, with a lower bound of its iteration
     time over all divisions of the blocks.
     """
 
@@ -85,8 +85,8 @@ class _Alike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeSearch:
-    """Searches the plans in which all stages save memory in the same way, with many pipelines per
-    call of the predictor.
+    """Searches uniform plans (all stages save memory in the same way), with many pipelines per call
+    of the predictor.
     """
 
     problem: Problem
@@ -101,7 +101,7 @@ class RangeSearch:
         yield from ways_alike(self.space, pipeline.meshes[0], most, in_pipeline=count > 1)
 
     def times(self, pipeline: Pipeline, way: Way) -> RangeTimes:
-        """The times of a pipeline's stages for all ranges of blocks, if all stages save memory in
+        """The times of a pipeline's stages with every range of blocks, if all stages save memory in
         this way.
         """
         divisions = self._divisions_of(pipeline.num_stages)
@@ -122,8 +122,8 @@ class RangeSearch:
                             break
 
     def bounded(self, ways: Sequence[_Alike]) -> list[_Alike]:
-        """The pipelines that may beat the best plan, with lower bounds over all divisions of their
-        blocks; the plans closest to these bounds are predicted.
+        """The pipelines that may beat the best plan, each with a lower bound over all divisions of
+        its blocks. The plans closest to these bounds are predicted.
         """
         hopeful: list[_Alike] = []
         for number, part in enumerate(_parts(ways, PIPELINES_TOGETHER)):
@@ -158,8 +158,9 @@ class RangeSearch:
         return hopeful
 
     def close(self, ways: Sequence[_Alike]) -> float:
-        """A lower bound in seconds of all plans, after trying divisions of the blocks by ascending
-        lower bounds: all divisions or, if these are too many, those that may be fastest.
+        """A lower bound in seconds of all uniform plans, after trying divisions of the blocks among
+        stages by ascending bounds: all divisions or, if there are too many, the most promising
+        ones.
         """
         left_s = inf
         in_order = sorted(ways, key=lambda one: one.least_s)
@@ -176,8 +177,8 @@ class RangeSearch:
         return min(left_s, self.ledger.best_s)
 
     def _joined_s(self, alike: _Alike, times: RangeTimes, left_s: float) -> float:
-        """A lower bound in seconds over all divisions of the blocks, if there are too many to try
-        each.
+        """A lower bound in seconds over all divisions of the blocks among stages, where there are
+        too many divisions to try each.
         """
         share, least_s = GRAIN, alike.least_s
         while least_s < self.ledger.best_s * (1 - ROUNDING):
@@ -199,8 +200,8 @@ class RangeSearch:
         return [one for one in ways if one.least_s < self.ledger.best_s]
 
     def _by_stages(self, ways: Sequence[_Alike]) -> Iterator[tuple[list[_Alike], Divisions]]:
-        """Pipelines grouped by their number of stages, with all divisions of the blocks among as
-        many stages.
+        """Groups pipelines by their number of stages; with each group come all divisions of the
+        blocks among so many stages.
         """
         by_stages: dict[int, list[_Alike]] = defaultdict(list)
         for alike in ways:
@@ -216,7 +217,9 @@ class RangeSearch:
         return self._divisions[count]
 
     def _show_best(self, alike: _Alike, times: RangeTimes, shares: Ints) -> None:
-        """Predict the best of some divisions of the blocks (D, S), if it may beat the best plan."""
+        """Predict the fastest of some divisions of the blocks, if it may beat the best plan; a
+        division is a row of block counts.
+        """
         seconds = times.seconds_of(times.divisions.ranges_of(shares))
         for division in np.argsort(seconds, kind="stable"):
             # The stages on a node share its host memory, so only the prediction of a whole plan
@@ -225,12 +228,12 @@ class RangeSearch:
                 break
 
     def _show(self, alike: _Alike, shares: Ints) -> bool:
-        """Predict a plan; returns whether it fits in memory."""
+        """Predict a pipeline's plan; returns whether it fits in memory."""
         return self.ledger.predict([_plan(self.space, alike, shares.tolist())])[0].fits
 
     def _times(self, ways: Sequence[_Alike], divisions: Divisions, ranges: Rows) -> RangeTimes:
         """The times of stages with the given ranges of blocks, for pipelines with equally many
-        stages; entries of other ranges are not valid.
+        stages. Entries for other ranges of blocks have no meaning.
         """
         size = len(ways), len(divisions.asked)
         batch = self._batch(ways, divisions.asked[ranges])
@@ -250,7 +253,7 @@ class RangeSearch:
         )
 
     def _batch(self, ways: Sequence[_Alike], asked: Ints) -> StageBatch:
-        """The ranges of blocks (R, 3) of each pipeline (C), as candidates for stages (C R)."""
+        """Each pipeline's stage once for every range of blocks, as candidates in one batch."""
         stage, first_block, layers = (np.tile(column, len(ways)) for column in asked.T)
         each, count = len(asked), ways[0].pipeline.num_stages
         meshes = [one.pipeline.meshes[0].values() for one in ways]

@@ -1,4 +1,5 @@
-"""Lower bounds of pipelines by a linear relaxation, in which blocks and GPUs have dual prices.
+"""Lower bounds of pipelines' iteration times by a linear relaxation, in which blocks and GPUs have
+dual prices.
 
 Axes: M columns, S positions from the end; E ends: the last stage, any between, and the first one.
 """
@@ -20,24 +21,25 @@ from searchers.exact.divisions import like_blocks
 from searchers.exact.partials import Partials
 from searchers.meshes import Mesh, lies_well
 
-# The dual prices of blocks and GPUs that give the highest lower bounds.
+# Finds the dual prices of blocks and GPUs that give the highest lower bounds.
 #
-# Axes: M columns of the linear programme, S positions from the end; E kinds of position: last,
-# inner and first stage.
+# Axes of arrays: M columns of the linear programme, S positions counted from the last stage, E
+# kinds of stage (last, inner, first).
 
 
 # In the linear programme, missing or surplus blocks and GPUs cost this multiple of the upper bound,
 # so that it always has a solution.
 FAR = 50.0
-# Indices of the kinds of stage: last, inner and first.
+# Row indices of the last, the inner and the first stages in tables with a row for each kind of
+# stage.
 LAST, BETWEEN, FIRST = range(3)
 ENDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columns:
-    """The columns of the linear programme, each a number of blocks on some GPUs: the least times
-    (E, M) of such a stage over all memory-saving strategies, for G micro-batches.
+    """The columns of the linear programme. Each stands for a stage with some number of blocks on
+    some GPUs: its least times over all memory-saving strategies, as last, inner and first stage.
 
     The first stage has the embedding and receives nothing, the last one has the head and sends
     nothing, so they may take more or less than the others. ``sent_s`` (M) is the time of sends to
@@ -55,7 +57,7 @@ class Columns:
     sent_s: Floats
     forward_s: Floats
     backward_s: Floats
-    # Whether only the latency of a micro-batch counts, as if no stage ever stalled.
+    # If true, only the latency of a single micro-batch counts, as if no stage ever stalled.
     is_passage: bool = False
 
     def __len__(self) -> int:
@@ -68,12 +70,12 @@ class Columns:
 
     @property
     def share_of_gpus(self) -> Floats:
-        """The share of all GPUs that the stage of each column uses (M)."""
+        """For each column of the linear programme, the share of all GPUs that its stage uses."""
         return np.asarray(self.gpus / self.all_gpus)
 
     def merged(self) -> Self:
-        """A copy with one column for each pair of shares of blocks and GPUs, which has the least of
-        each time.
+        """A copy in which columns with equal shares of blocks and of GPUs become one column with
+        the least of each time.
         """
         told_apart = np.stack([self.share_of_layers, self.gpus])
         _, first, which = np.unique(told_apart, axis=1, return_index=True, return_inverse=True)
@@ -92,16 +94,16 @@ class Columns:
         )
 
     def passages_s(self, stages: int) -> Floats:
-        """The latency of a micro-batch through the stage of each column at each position (S, M);
-        the last stage sends nothing on.
+        """The latency of a micro-batch through a stage, a row for each position in the pipeline and
+        a column for each kind of stage considered; the last stage sends nothing on.
         """
         passed_s = self.passed_s[_ends(stages)]
         passed_s[1:] += self.sent_s
         return passed_s
 
     def waits_s(self, stages: int) -> Floats:
-        """How much longer than its latency a pipeline takes if it stalls at a stage, for each
-        position and column (S, M).
+        """By how much more than its latency a pipeline takes if it stalls at a stage, a row for
+        each position in the pipeline and a column for each stage considered.
         """
         count = 1 if self.is_passage else self.micro_batches
         ahead = np.minimum(count, np.arange(1, stages + 1)) - 1
@@ -110,16 +112,16 @@ class Columns:
 
 
 def _ends(stages: int) -> list[int]:
-    """The kind of stage (last, inner or first) at each position from the end (S), for two stages or
-    more.
+    """The kind of stage (last, inner or first) at each position of a pipeline of at least two
+    stages, counted from the end.
     """
     return [LAST, *[BETWEEN] * (stages - 2), FIRST]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prices:
-    """Dual prices: the weights of positions from the end (S) and of the shares of blocks and of
-    GPUs, which add up to at most 1; and what all blocks and all GPUs are worth, in seconds.
+    """Dual prices: weights of the stages' positions and of the shares of blocks and GPUs, which add
+    up to at most 1; and what all blocks and all GPUs are worth, in seconds.
     """
 
     positions: Floats
@@ -130,7 +132,9 @@ class Prices:
 
     @classmethod
     def made(cls, weights: Floats, layers_s: float, gpus_s: float) -> Self:
-        """Prices with weights (S + 2) that are proportional to ``weights`` and add up to 1."""
+        """Prices whose weights are proportional to ``weights`` and add up to 1; the last two
+        weights are those of the shares of blocks and GPUs.
+        """
         weights = np.maximum(weights, 0.0)
         weights = weights / max(weights.sum(), 1e-300)
         return cls(
@@ -142,8 +146,8 @@ class Prices:
         )
 
     def for_stages(self, stages: int) -> Self:
-        """The prices converted to another number of stages, by interpolating the weights of
-        positions.
+        """The prices for pipelines of another number of stages; weights of positions are
+        interpolated.
         """
         at = np.linspace(0, len(self.positions) - 1, stages)
         positions = np.interp(at, np.arange(len(self.positions)), self.positions)
@@ -160,16 +164,15 @@ class Prices:
         )
 
     def weight_of(self, after: int, layers: Floats, gpus: Floats) -> Floats:
-        """The sum of the dual weights of the stages still to be put in front of a partial pipeline
-        of ``after`` stages; ``layers`` and ``gpus`` are the shares of blocks and GPUs left for them
-        (K).
+        """The sum of the dual weights of the stages that partial pipelines of ``after`` stages
+        still need; ``layers`` and ``gpus`` are the shares of blocks and GPUs left for these.
         """
         positions = self.positions[after:].sum()
         return np.asarray(positions + self.of_layers * layers + self.of_gpus * gpus)
 
     def cost_s(self, columns: Columns) -> Floats:
-        """The cost in seconds of each column at each position (S, M): its latency plus its weighted
-        stall.
+        """The cost in seconds of each column of the linear programme at each position in the
+        pipeline: its latency plus its weighted stall.
         """
         stages = len(self.positions)
         weights = self.positions[:, None] + (
@@ -178,14 +181,14 @@ class Prices:
         return columns.passages_s(stages) + weights * columns.waits_s(stages)
 
     def beyond_s(self, columns: Columns) -> Floats:
-        """The reduced cost in seconds of each column at each position (S, M): its cost minus what
-        its blocks and GPUs are worth.
+        """The reduced cost in seconds of each column of the linear programme at each position in
+        the pipeline: its cost minus what its blocks and GPUs are worth.
         """
         worth_s = self.layers_s * columns.share_of_layers + self.gpus_s * columns.share_of_gpus
         return self.cost_s(columns) - worth_s
 
     def bound_s(self, columns: Columns) -> float:
-        """The lower bound in seconds that these prices give for all pipelines made of these
+        """The lower bound in seconds that these prices give for all pipelines composed of these
         columns.
         """
         least_s = self.beyond_s(columns).min(axis=1).sum()
@@ -195,9 +198,9 @@ class Prices:
 def dearest(
     columns: Columns, stages: int, near: Prices | None, enough_s: float
 ) -> tuple[Prices, float]:
-    """The prices with the highest lower bound for pipelines with ``stages`` stages, and that bound.
-    The prices ``near``, found for a similar number of stages, are used if they give at least
-    ``enough_s``.
+    """The dual prices with the highest lower bound for pipelines of ``stages`` stages, and that
+    bound. The prices ``near``, found for a similar number of stages, are taken instead if their
+    bound is at least ``enough_s``.
     """
     if near is not None:
         prices = near.for_stages(stages)
@@ -209,8 +212,8 @@ def dearest(
 
 
 def _solved(columns: Columns, stages: int, far_s: float) -> Prices:
-    """Find the dual prices by linear programming. The variables are the shares of columns at each
-    position, missing and surplus blocks and GPUs, and the longest stall.
+    """Finds the dual prices by linear programming. Its variables are the share of each column at
+    each position in the pipeline, missing and surplus blocks and GPUs, and the longest stall.
     """
     from scipy import sparse  # noqa: PLC0415 (slow to import)
     from scipy.optimize import linprog  # noqa: PLC0415
@@ -251,31 +254,31 @@ def _solved(columns: Columns, stages: int, far_s: float) -> Prices:
 # Lower bounds of pipelines with unequal numbers of GPUs per stage, by allowing fractional stages.
 #
 # A pipeline of S stages takes a *column* at each position: a mesh and a number of blocks, with the
-# minimum times of any memory-saving strategy. The columns together use all blocks and all GPUs.
-# Let p be a stage's position from the end, P the latency of a micro-batch through a stage there and
-# back with its sends, and t = f + b the stage's steady-state time. A chain of passes stalls for the
-# first of G micro-batches at one stage i (``mistlab.cost.chains``), so a pipeline takes at least
+# minimum times of any memory-saving strategy. The columns together use all blocks and all GPUs. Let
+# p be a stage's position from the end, P the latency of a micro-batch through a stage there and
+# back with its sends, and t = f + b the stage's steady-state time for a forward and a backward
+# pass. Of G micro-batches, the first may have to wait at one stage i (``mistlab.cost.chains``), so
+# a pipeline takes at least
 #
-#     sum P + r_i    with    r_i = (G - 1) t_i - (min(G, p_i) - 1) f_i
+# sum P + r_i with r_i = (G - 1) t_i - (min(G, p_i) - 1) f_i
 #
 # The largest r is at least any weighted mean of all r. Weights may belong to positions, or be
 # shares of the blocks or of the GPUs. Blocks and GPUs have dual prices. The bound is then the worth
 # of all blocks and GPUs, plus for each position the smallest reduced cost of a column. It holds for
 # any weights and prices; a linear programme finds those that maximise it.
 #
-# Axes: M columns, S positions from the end, K partial pipelines.
+# Axes of arrays: M columns, S positions from the end, K partial pipelines.
 
 
-# Factors for the weights of the stages still to be put in front, and below for the prices of
-# blocks, among which the highest bound is taken.
+# Several dual prices are tried, and the highest bound is taken: the weights of the missing stages
+# are multiplied by each of the first factors, the prices of blocks by each of the second.
 RAISED = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
 VARIED = (0.7, 0.85, 1.0, 1.15, 1.3, 1.6, 2.0, 3.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Relaxed:
-    """Lower bounds of a group's pipelines with several stages, as far as they may beat an upper
-    bound.
+    """Lower bounds of a group's pipelines with several stages, where these may beat an upper bound.
 
     ``prices`` are those of each number of stages, for the time of all passes and for the passage
     alone; ``least_s`` is the bound of pipelines with so many stages.
@@ -285,15 +288,15 @@ class Relaxed:
     columns: Columns
     prices: Mapping[int, tuple[Prices, Prices]]
     least_s: Mapping[int, float]
-    # The share of all blocks, by least work, in the first 0, 1, 2, ... blocks.
+    # The share of all blocks, by their least time, that the first 0, 1, 2, ... blocks have.
     front: Floats
     _lines: dict[int, "list[_Lines]"] = field(default_factory=dict)
     _counts: dict[int, tuple[float, Mapping[Mesh, Sequence[int]]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, menus: BoxMenus, limit_s: float) -> Self:
-        """The bounds for pipelines of a group that may take less than ``limit_s``; the group's
-        candidates, ``menus``, are not changed.
+        """The lower bounds for those pipelines of a group that may take less than ``limit_s``; the
+        group's candidates in ``menus`` do not change.
         """
         front = _front_of(menus)
         meshes, columns = _columns(replace(menus), limit_s, front)
@@ -311,20 +314,20 @@ class Relaxed:
         return cls(meshes=meshes, columns=columns, prices=prices, least_s=least_s, front=front)
 
     def bound_s(self, limit_s: float) -> float:
-        """A lower bound in seconds of all pipelines with several stages; ``limit_s`` if none can
-        beat it.
+        """A lower bound in seconds of all pipelines with several stages; ``limit_s`` if none of
+        them can beat it.
         """
         return min([limit_s, *self.least_s.values()])
 
     def most_stages(self, limit_s: float) -> int:
-        """The most stages of a pipeline that can take less than ``limit_s``; 1 if none with several
-        stages can.
+        """The most stages of a pipeline that can take less than ``limit_s``; 1 if no pipeline with
+        several stages can.
         """
         return max([1, *(stages for stages, least_s in self.least_s.items() if least_s < limit_s)])
 
     def counts(self, after: int, limit_s: float) -> Mapping[Mesh, Sequence[int]]:
-        """The numbers of blocks that a stage on each mesh can have, with ``after`` stages behind
-        it, in a pipeline with several stages that takes less than ``limit_s``.
+        """How many blocks a stage on each mesh can have, with ``after`` stages behind it, in a
+        pipeline of several stages that takes less than ``limit_s``.
         """
         known_s, counts = self._counts.get(after, (-1.0, {}))
         if known_s != limit_s:
@@ -344,8 +347,8 @@ class Relaxed:
         return {mesh: sorted(counts) for mesh, counts in layers_of.items()}
 
     def rest_s(self, partials: Partials, stages: int) -> Floats:
-        """A lower bound in seconds of the pipelines that partial pipelines (K) with this many
-        stages can become.
+        """For each partial pipeline of so many stages, a lower bound in seconds of the pipelines
+        that it can become.
         """
         if not len(partials):
             return np.empty(0)
@@ -355,8 +358,8 @@ class Relaxed:
                 for count, prices in self.prices.items()
                 if count > stages
             ]
-        # Partial pipelines with equal numbers of blocks and GPUs are adjacent, so their bounds are
-        # computed once.
+        # Partial pipelines with equal numbers of blocks and GPUs follow one another, so a bound is
+        # computed once for each run of them.
         changes = np.diff(partials.layers).astype(bool) | np.diff(partials.gpus).astype(bool)
         first = np.flatnonzero(np.concatenate([[True], changes]))
         left = (
@@ -376,8 +379,8 @@ class Relaxed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Lines:
-    """Lower bounds for the stages still to be put in front of a partial pipeline: linear functions
-    (lines) of the shares of blocks and GPUs that are left.
+    """Lower bounds for the stages that a partial pipeline still needs, as linear functions (lines)
+    of the shares of blocks and GPUs that are left.
 
     Each line has its worth of blocks and of GPUs, and what it costs beside (B). A line holds where
     its weights add up to one at most.
@@ -390,8 +393,8 @@ class _Lines:
 
     @classmethod
     def of(cls, columns: Columns, prices: Prices, passage: Prices, stages: int) -> Self:
-        """The lines that prices give for pipelines of which the last ``stages`` stages are
-        known.
+        """The linear functions that dual prices give for pipelines of which the last ``stages``
+        stages are known.
         """
         return cls(
             prices=prices,
@@ -401,8 +404,8 @@ class _Lines:
         )
 
     def at(self, layers: Floats, gpus: Floats) -> tuple[Floats, Floats]:
-        """For partial pipelines (K), the least latency of the stages still to be put in front, and
-        the least sum of that latency and of their longest stall.
+        """For each partial pipeline, the least latency of the stages that it still needs, and the
+        least sum of that latency and of their longest stall.
         """
         through = _highest(self.passing, layers, gpus)
         weight = self.prices.weight_of(self.stages, layers, gpus)
@@ -416,8 +419,8 @@ class _Lines:
 
 
 def _lines(columns: Columns, prices: Sequence[Prices], stages: int) -> Floats:
-    """For each of the given prices, and for several prices of blocks, a line: what all blocks and
-    all GPUs are worth, and a constant.
+    """A linear function for each of the given dual prices and each factor of the price of blocks:
+    what all blocks and all GPUs are worth, and a constant.
     """
     rows = []
     for price_set in prices:
@@ -430,13 +433,13 @@ def _lines(columns: Columns, prices: Sequence[Prices], stages: int) -> Floats:
 
 
 def _highest(lines: Floats, layers: Floats, gpus: Floats) -> Floats:
-    """The highest of several lines at each pair of shares of blocks and GPUs (K)."""
+    """The highest of several linear functions, for each pair of shares of blocks and GPUs."""
     layers_s, gpus_s, beside_s = lines.T[:, :, None]
     return np.asarray((layers_s * layers + gpus_s * gpus + beside_s).max(axis=0))
 
 
 def alone_s(menus: BoxMenus, limit_s: float) -> float:
-    """A lower bound in seconds of a group's pipelines with one stage, at most ``limit_s``."""
+    """A lower bound in seconds of a group's pipelines with a single stage, at most ``limit_s``."""
     cluster, group = menus.problem.cluster, menus.group
     positions = [
         StagePosition(
@@ -466,14 +469,14 @@ def _most_stages(menus: BoxMenus) -> int:
 
 
 def _front_of(menus: BoxMenus) -> Floats:
-    """The share of all blocks, by their least work, in the first 0, 1, 2, ... blocks."""
+    """The share of all blocks, by their least time, that the first 0, 1, 2, ... blocks have."""
     front_s = menus.group.front_gpu_s(menus.work, menus.problem.workload.model.layers)
     return np.asarray(front_s / front_s[-1])
 
 
 def _columns(menus: BoxMenus, limit_s: float, front: Floats) -> tuple[Sequence[Mesh], Columns]:
-    """The columns of the linear programme for pipelines with several stages that may take less than
-    ``limit_s``, and the mesh of each column.
+    """The columns of the linear programme (stages that may occur in a pipeline of several stages
+    under ``limit_s``), and the mesh of each.
     """
     positions = [*_places(menus, limit_s)]
     numbers: dict[tuple[Mesh, int, int], int] = {}
@@ -483,7 +486,7 @@ def _columns(menus: BoxMenus, limit_s: float, front: Floats) -> tuple[Sequence[M
         + _end(position)
         for position in positions
     ]
-    # Columns start from the upper bound, which stays where no stage fits in memory.
+    # Every time starts from the upper bound, and keeps it where no stage fits in memory.
     fastest_s = np.full((4, ENDS * len(numbers)), limit_s)
     for options, of_place in menus.least(positions, limit_s):
         times = options.times
@@ -512,7 +515,8 @@ def _columns(menus: BoxMenus, limit_s: float, front: Floats) -> tuple[Sequence[M
         ),
         gpus=np.array([mesh.num_gpus for mesh in meshes], dtype=np.intp),
         passed_s=passed_s,
-        # The last stage sends nothing to a next stage, so its send does not count.
+        # The last stage sends nothing to a next stage, so only inner and first stages count for
+        # sends.
         sent_s=sent_s[[BETWEEN, FIRST]].min(axis=0),
         forward_s=forward_s,
         backward_s=backward_s,
@@ -525,8 +529,8 @@ def _end(position: StagePosition) -> int:
 
 
 def _places(menus: BoxMenus, limit_s: float) -> Iterator[StagePosition]:
-    """The stage positions for each mesh, number of blocks and place in a node: as first, last or
-    inner stage, with as few micro-batches in flight as possible.
+    """For each mesh, number of blocks and first rank in a node, the stage as first, last and inner
+    stage of a pipeline, with as few micro-batches in flight as possible.
     """
     problem, group, work = menus.problem, menus.group, menus.work
     layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
@@ -559,8 +563,8 @@ def _places(menus: BoxMenus, limit_s: float) -> Iterator[StagePosition]:
 
 
 def _most_elsewhere(gpus_s: float, gpu_s: float, layers: int) -> int:
-    """The most blocks that the other stages can have in ``gpus_s`` GPU-seconds per micro-batch, if
-    a block takes at least ``gpu_s``.
+    """The most blocks that the other stages can have, if they have ``gpus_s`` GPU-seconds for each
+    micro-batch, and a block takes at least ``gpu_s`` of them.
     """
     return math.ceil(min(gpus_s / gpu_s, layers - 1))
 

@@ -1,5 +1,5 @@
-"""A search like Aceso's: local changes at the slowest stage of a plan, each of which uses less of
-one resource and more of another.
+"""A search like Aceso's: it changes the slowest stage of a plan step by step; each change uses less
+of one resource and more of another.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,11 +21,12 @@ from searchers.methods.scores import Score, score_of
 from searchers.savings import Members, alike, bare_stage
 from searchers.strategy import Ending, Ledger
 
-# The moves of the search: changes of one stage that use less of one resource and more of another,
-# like Aceso's primitives.
+# The moves of the search: changes of one stage that use less of one resource (compute,
+# communication, memory) and more of another, like Aceso's primitives.
 #
-# Each move gives plans in which a stage uses less of a resource. Most of these plans use more of
-# another resource, or more on other stages. The caller checks which plans the search space allows.
+# A move returns several plans in which a stage uses less of a resource. Most of these plans use
+# more of another resource, or more on other stages. The caller checks which of the plans the search
+# space allows.
 
 
 Resource = Literal["compute", "communication", "memory", "host"]
@@ -36,7 +37,7 @@ _LEVELS = tuple(name for name in names_of("savings") if DIMENSIONS[name].shared_
 
 
 def moves(plan: Plan, stage: int, resource: Resource, space: SearchSpace) -> Iterator[Plan]:
-    """The plans that are one move away from ``plan``, and in which stage ``index`` uses less of
+    """The plans that one move away from ``plan`` has, in which stage ``index`` uses less of
     ``resource``.
     """
     for move in _MOVES[resource]:
@@ -48,8 +49,8 @@ def _with_stages(plan: Plan, changes: Mapping[int, StagePlan]) -> Plan:
 
 
 def _saving(plan: Plan, stage: int, changed: StagePlan, space: SearchSpace) -> Plan:
-    """The plan with the memory savings of one stage changed, or those of all stages if all must be
-    alike.
+    """The plan with other memory savings for one stage, or for all stages if all must save memory
+    in the same way.
     """
     if space.unequal_stages:
         return _with_stages(plan, {stage: changed})
@@ -58,8 +59,8 @@ def _saving(plan: Plan, stage: int, changed: StagePlan, space: SearchSpace) -> P
 
 
 def _recompute(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Move: recompute more or fewer blocks, wholly or in part: one more or fewer, a quarter, a
-    half, or all of the blocks that may be.
+    """A move: recompute more or fewer blocks, by one, a quarter, a half or all of those that can be
+    changed.
     """
     chosen = plan.stages[stage]
     counts = chosen.counts
@@ -72,7 +73,9 @@ def _recompute(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterato
 
 
 def _shard(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Move: change the stage to each higher, or each lower, ZeRO level."""
+    """A move: set the stage's ZeRO level (or another sharding level) to each higher or each lower
+    one.
+    """
     chosen = plan.stages[stage]
     for name in _LEVELS:
         for level in space.listed(name) or ():
@@ -81,19 +84,21 @@ def _shard(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Pl
 
 
 def _offload(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Move: offload more or less of one kind of state (weights, gradients, ...) to host memory."""
+    """A move: offload more or less of one kind of state (such as weights or gradients) to host
+    memory.
+    """
     chosen = plan.stages[stage]
     for name in OFFLOADS:
         ratios = space.listed(name) or ()
         now = ratios.index(chosen.value(name))
         others = ratios[now + 1 :] if sign > 0 else ratios[:now][::-1]
-        # The next larger or smaller ratio, and the largest or smallest one.
+        # Two ratios are tried: the nearest in this direction, and the farthest.
         for ratio in dict.fromkeys([*others[:1], *others[-1:]]):
             yield _saving(plan, stage, chosen.with_values({name: ratio}), space)
 
 
 def _change(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Move: change a memory saving that is neither a ZeRO level nor an offload ratio to each of its
+    """A move: set a memory saving that is neither a ZeRO level nor an offload ratio to each of its
     other values.
     """
     chosen = plan.stages[stage]
@@ -106,7 +111,9 @@ def _change(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
 
 
 def _change_mesh(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Move: change a mesh dimension that is not a parallel degree, such as sequence parallelism."""
+    """A move: change a dimension of the mesh that is not a parallel degree, such as sequence
+    parallelism.
+    """
     for name in other_names():
         if name in dimensions_of_axes():
             continue
@@ -121,7 +128,7 @@ def _change_mesh(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
 
 
 def _reorder(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Move: change the order of passes (pipeline schedule) of the plan."""
+    """A move: change the pipeline schedule of the plan."""
     del stage
     for order in space.orders:
         if order != plan.order:
@@ -129,7 +136,7 @@ def _reorder(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
 
 
 def _give_layers(plan: Plan, stage: int, _: SearchSpace) -> Iterator[Plan]:
-    """Move: give blocks to a neighbouring stage, or to the first or the last stage."""
+    """A move: give blocks to a neighbouring stage, or to the first or the last stage."""
     giver, last = plan.stages[stage], plan.num_stages - 1
     for taker in sorted({stage - 1, stage + 1, 0, last} - {stage, -1, plan.num_stages}):
         other = plan.stages[taker]
@@ -141,7 +148,7 @@ def _give_layers(plan: Plan, stage: int, _: SearchSpace) -> Iterator[Plan]:
 
 
 def _micro_batch(factor: float, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Move: make the micro-batches of all stages larger and fewer, or smaller and more."""
+    """A move: make the micro-batches of all stages larger and fewer, or smaller and more."""
     del stage, space
     count = plan.micro_batches / factor
     sizes = [own.micro_batch * factor for own in plan.stages]
@@ -154,8 +161,8 @@ def _micro_batch(factor: float, plan: Plan, stage: int, space: SearchSpace) -> I
 
 
 def _split(tensor: float, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Move: trade data parallelism for tensor parallelism on the same GPUs, or the reverse. If all
-    stages change, the number of micro-batches may change with them.
+    """A move: trade data parallelism for tensor parallelism on the same GPUs, or the reverse. If
+    all stages change, the number of micro-batches may change too.
     """
     if space.unequal_meshes:
         chosen = plan.stages[stage]
@@ -180,7 +187,7 @@ def _split(tensor: float, plan: Plan, stage: int, space: SearchSpace) -> Iterato
 
 
 def _take_gpus(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Move: take GPUs from another stage: as many as this stage has, or half of the other
+    """A move: take GPUs from another stage, as many as this stage has or half of the other
     stage's.
     """
     if not space.unequal_meshes:
@@ -195,7 +202,7 @@ def _take_gpus(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
 
 
 def _resized_mesh(stage: StagePlan, gpus: int) -> Iterator[StagePlan]:
-    """The stage on ``gpus`` GPUs, once with another data-parallel and once with another
+    """The stage on ``gpus`` GPUs: once with another data-parallel degree, and once with another
     tensor-parallel degree.
     """
     yield from _remeshed(stage, gpus / stage.tensor_parallel, stage.tensor_parallel)
@@ -205,8 +212,8 @@ def _resized_mesh(stage: StagePlan, gpus: int) -> Iterator[StagePlan]:
 def _remeshed(
     stage: StagePlan, data: float, tensor: float, *, micro_batches: float = 1
 ) -> Iterator[StagePlan]:
-    """The stage with other parallel degrees, and with its sequences divided into ``micro_batches``;
-    empty unless all sizes divide evenly.
+    """The stage with other parallel degrees and another number of micro-batches; an empty list
+    unless all sizes divide evenly.
     """
     micro_batch = stage.micro_batch * stage.data_parallel / (data * micro_batches)
     if all(map(_is_count, (data, tensor, micro_batch))):
@@ -259,8 +266,8 @@ _MOVES: Mapping[Resource, tuple[Move, ...]] = {
 # offloading are moves too.
 
 
-# The longest sequences of moves that are tried, one after another; below, how many plans are
-# followed after each move.
+# How many moves in a row are tried at most, one limit after another; the next line says how many
+# plans are followed after each move.
 HOPS = (1, 2, 3, 5, 7)
 WAYS = 3
 
@@ -276,7 +283,7 @@ def aceso(
     starts = list(initial_plans(problem, space))
     relief.predict(starts)
     starts.sort(key=relief.promise)
-    # The most promising pipeline of each number of stages comes first, then the others.
+    # The best starting plan of each number of stages is improved first, then the others.
     leaders = {plan.num_stages: plan for plan in reversed(starts)}
     plans = list(dict.fromkeys([*leaders.values(), *starts]))
     for hops in HOPS:
@@ -286,8 +293,8 @@ def aceso(
 
 
 def initial_plans(problem: Problem, space: SearchSpace) -> Iterator[Plan]:
-    """The plans to start from: pipelines of equal stages without memory savings, each in the first
-    of the space's orders of passes that it can run.
+    """The plans to start from: pipelines of equal stages that save no memory, each with the first
+    of the space's schedules that it can run.
     """
     for pipeline in list(equal_pipelines(problem, space)) or [next(pipelines(problem, space))]:
         layers = even_layers(problem.workload.model.layers, pipeline.num_stages)
@@ -301,8 +308,8 @@ def initial_plans(problem: Problem, space: SearchSpace) -> Iterator[Plan]:
 
 @dataclass(slots=True, kw_only=True)
 class Relief:
-    """The search's predictions so far, and the number of moves that were followed from each
-    plan.
+    """The plans that the search has predicted so far, and for each plan how many moves were
+    followed from it.
     """
 
     problem: Problem
@@ -325,15 +332,15 @@ class Relief:
         return score_of(plan, self.known[plan], self.problem.cluster)
 
     def promise(self, plan: Plan) -> float:
-        """A plan's time, increased for the memory that it lacks, since the next move may save that
+        """A plan's time, made longer by the memory that it lacks, since the next move may save that
         memory.
         """
         score = self.score(plan)
         return score.iteration_s * (1 + score.excess)
 
     def relieved(self, plan: Plan, hops: int) -> Plan:
-        """The best of a sequence of ever better plans, each at most ``hops`` moves from the one
-        before.
+        """The last of a sequence of plans, each better than the one before and at most ``hops``
+        moves away from it.
         """
         self.followed = {}
         while (better := self._better(plan, self.score(plan), hops)) is not None:
@@ -380,8 +387,8 @@ def bottlenecks(plan: Plan, prediction: Prediction, cluster: Cluster) -> list[tu
 def _short_of_memory(
     plan: Plan, prediction: Prediction, cluster: Cluster
 ) -> list[tuple[int, Resource]]:
-    """The stage that lacks the most memory on a GPU; if all stages fit, the stage with the most
-    bytes in host memory.
+    """The stage whose GPUs lack the most memory; if all stages fit, the stage with the most bytes
+    in host memory.
     """
     stages = prediction.stages
     reserved = np.array([stage.peak_reserved_bytes for stage in stages])

@@ -1,5 +1,5 @@
-"""Alpa's search: a dynamic programme divides the model into stages, for each of which the best
-parallel degrees were found before.
+"""Alpa's search: a dynamic programme divides the model into stages; the best parallel degrees of
+every possible stage are found beforehand.
 
 Axes: K kinds of stages, M submesh sizes, P places of a stage's first rank in its node, L blocks of
 a stage (0 to all), C candidates.
@@ -34,14 +34,14 @@ from searchers.strategy import Ending, Ledger, NeedsStageCosts
 
 # The lower level of Alpa's search: the time of each possible stage with its best parallel degrees.
 #
-# Axes: K kinds of stages, M submesh sizes (numbers of GPUs of a stage), P positions of a stage's
-# first rank in its node, L blocks of a stage (0 to all), C candidates.
+# Axes of arrays: K kinds of stages, M submesh sizes (numbers of GPUs of a stage), P positions of a
+# stage's first rank in its node, L numbers of blocks of a stage (0 to all), C candidates.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """The input of one dynamic programme: the number of micro-batches, and the meshes, numbers of
-    stages and numbers of blocks that pipelines may have.
+    """The input of one run of the dynamic programme: the number of micro-batches, and the meshes,
+    numbers of stages and numbers of blocks that pipelines may have.
 
     ``layers`` are the numbers of blocks that stages may have, from the last stage to the first of
     the longest pipeline. ``recomputing`` says whether a stage may recompute none, all, or either.
@@ -66,8 +66,8 @@ class Division:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What distinguishes stages with equal numbers of GPUs and blocks: micro-batches in flight, and
-    whether a stage is the first or the last.
+    """What stages with equal numbers of GPUs and blocks may differ in: the micro-batches in flight,
+    and whether a stage is the first or the last.
     """
 
     in_flight: int
@@ -78,9 +78,9 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageTable:
-    """The seconds of each stage with its best degrees, by the stage's kind, number of GPUs, first
-    rank in its node and number of blocks (K, M, P, L), infinite where nothing fits; and the index
-    of these degrees.
+    """The time of each possible stage with its best parallel degrees, infinite where nothing fits
+    in memory; and the index of these degrees. The axes are the kind of stage, its number of GPUs,
+    its first rank in its node, and its number of blocks.
     """
 
     kinds: dict[Kind, int]
@@ -90,7 +90,7 @@ class StageTable:
     candidate: Ints
 
     def stage(self, position: tuple[int, ...], space: SearchSpace) -> StagePlan:
-        """The best stage for a position in the table, as a stage of a plan."""
+        """The best stage at an entry of the table, as a stage of a plan."""
         mesh, recomputes = self.candidates[self.candidate[self.chosen[position]]]
         bare = bare_stage(mesh, position[-1], space)
         return replace(bare, checkpointed_layers=bare.layers) if recomputes else bare
@@ -109,7 +109,7 @@ def kind_of(division: Division, from_end: int, *, is_first: bool) -> Kind:
 def stage_table(
     problem: Problem, space: SearchSpace, ledger: Ledger, division: Division
 ) -> StageTable | None:
-    """The best degrees of every stage that pipelines may have, as a table; None if there are no
+    """A table of the best degrees of every stage that pipelines may have; None if there are no
     candidates.
     """
     longest = max(division.num_stages)
@@ -138,8 +138,8 @@ def stage_table(
         problem.workload.model.layers + 1,
     )
     table, chosen = np.full(shape, np.inf), np.full(shape, -1)
-    # Of several candidates for the same entry of the table, the one written last is kept: the
-    # fastest.
+    # Slowest first: where several candidates belong to the same entry of the table, the fastest is
+    # written last and stays.
     order = np.argsort(-seconds, kind="stable")
     by_time = tuple(axis[order] for axis in places)
     table[by_time], chosen[by_time] = seconds[order], order
@@ -155,8 +155,8 @@ def _combined(*columns: Sequence[int]) -> Ints:
 
 
 def _first_ranks(kind: Kind, mesh: Mesh, unit: int, cluster: Cluster) -> list[int]:
-    """The ranks at which a stage may begin; inner stages are evaluated on one node, which stands
-    for all.
+    """The ranks at which a stage may begin; for inner stages on one node the rank does not matter,
+    so only one is tried.
     """
     if kind.is_first:
         return [0] if mesh.num_gpus == cluster.num_gpus or not kind.is_last else []
@@ -195,8 +195,8 @@ def _batch(
 
 
 def _seconds(costs: StageCosts, batch: StageBatch, micro_batches: int) -> Floats:
-    """For each candidate (C), the seconds of a steady micro-batch with its send, and an even share
-    of the work done once per iteration.
+    """For each candidate, the seconds of a steady-state micro-batch with its send, and this
+    micro-batch's share of the work that is done once per iteration.
     """
     seconds = costs.seconds
     once = np.maximum(seconds.delta_forward_s, 0) + np.maximum(seconds.delta_backward_s, 0)
@@ -219,9 +219,9 @@ def _seconds(costs: StageCosts, batch: StageBatch, micro_batches: int) -> Floats
 # Axes: B blocks and D GPUs of the stages so far (0 to all).
 
 
-# Upper bounds on the slowest stage's time that differ by less than this factor count as one.
+# Two bounds on the slowest stage's time count as one if they differ by less than this factor.
 SPACING = 1.01
-# Why the search refuses clusters whose nodes are of several kinds.
+# The reason for refusing clusters whose nodes are of several kinds.
 UNLIKE_NODES = (
     "takes all nodes as equal, and this cluster has unlike ones: ask another searcher, such as "
     "mist or aceso"
@@ -247,8 +247,8 @@ def alpa(problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.G
 
 
 def divisions(problem: Problem, space: SearchSpace) -> Iterator[Division]:
-    """The inputs of all dynamic programmes: one for each set of stages that pipelines may consist
-    of.
+    """The inputs for all runs of the dynamic programme: one for each set of meshes that the stages
+    of a pipeline may have.
     """
     layers = problem.workload.model.layers
     ways = {"all": (True,), "none_or_all": (False, True), "any": (False, True)}[space.recomputation]
@@ -267,8 +267,8 @@ def divisions(problem: Problem, space: SearchSpace) -> Iterator[Division]:
 def _pipelines(
     problem: Problem, space: SearchSpace
 ) -> Iterator[tuple[int, tuple[Mesh, ...], tuple[int, ...]]]:
-    """Each possible number of micro-batches, with the meshes and the numbers of stages that are
-    possible with it.
+    """The possible numbers of micro-batches, each with the meshes and the numbers of stages that it
+    allows.
     """
     if not space.unequal_meshes:
         for pipeline in equal_pipelines(problem, space):
@@ -294,8 +294,8 @@ def _layers(layers: int, numbers: Sequence[int], space: SearchSpace) -> tuple[Se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A pipeline that the programme found: the positions of its stages in the table, and the sum of
-    their times.
+    """A pipeline that the dynamic programme found: its stages as entries of the table of stages,
+    and the sum of their times.
     """
 
     seconds: float
@@ -304,8 +304,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programme:
-    """The upper level of Alpa's search: divides blocks and GPUs into stages, whose best degrees are
-    known.
+    """The upper level of Alpa's search: a dynamic programme that divides blocks and GPUs into
+    stages, whose best degrees are known.
     """
 
     problem: Problem
@@ -315,7 +315,9 @@ class Programme:
     table: StageTable
 
     def plans(self) -> Iterator[Plan]:
-        """The best pipeline for each useful bound on the slowest stage's time."""
+        """The best pipeline for each bound on the slowest stage's time that can improve the
+        result.
+        """
         limits = self._limits()
         if not limits or (fastest := self.within(limits[-1])) is None:
             return
@@ -352,8 +354,8 @@ class Programme:
         return best
 
     def _step(self, from_end: int, after: Floats, limit_s: float, *, is_first: bool) -> "_Step":
-        """Put a stage at position ``from_end`` (counted from the last) in front of partial
-        pipelines; returns the times of the results (B, D).
+        """Put a stage at position ``from_end`` (counted from the last, which is 1) in front of the
+        partial pipelines; returns their times by the blocks and GPUs that they use.
         """
         self.ledger.check_time()
         cluster, unit = self.problem.cluster, self.division.unit
@@ -373,8 +375,8 @@ class Programme:
         return _Step(kind=kind, seconds=seconds, choice=choice)
 
     def _places(self, steps: "Sequence[_Step]") -> tuple[tuple[int, ...], ...]:
-        """The positions in the table of a pipeline's stages, found by going back from the last
-        step.
+        """The stages of a pipeline as entries of the table of stages, found by going back from the
+        last step of the programme.
         """
         cluster, unit = self.problem.cluster, self.division.unit
         layers, gpus = self.problem.workload.model.layers, cluster.num_gpus // unit
@@ -407,8 +409,8 @@ class Programme:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Step:
-    """The times of partial pipelines (B, D), with the numbers of GPUs and blocks of the first stage
-    of each.
+    """The times of partial pipelines by the blocks and GPUs that they use, with the numbers of GPUs
+    and blocks of the first stage of each.
     """
 
     kind: int

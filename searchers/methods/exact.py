@@ -18,8 +18,9 @@ from searchers.strategy import OTHER_ORDERS, Ending, Ledger, NeedsStageCosts
 def _exact(
     problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
 ) -> Ending:
-    """Prove the best plan, or that no plan fits. Refuses search spaces with too many strategies to
-    list, and spaces with different stages in orders of passes other than 1F1B.
+    """Find the fastest plan with a proof, or prove that no plan fits in memory. Refuses search
+    spaces with too many strategies to list, and those with both different stages and schedules
+    other than 1F1B.
     """
     if space.orders != (DEFAULT_ORDER,) and not can_prove(space, ledger):
         return Ending(status="REFUSED", reason=OTHER_ORDERS)

@@ -1,5 +1,5 @@
-"""Exhaustive search, which predicts every plan of a small search space; and the grid searches of
-users of other systems.
+"""Exhaustive search, which predicts every plan of a small search space; and grid search, as users
+of other systems do it.
 """
 
 from collections import Counter
@@ -16,13 +16,13 @@ from searchers.meshes import Pipeline, even_layers, layer_counts, orders_of, pip
 from searchers.savings import alike, number_of_ways, ways_to_save
 from searchers.strategy import Ending, Ledger, Strategy
 
-# Predicts every plan of a search space with few enough plans, to check the other searchers.
+# Predicts every plan of a search space that has few enough plans, to check the other searchers.
 #
-# Each plan is predicted as a whole, so no code is shared with searchers that join stages.
+# Each plan is predicted as a whole, so no code is shared with the searchers that combine stages.
 
 
-# The largest number of plans in a space that is searched: about as many as can be predicted in a
-# minute.
+# The largest number of plans in a space that is searched exhaustively: about as many as can be
+# predicted in a minute.
 MOST_PLANS = 200_000
 TOGETHER = 4096
 
@@ -48,7 +48,7 @@ def exhaustive(
 
 def count_plans(problem: Problem, space: SearchSpace, most: int | None = None) -> int:
     """The number of plans in a search space; counting stops above ``most``. If the space has
-    several orders of passes, stages are assumed to have equally many blocks.
+    several schedules, it is assumed that all stages have equally many blocks.
     """
     total = 0
     for pipeline in pipelines(problem, space):
@@ -113,8 +113,8 @@ def _splits(layers: int, stages: int, counts: Sequence[int]) -> Iterator[tuple[i
 
 
 def _ways(problem: Problem, space: SearchSpace, pipeline: Pipeline) -> int:
-    """The number of plans with the meshes of one pipeline, added up over stages for each number of
-    blocks.
+    """The number of plans with the meshes of one pipeline, by dynamic programming over its stages
+    and the blocks used so far.
     """
     layers, stages = problem.workload.model.layers, pipeline.num_stages
     if space.layers_off_balance == 0:
@@ -141,8 +141,8 @@ def _ways(problem: Problem, space: SearchSpace, pipeline: Pipeline) -> int:
 def _ways_alike(
     problem: Problem, space: SearchSpace, pipeline: Pipeline, counts: Sequence[int]
 ) -> int:
-    """The number of plans whose stages save memory in the same way: for each division of the
-    blocks, the choices of the stage with the most blocks.
+    """The number of plans whose stages all save memory in the same way: over all divisions of the
+    blocks, the sum of the choices that the stage with the most blocks has.
     """
     layers, stages = problem.workload.model.layers, pipeline.num_stages
     up_to = [_number_of_splits(layers, stages, counts[: k + 1]) for k in range(len(counts))]
@@ -174,13 +174,13 @@ def _ways_of_stage(space: SearchSpace, pipeline: Pipeline, stage: int, layers: i
     return number_of_ways(space, mesh, layers, in_pipeline=in_pipeline)
 
 
-# The grid searches of users of Megatron-LM and DeepSpeed: every plan of a small space for one
-# engine.
+# Grid searches as users of Megatron-LM and DeepSpeed do them: every plan of a small space for one
+# engine is predicted.
 
 
 def grid_of(engine: str) -> Strategy:
-    """A strategy that predicts every plan of a space for this engine; it refuses spaces of other
-    engines.
+    """A strategy that predicts every plan of a search space of this engine; it refuses spaces of
+    other engines.
     """
 
     def grid(

@@ -1,5 +1,5 @@
-"""Mist's hierarchical search: Pareto frontiers of stages, joined to pipelines, with a proof of how
-good the best plan is.
+"""Mist's two-level search: Pareto frontiers of stages are combined into pipelines, with a proof of
+how close to optimal the best plan is.
 
 It follows Mist (EuroSys 2025), but with true frontiers instead of weighted sums, and only with
 stages that a pipeline can have. Where a space has too many ratios to try all, boxes of ratios have
@@ -32,12 +32,13 @@ from searchers.strategy import BudgetSpentError, Ending, Ledger, NeedsStageCosts
 # If a stage has at most this many memory-saving strategies (recomputation aside), all are
 # enumerated.
 FEW = 256
-# The seconds after which the solver that joins the stages of one group of pipelines is stopped.
+# The seconds after which the solver that combines the stages of one group of pipelines is stopped.
 PATIENCE_S = 30.0
-# The seconds after which the proof by lower bounds ends; most problems with equal meshes are proven
-# sooner.
+# The seconds after which the proof by lower bounds is stopped; most problems in which all stages
+# have equal meshes are proven sooner.
 PROOF_S = 60.0
-# The share of a budget's seconds in which parts of the search space are searched before all of it.
+# The share of a budget's seconds that is spent on searching smaller parts of the search space
+# before all of it.
 PARTS_SHARE = 0.25
 
 
@@ -55,8 +56,8 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
             return searched_by_ranges(problem, space, ledger)
 
         def joined(part: SearchSpace) -> Ending:
-            # The solver only counts the blocks of stages. If kinds of blocks alternate, it matters
-            # which blocks they are, so the exact programme joins stages.
+            # The solver only counts the blocks of a stage. If kinds of blocks alternate, it matters
+            # which blocks these are, so the exact dynamic programme is used.
             joiner = join_exactly if turns else join
             return _joined(problem, part, ledger, joiner, tolerance)
 
@@ -70,7 +71,9 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
 def _joined(
     problem: Problem, space: SearchSpace, ledger: Ledger, join: Joiner, tolerance: float
 ) -> Ending:
-    """The best plan of a search space in order 1F1B; parts of the space are searched first."""
+    """The best plan of a search space with schedule 1F1B; smaller parts of the space are searched
+    first.
+    """
     # The lower bounds of the whole space are computed first, since a budget may end while parts of
     # it are searched.
     whole = Hierarchy.of(problem, space, ledger)
@@ -92,7 +95,7 @@ def _searched(hierarchy: Hierarchy, join: Joiner, tolerance: float) -> Ending:
         return hierarchy.joined_alike(join) if is_small else hierarchy.near_alike(join)
     if not space.unequal_stages:
         return hierarchy.all_alike() if is_small else hierarchy.most_alike()
-    # The exact searcher searches stages of unequal sizes instead.
+    # With stages of unequal sizes, the exact searcher takes over instead.
     if is_small and not space.unequal_meshes:
         return hierarchy.joined(join)
     if hierarchy.has_bounds:
@@ -101,8 +104,8 @@ def _searched(hierarchy: Hierarchy, join: Joiner, tolerance: float) -> Ending:
 
 
 def _joined_by(solver: str, menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-    """A ``Joiner`` that runs a solver where several stages are to be joined, and imports the solver
-    only then.
+    """Combines stages with a solver where a pipeline has several stages; the solver is imported
+    only when it is needed.
     """
     if menus.group.num_stages == 1:
         return join_exactly(menus, limit_s)

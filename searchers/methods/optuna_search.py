@@ -14,7 +14,8 @@ from searchers.strategy import Ending, Ledger, Strategy
 
 
 def optuna_strategy(sampler: str, storage: str | None = None) -> Strategy:
-    """A strategy that samples plans with one of the samplers in ``optuna_study.SAMPLERS``.
+    """A strategy that samples plans with one of Optuna's samplers, named as in
+    ``optuna_study.SAMPLERS``.
 
     ``storage`` keeps the study, to go on later or to share it between processes: a database
     (``sqlite:///study.db``) or the path of a journal file. Studies in it are named by sampler,

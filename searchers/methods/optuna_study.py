@@ -1,5 +1,5 @@
-"""Search by an Optuna study (a record of trials) in which each trial makes the named choices of one
-plan.
+"""Search by an Optuna study (a record of trials), in which each trial determines one plan by a
+number for each named choice.
 """
 
 import json
@@ -63,8 +63,8 @@ def _most_stages(problem: Problem, space: SearchSpace) -> int:
     return min(problem.cluster.num_gpus, problem.workload.model.layers)
 
 
-# Runs a search as an Optuna study: asks for several trials, predicts their plans together, and
-# tells the study their times.
+# Runs a search as an Optuna study: in each round it asks for several trials, predicts their plans
+# together, and tells the study their times.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,8 @@ MOST_KEYS = 200
 TOGETHER = 16
 # If this many batches in a row bring no new plan, the search space counts as exhausted.
 SETTLED = 8
-# The exceptions raised when a study's storage is locked, damaged or not a study.
+# The exceptions that Optuna raises when a study's storage is locked, damaged, or holds something
+# else than a study.
 _STORAGE_ERRORS = (SQLAlchemyError, StorageInternalError, OSError, ValueError, LookupError)
 
 
@@ -145,7 +146,7 @@ def _draw_together(study: "PlanStudy", scores: Scores) -> None:
             plans.append(study.plan_of(_asking(trials[-1])))
         scores.of(plans)
     finally:
-        # However the search ends, the study is told the scores of all plans that were predicted.
+        # However the search ends, the study gets the scores of all plans that were predicted.
         scores_of_plans = [None if plan is None else scores.known.get(plan) for plan in plans]
         study.tell(trials, scores_of_plans)
 
@@ -156,8 +157,8 @@ def _asking(trial: Trial) -> Callable[[str], float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanStudy:
-    """An Optuna study whose trials are vectors of numbers (keys), each of which decides one choice
-    of a plan.
+    """An Optuna study in which each trial is a vector of numbers, one for each named choice of a
+    plan.
 
     A trial's value is its plan's time, and its constraint the plan's excess of memory.
     """
@@ -175,7 +176,9 @@ class PlanStudy:
             return self.study.ask(dict(self.keys))
 
     def tell(self, trials: Sequence[Trial], scores: Sequence[Score | None]) -> None:
-        """End trials with their plans' scores; a trial without a score has failed."""
+        """End trials with the scores of their plans; a trial whose plan has no score counts as
+        failed.
+        """
         with _storage_errors(self.storage):
             for trial, score in zip_longest(trials, scores):
                 if score is None:
@@ -189,13 +192,13 @@ class PlanStudy:
                     self.study.tell(trial, score.penalised_s)
 
     def plan_of(self, key: Callable[[str], float]) -> Plan | None:
-        """The plan that results from a trial's keys."""
+        """The plan that a trial's numbers stand for."""
         chooser = Chooser(lambda name, options: min(int(key(name) * options), options - 1))
         return chosen_plan(self.problem, self.space, chooser)
 
     def best_plans(self) -> list[Plan]:
-        """The fastest plan that fits among the study's earlier trials, in a list; an empty list if
-        none fits.
+        """The fastest plan that fits among the trials that the study already had, as a list of one
+        plan; an empty list if none fits.
         """
         with _storage_errors(self.storage):
             trials = self.study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
@@ -244,8 +247,8 @@ def _sampler(name: str) -> Sampler:
 
 
 def _name(problem: Problem, space: SearchSpace, sampler: str) -> str:
-    """The name under which the study is stored; it is equal only for equal problems, search spaces
-    and samplers.
+    """The name under which the study is stored; two searches share it only if their problem, search
+    space and sampler are equal.
     """
     plain = json.dumps([to_mapping(problem), to_mapping(space)], sort_keys=True)
     return f"{sampler} {space.name} {sha256(plain.encode()).hexdigest()[:16]}"

@@ -1,5 +1,5 @@
-"""The published search of Mist (EuroSys 2025): samples of Pareto frontiers of stages, joined by a
-mixed-integer linear programme.
+"""The search that Mist's authors published (EuroSys 2025): samples of the stages' Pareto frontiers,
+combined by a mixed-integer linear programme.
 
 For each mesh and number of micro-batches it tries every way to save memory on every stage, keeps
 samples of the frontier, and joins stages by the published objective
@@ -41,20 +41,20 @@ from searchers.strategy import (
     Strategy,
 )
 
-# With more memory-saving strategies per stage than this, ratios are first tried on a coarse grid,
-# and spaces in which all stages save memory alike are refused.
+# With more memory-saving strategies per stage than this, offload ratios are first tried on a coarse
+# grid; a space in which all stages save memory in the same way is then refused.
 FEW = 256
 NONE_FITS = (
     "no pipeline fits whose stages have equally many GPUs and equal shares of their host's memory; "
     "others are not tried"
 )
-# The offload ratios of the published search. If a search space lists all of these and more, only
+# The offload ratios of the published search. If a search space allows all of these and more, only
 # these are tried.
 _WEIGHTS = (0.0, 0.25, 0.375, 0.5, 0.75, 1.0)
 _STATES = (0.0, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 RATIOS = OffloadRatios(weights=_WEIGHTS, gradients=_WEIGHTS, optimizer=_STATES, activations=_STATES)
-# The share of a budget's seconds, and below the number of its evaluations, that are kept for
-# predicting the plan that the search returns; never more than half.
+# The share of a budget's seconds that is kept for predicting the plan that the search returns. The
+# next line has the number of evaluations that are kept for it, at most half of the budget's.
 LEFT = 0.02
 EVALUATIONS_LEFT = 2 * STAGES_AT_ONCE / STAGES_A_PLAN
 
@@ -62,8 +62,9 @@ EVALUATIONS_LEFT = 2 * STAGES_AT_ONCE / STAGES_A_PLAN
 def published(
     *, weighted: bool = True, by_chains: bool = False, weights: int = WEIGHTS
 ) -> Strategy:
-    """The published strategy, with frontiers sampled by ``weighted`` sums or whole, and pipelines
-    compared by the published objective or, with ``by_chains``, by the closed form.
+    """The published strategy. Pareto frontiers are sampled by ``weighted`` sums, or kept whole;
+    pipelines are compared by the published objective or, with ``by_chains``, by the closed-form
+    iteration time.
 
     With one of the ``weights`` a stage's steady and extra time count alike, and the search knows no
     trade between them: it is published as the search that is not aware of imbalance.
@@ -85,8 +86,8 @@ def published(
 
 
 def with_published_ratios(space: SearchSpace) -> SearchSpace:
-    """The part of the search space with the published offload ratios, for those kinds of state
-    whose ratios in the space include all of these.
+    """The part of the search space with the published offload ratios. A kind of state keeps its own
+    ratios if the space lacks some of the published ones.
     """
     kept = {
         entry.name: getattr(RATIOS, entry.name)
@@ -106,8 +107,8 @@ class _Search:
     weights: int
 
     def run(self) -> Ending:
-        """Search every group of pipelines that may beat the best pipeline so far; predict only the
-        plan with the best objective.
+        """Search every group of pipelines that may beat the best pipeline so far; only the plan
+        with the best value of the objective is predicted.
         """
         if not self.space.unequal_stages and not self._is_small:
             reason = (
@@ -132,8 +133,8 @@ class _Search:
             if self.ledger.seconds_left > 0:
                 self.ledger.predict(best)
             raise
-        # Pipelines with stages of unequal sizes might still fit, and so might stages with unequal
-        # shares of their node's host memory.
+        # No pipeline fits with equally many GPUs and an equal share of host memory for each stage,
+        # but one may fit with unequal ones.
         if not best:
             return Ending(reason=NONE_FITS)
         self.ledger.predict(best)
@@ -141,8 +142,8 @@ class _Search:
 
     @property
     def _share(self) -> float:
-        """The share of the budget that is spent on the search itself, rather than on predicting its
-        plan.
+        """The share of the budget that is spent on the search itself; the rest is for predicting
+        its plan.
         """
         evaluations = self.ledger.evaluations_left
         left = LEFT if not evaluations else max(LEFT, EVALUATIONS_LEFT / evaluations)
@@ -151,7 +152,7 @@ class _Search:
     def _better(
         self, groups: list[Group], work: dict[Mesh, LeastWork], least_s: dict[Group, float]
     ) -> Iterator[tuple[float, Plan]]:
-        """Ever better plans, each with its value of the objective.
+        """Yields plans, each with a better value of the objective than the one before.
 
         Samples of a coarse grid of ratios come first: their best plan leaves out most groups, and
         is an answer if the budget ends. All ratios of the published grid follow.
@@ -170,8 +171,8 @@ class _Search:
     def _menus(
         self, group: Group, work: dict[Mesh, LeastWork], *, is_coarse: bool
     ) -> Iterator[Menus]:
-        """The candidates for the stages of a group of pipelines; if all stages save memory alike,
-        once for each way in which they may.
+        """The candidates for the stages of a group of pipelines. If all stages must save memory in
+        the same way, one set of candidates for each way.
         """
         pick = samples_of(group.micro_batches, self.weights) if self.weighted else true_frontier
         for way in self._ways(group):
@@ -188,8 +189,8 @@ class _Search:
             )
 
     def _ways(self, group: Group) -> Iterator[Way | None]:
-        """The ways to save memory that all stages may share; a single None if each stage chooses
-        its own.
+        """The ways to save memory that all stages may share; only None if each stage may choose its
+        own.
         """
         if self.space.unequal_stages:
             yield None

@@ -49,8 +49,8 @@ def _learn(problem: Problem, space: SearchSpace, scores: Scores, draw: np.random
 
 
 def _rewards(scores: list[Score | None]) -> Floats:
-    """The rewards of a batch of plans: minus the logarithms of their times, standardised. A draw
-    that gives no valid plan counts as the worst of the batch.
+    """The rewards of a batch of plans: the negative logarithms of their times, standardised. A draw
+    that gives no valid plan gets the worst reward of the batch.
     """
     logs = [-np.log(score.penalised_s) for score in scores if score is not None]
     worst = min(logs, default=0.0)
@@ -60,8 +60,8 @@ def _rewards(scores: list[Score | None]) -> Floats:
 
 @dataclass(slots=True, kw_only=True)
 class Policy:
-    """A policy: independent logits for the options of each choice, and the options chosen in the
-    latest plans.
+    """A policy: for each choice of a plan, logits of its options; and the options that were chosen
+    in the latest plans.
     """
 
     draw: np.random.Generator
@@ -78,7 +78,7 @@ class Policy:
         return chosen_plan(problem, space, Chooser(self._place))
 
     def learn(self, rewards: Floats) -> None:
-        """Raise the logits of options in plans with high rewards, with a small bonus for
+        """Raise the logits of the options in plans with high rewards, with a small bonus for
         entropy.
         """
         gradients: dict[Choice, Floats] = {}

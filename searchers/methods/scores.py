@@ -11,14 +11,15 @@ from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan
 from searchers.strategy import BudgetSpentError, Ledger
 
-# How many times its own time is added to a plan's time for each GPU's memory that it lacks.
+# If a plan lacks memory on its GPUs, its time is increased by this many times itself for each GPU's
+# memory that it lacks.
 _TIMES_A_MEMORY = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Score:
-    """How good a plan is: first the memory that it lacks, as a share of a GPU's, and then its time;
-    smaller is better.
+    """How good a plan is: compared first by the memory that it lacks, as a share of a GPU's memory,
+    then by its time; smaller is better.
     """
 
     excess: float
@@ -26,8 +27,8 @@ class Score:
 
     @property
     def penalised_s(self) -> float:
-        """The score as seconds: the time of a plan that fits; of another plan twice the time,
-        increased for the memory that it lacks.
+        """The score as seconds: the plan's time if it fits in memory; otherwise twice that time and
+        more, by the memory that it lacks.
         """
         if self.excess == 0:
             return self.iteration_s
@@ -47,7 +48,7 @@ def _excess(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:
     of_stage = np.array([stage.host_bytes for stage in prediction.stages])
     of_rank = of_stage / np.minimum(gpus, cluster.gpus_per_node)
     host = fullest_host(of_rank, gpus, cluster)
-    # If sizes do not divide evenly, predicted bytes have no meaning; the plan then counts as
+    # If sizes do not divide evenly, the predicted bytes have no meaning; such a plan counts as
     # lacking one GPU's memory.
     return sum(over.tolist()) + max(0.0, host - 1) or 1.0
 

@@ -1,5 +1,5 @@
-"""Searches for the serving layout (parallel degrees) that serves a load best: all layouts of a
-number of GPUs, each with many numbers of requests in flight, in closed form.
+"""Finds the serving layout (parallel degrees) that serves a load of requests best. Every layout on
+a number of GPUs is timed in closed form, with many numbers of requests in flight.
 
 The space is enumerated whole, so what is best in it by the closed form is proven to be best.
 
@@ -18,8 +18,8 @@ from mistlab.serving.serving_plan import ServingPlan
 from mistlab.serving.steady import SteadyLoad, SteadyState, split_state, steady_state
 from mistlab.serving.step_cost import LayoutColumns, RankLayout
 
-# A larger number of requests in flight counts as better only if the throughput is at least this
-# factor higher.
+# A larger number of requests in flight is preferred only if it raises throughput by at least this
+# factor.
 MORE = 1.01
 # The numbers of requests in flight, on all GPUs together, at which each layout is timed.
 IN_FLIGHT = tuple(float(2 ** (half / 2)) for half in range(25))
@@ -103,8 +103,8 @@ class LayoutSpace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPlan:
-    """A serving plan at a number of requests in flight: its time to the first token, time per
-    output token, and requests per second of all replicas.
+    """A serving plan with a number of requests in flight: its time to the first token, its time per
+    output token, and its requests per second, over all replicas.
     """
 
     plan: ServingPlan
@@ -114,8 +114,8 @@ class ServedPlan:
     requests_per_s: float
 
     def distance(self, goals: Goals) -> float:
-        """The largest factor by which the plan misses a latency goal; at most 1 if it meets all
-        goals.
+        """The largest factor by which the serving plan misses one of its latency goals; at most 1
+        if it meets all of them.
         """
         first = self.first_s / goals.first_s if goals.first_s else 0.0
         token = self.token_s / goals.token_s if goals.token_s else 0.0
@@ -199,8 +199,8 @@ def _state(
 
 
 def best_of(timed: Sequence[ServedPlan], goals: Goals) -> list[ServedPlan]:
-    """Each serving plan at the number of requests in flight with the highest throughput within the
-    latency goals; plans with the highest throughput first.
+    """For each serving plan, the number of requests in flight with the highest throughput that
+    meets the latency goals; plans with the highest throughput first.
     """
     best: dict[ServingPlan, ServedPlan] = {}
     for timed_plan in sorted(timed, key=lambda served: served.in_flight):
@@ -220,8 +220,8 @@ def nearest_to(timed: Sequence[ServedPlan], goals: Goals) -> ServedPlan | None:
 
 
 def pareto_of(timed: Sequence[ServedPlan]) -> list[ServedPlan]:
-    """The Pareto frontier of throughput (requests per second) and time per output token; the
-    shortest time comes first.
+    """The Pareto frontier of throughput (requests per second) and time per output token, from the
+    shortest time on.
     """
     frontier: list[ServedPlan] = []
     for timed_plan in sorted(timed, key=lambda one: (one.token_s, -one.requests_per_s)):
