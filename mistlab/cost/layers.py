@@ -1,7 +1,7 @@
 """Computes the costs of a model's layers: the seconds of kernels and collectives, and the bytes
 that a layer keeps for its backward pass.
 
-Axes: C candidates; types of layers (``mistlab.graph.layer_types``) are named, not numbered.
+Axes: C candidates, S strategies, T types of layers (``mistlab.graph.layer_types``).
 """
 
 from __future__ import annotations

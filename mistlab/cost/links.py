@@ -11,7 +11,7 @@ Latency grows with the shape: a ring of R ranks has R - 1 hops, an all-reduce tw
 all-reduce across nodes the library may take a tree instead, which has fewer hops and moves more
 bytes past each link. Each message takes the faster of the two.
 
-Axes: C transfers.
+Axes: C transfers or candidates, S strategies.
 """
 
 import math

@@ -1,5 +1,5 @@
-"""The memory of stages in any order of passes, also where the closed form of ``StageModel`` does
-not hold.
+"""Computes the memory of pipeline stages in any order of passes, also where the formula of
+``StageModel`` (for 1F1B) does not hold.
 
 The closed form counts the most micro-batches held at once, as if all blocks were equal, and the
 head's activations for one micro-batch. But chunks hold different layers, and a head may hold
@@ -53,8 +53,8 @@ Sums = Mapping[str, Floats]
 
 
 def figures_in_order(plans: Sequence[Plan], model: StageModel) -> StageFigures:
-    """The memory and work of all stages of some plans, with the memory peaks that the plans' orders
-    of passes have.
+    """The memory of all stages of some plans, with memory peaks for the order in which each plan
+    runs its passes.
     """
     batch = StageBatch.of_plans(plans)
     figures = model.figures(batch)
@@ -73,9 +73,11 @@ def figures_in_order(plans: Sequence[Plan], model: StageModel) -> StageFigures:
 def peaks_in_order(
     batch: StageBatch, in_order: StagesInOrder, model: StageModel, *, of_others: bool = False
 ) -> StagePeaks:
-    """The memory peaks that decide whether a stage fits, for each candidate at its position in a
-    pipeline; with ``of_others``, lower bounds of these for all candidates with smaller offload
-    ratios or fewer recomputed blocks (at least one).
+    """The memory peaks that decide whether a stage fits, in an order of passes, for each candidate
+    at its position in a pipeline.
+
+    With ``of_others`` they are lower bounds for all candidates with smaller offload ratios or fewer
+    recomputed blocks (at least one).
     """
     batch = batch.with_columns(in_flight=_held(batch, in_order))
     counted = np.ones(len(batch)) if of_others else batch.in_flight
@@ -93,8 +95,8 @@ def peaks_in_order(
 def _stages_of(
     plans: Sequence[Plan], batch: StageBatch, model: StageModel
 ) -> Iterator[tuple[Rows, "OrderedStages"]]:
-    """The stages of some plans and their row numbers, grouped by when their memory peaks in the
-    order of passes.
+    """The stages of some plans and their row numbers, in groups whose memory peaks at the same
+    passes.
     """
     rows: dict[HeldMoments, list[int]] = defaultdict(list)
     parts: dict[HeldMoments, list[list[int]]] = defaultdict(list)
@@ -116,7 +118,7 @@ def _stages_of(
 
 
 def _held(batch: StageBatch, in_order: StagesInOrder) -> Floats:
-    """The most micro-batches that each candidate (C) has in flight at once."""
+    """The largest number of micro-batches that each candidate has in flight at once."""
     held = np.empty(len(batch))
     for moments, rows in in_order.by_stage():
         blocks, of = np.unique(batch.layers[rows], return_inverse=True)
@@ -126,7 +128,9 @@ def _held(batch: StageBatch, in_order: StagesInOrder) -> Floats:
 
 def _sent_beyond(placement: Placement, stage: int) -> float:
     """The share of a stage's chunks that send their output to another stage, minus the share that
-    the closed form assumes: 1, or 0 for the stage with the head.
+    the formula for 1F1B assumes.
+
+    That is 1, or 0 for the stage with the head.
     """
     if placement.is_loop:
         return 0.0
@@ -135,8 +139,8 @@ def _sent_beyond(placement: Placement, stage: int) -> float:
 
 
 def whole_types(plan: Plan, model: StageModel) -> Mapping[str, str]:
-    """For each layer type, the type whose saved bytes are what a layer of the first type keeps for
-    its weight-gradient pass; empty if weight gradients have no separate passes.
+    """For each type of layer, the type whose saved bytes it keeps from its backward pass to its
+    separate weight-gradient pass; empty if there are no such passes.
 
     A block that was recomputed is whole then, but the backward pass has freed attention's scores,
     which no weight needs.
@@ -156,8 +160,8 @@ def _whole_types(model: StageModel) -> Mapping[str, str]:
 
 
 def sums_of_layers(model: StageModel, batch: StageBatch) -> Sums:
-    """The saved bytes, peaks and other sums over the layers of each stage, with the tensors that an
-    engine's blocks keep in addition to those of the layer graph.
+    """The saved bytes and peaks of each stage's layers, with the tensors that an engine's blocks
+    keep beyond those of the layer graph.
     """
     sums, (beyond, keeping) = dict(model.layers_of(batch)), model.beyond_graphs(batch)
     for name in model.types.of_blocks:
@@ -167,14 +171,14 @@ def sums_of_layers(model: StageModel, batch: StageBatch) -> Sums:
     return sums
 
 
-# The bytes that the closed form gives, from which those in another order of passes are computed.
+# The formula for 1F1B gives these bytes, from which those in another order of passes are computed.
 _CLOSED = ("held_bytes", "forward_peak_bytes", "backward_peak_bytes", "step_peak_bytes")
 _Closed = Mapping[str, Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderedStages:
-    """Stages (C) whose memory peaks at the same points of the order of passes, with their chunks of
+    """Stages whose memory peaks at the same passes in the order of passes, with their chunks of
     layers.
     """
 
@@ -192,7 +196,7 @@ class OrderedStages:
         chunks: Sequence[StageBatch],
         model: StageModel,
     ) -> "OrderedStages":
-        """The stages of ``batch``, with the bytes that each of their chunks keeps between
+        """Make the stages of ``batch``, with the bytes that each of their chunks keeps between
         passes.
         """
         held = _Held.of(batch, chunks, model, splits_backward=moments.splits_backward)
@@ -200,29 +204,29 @@ class OrderedStages:
 
     @property
     def kept_beyond(self) -> Floats:
-        """The bytes that each stage (C) keeps on the GPU, minus what the closed form gives for as
-        many micro-batches.
+        """The bytes that each stage keeps on the GPU beyond what the formula for 1F1B gives for
+        equally many micro-batches.
         """
         return self.held.beyond(self.moments, self.batch.in_flight)
 
     @property
     def away_beyond(self) -> Floats:
-        """The bytes that each stage (C) keeps in host memory, minus what the closed form gives."""
+        """The bytes that each stage keeps in host memory beyond what the formula for 1F1B gives."""
         counts = self.moments.every[:, : self.moments.chunks]
         counted = self.batch.in_flight * self.held.away.sum(axis=0)
         return np.asarray((counts @ self.held.away).max(axis=0) - counted)
 
     @property
     def walked(self) -> Rows:
-        """The indices of those stages whose peaks are found by following their passes one by
-        one.
+        """The indices of the stages whose memory peak is computed pass by pass, instead of by the
+        formula for 1F1B.
         """
         always = self.moments.splits_backward or not self.moments.placement.is_loop
         return np.flatnonzero(always | (self.batch.offload_activations > 0))
 
     def peaks(self, closed: _Closed) -> tuple[Floats, Floats]:
-        """The peak bytes of forward and of backward passes, for each stage; ``closed`` has the
-        bytes of the closed form.
+        """The peak bytes of each stage's forward passes and of its backward passes; ``closed`` has
+        the bytes by the formula for 1F1B.
         """
         beyond, rows = self.kept_beyond, self.walked
         forward = closed["forward_peak_bytes"] + beyond
@@ -237,13 +241,15 @@ class OrderedStages:
 
     def least(self, closed: _Closed) -> tuple[Floats, Floats]:
         """Lower bounds of the peak bytes of all stages with smaller offload ratios or fewer
-        recomputed blocks; ``closed`` has the bytes of the closed form for one micro-batch.
+        recomputed blocks.
+
+        ``closed`` has the bytes by the formula for 1F1B and one micro-batch.
         """
         beyond = self.held.beyond(self.moments, self.batch.in_flight, of_others=True)
         forward = closed["forward_peak_bytes"] + beyond
         if self.model.memory.rings:
-            # Before the optimizer step, the closed form counts one micro-batch in the first forward
-            # pass, however many are in flight later.
+            # In its peak before the optimizer step, the formula for 1F1B counts a single
+            # micro-batch in flight.
             forward = forward - (closed["step_peak_bytes"] - closed["held_bytes"])
         backward = closed["backward_peak_bytes"] + beyond
         rows = self.walked
@@ -256,8 +262,8 @@ class OrderedStages:
         return forward, backward
 
     def _for_all_chunks(self) -> StagePeaks:
-        """The peaks by the closed form, for as many micro-batches as all chunks have in flight at
-        once.
+        """The memory peaks by the formula for 1F1B, for as many micro-batches as all chunks have in
+        flight at once.
         """
         return self.model.peaks(self.batch.with_columns(in_flight=self.moments.least_held))
 
@@ -270,12 +276,12 @@ class OrderedStages:
         )
 
     def _walked(self, closed: _Closed) -> WalkedPasses:
-        """The peak bytes of these stages, found by following their passes one by one."""
+        """The peak bytes of these stages, computed pass by pass."""
         moments, model = self.moments, self.model
         placement, memory = moments.placement, model.memory
         sums = sums_of_layers(model, self.batch)
-        # As in the closed form, where chunks follow one another in a loop, the stage with the head
-        # keeps none of its outputs.
+        # If chunks follow one another in a loop over the stages, the stage with the head keeps none
+        # of its outputs, as in the formula for 1F1B.
         holds = not (placement.is_loop and moments.stage == placement.last_stage)
         sent = sums[sum_name(model.types.of_blocks[0], "output_bytes")] / moments.chunks
         parts = placement.of_stage(moments.stage)
@@ -287,8 +293,8 @@ class OrderedStages:
             sent=[(holds and placement.sends_away(part)) * sent for part in parts],
             step_buffer=step_buffer * memory.rings,
         )
-        # An engine's own pipeline schedule, which counts as a single stage here, reduces gradients
-        # after all passes.
+        # If an engine runs a pipeline schedule of its own, here counted as a single stage, it
+        # reduces gradients after all passes.
         reduces = (self.batch.zero >= 1) & (placement.num_stages == 1)
         bucket = reduces * memory.gradient * memory.bucket_elements
         return WalkedPasses(
@@ -297,7 +303,7 @@ class OrderedStages:
         )
 
     def _layers(self, sums: Sums) -> WalkedLayers:
-        """The activation bytes of one layer of each type, for one micro-batch."""
+        """The bytes of activations of one layer of each type, for one micro-batch."""
         types, splits = self.model.types, self.moments.splits_backward
         none = np.zeros(len(self.batch))
 
@@ -329,8 +335,10 @@ class OrderedStages:
 def left_bytes(
     batch: StageBatch, model: StageModel, sums: Sums, whole: Mapping[str, str], name: str
 ) -> Floats:
-    """The bytes that a layer of this type keeps after its backward pass for its weight-gradient
-    pass, for each stage (C); ``sums`` are over a stage's layers.
+    """The bytes that a layer of this type keeps from its backward pass to its separate
+    weight-gradient pass, for each stage.
+
+    ``sums`` are over a stage's layers.
 
     W makes all of the embedding's gradient from the gradient of its output. Where ranks split
     tokens, the gradients of a block's row-split products were gathered: in our runtime they stay
@@ -349,11 +357,12 @@ def left_bytes(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Held:
-    """The bytes that each chunk of a stage keeps for one micro-batch (V, C): ``between`` the
-    forward and the backward pass on the GPU, ``afterwards`` between the backward and the
-    weight-gradient pass, ``away`` between the forward and the backward pass on the host. ``head``
-    (C) is the head's part of ``between``; ``sent`` (C) is the output that a whole stage sends to
-    the next one.
+    """The bytes that each chunk of a stage's layers keeps for one micro-batch, between its passes.
+
+    Shapes are (V, C): ``between`` the forward and the backward pass on the GPU, ``afterwards``
+    between the backward and the weight-gradient pass, ``away`` between the forward and the backward
+    pass on the host. ``head`` (C) is the head's part of ``between``; ``sent`` (C) is the output
+    that a whole stage sends to the next one.
     """
 
     between: Floats
@@ -371,7 +380,7 @@ class _Held:
         *,
         splits_backward: bool,
     ) -> "_Held":
-        """The bytes that the chunks of some stages (C) keep for one micro-batch."""
+        """The bytes that the chunks of some stages keep for one micro-batch."""
         sums, types = model.layers_of(stages), model.types
         whole = _whole_types(model) if splits_backward else {}
         stays = 1 - stages.offload_activations
@@ -398,9 +407,11 @@ class _Held:
         return _Held(**{entry.name: getattr(self, entry.name)[..., rows] for entry in fields(self)})
 
     def beyond(self, moments: HeldMoments, held: Floats, *, of_others: bool = False) -> Floats:
-        """The bytes that stages (C) keep for at most ``held`` micro-batches, minus what the closed
-        form gives for as many; with ``of_others``, minus what it gives for one, when every chunk
-        keeps one.
+        """The bytes that stages keep beyond what the formula for 1F1B gives for equally many
+        micro-batches.
+
+        Stages keep at most ``held`` micro-batches. With ``of_others``, the formula's bytes are for
+        one micro-batch, when every chunk keeps one.
         """
         counts = moments.of_whole if of_others else moments.every
         counted = np.ones(len(held)) if of_others else held
@@ -411,8 +422,8 @@ class _Held:
         return np.asarray(kept - known + (sent + sends_on * (held - counted)) * self.sent)
 
     def most(self, moments: HeldMoments) -> Floats:
-        """The most bytes that each stage (C) keeps at once, without the outputs that it has sent
-        on.
+        """The most bytes that each stage keeps at once, without the outputs that it has sent to
+        other stages.
         """
         return self._most(moments.every)
 

@@ -1,7 +1,7 @@
-"""The iteration time of a pipeline in any order of passes: its critical path, and lower bounds of
-that.
+"""Computes the iteration time of a pipeline in any order of passes: its critical path, and lower
+bounds that are faster to compute.
 
-Axes: C candidates, P parts of the model in order, K kinds of slots, S distinct strategies.
+Axes: C candidates, P parts of the model in order, S stages, V chunks of a stage.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,46 +19,32 @@ from mistlab.schedule.placement import Placement, StageChunk
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn
 from mistlab.stages.stage_batch import StageTimes
 
-# How much longer a pass takes while gradients of the stage's previous pass are still being reduced.
-#
-# Where a stage has several chunks, a backward pass may follow another backward pass, and a forward
-# pass another forward pass. The last gradients of a backward pass are reduced while the first layer
-# of the next pass runs, or before it where weights are fetched (``mistlab.cost.slot_work``). After
-# a forward pass there is nothing to reduce.
-#
-# Axes: C candidates, P parts of the model in order, K kinds of time slots, S distinct strategies.
+# Computes how much longer a pass takes while gradients of the stage's previous pass are still being
+# reduced.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TurnTimes:
-    """The seconds that a pass takes longer if it follows a pass of the given part of the model
-    whose gradients are still being reduced (C, P): for a forward pass, and for any other pass.
+    """How much longer a stage's pass takes if the pass before it still reduces gradients: for a
+    forward pass, and for any other pass.
+
+    The pass before it is of the given part of the model; shapes are (C, P). Where a stage has
+    several chunks, a backward pass may follow another backward pass, and a forward pass another
+    forward pass. The last gradients of a backward pass are reduced while the first layer of the
+    next pass runs, or before it where weights are fetched (``mistlab.cost.slot_work``). After a
+    forward pass there is nothing to reduce.
     """
 
     forward_s: Floats
     backward_s: Floats
 
 
-# The iteration time in any order of passes: the critical path through all passes.
-#
-# A pass ends at the later of two times: its full time (t) after its stage's previous pass, and its
-# shorter latency (l) after its input has arrived. The latency excludes fetches before the pass and
-# work after it, for which only the stage's next pass waits. A pass is longer if it follows one
-# whose last gradients are still to be reduced. The first forward pass of a chunk also waits for the
-# chunk's optimizer step, and its last backward pass is followed by the other work that occurs once
-# an iteration, as in ``mistlab.cost.pipeline``. Where weight gradients have separate passes, the
-# backward pass is shorter by their time.
-#
-# Where a host issues passes, it issues a stage's passes in sequence from the beginning, without
-# waiting for the GPU: while a stage waits for its input, its host gets ahead.
-#
-# Axes: C candidates, P parts of the model in order (``mistlab.schedule.placement``).
+# Computes the iteration time in any order of passes as the critical path through all passes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitTimes:
-    """How the backward passes of each part of the model (C, P) change if weight gradients are
-    computed in separate passes.
+    """The seconds of separate weight-gradient passes, and how much shorter backward passes get.
 
     ``weights_s`` are the seconds of the passes for weights, ``less_s`` those by which the backward
     passes are shorter.
@@ -70,8 +56,7 @@ class SplitTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostTimes:
-    """The seconds in which hosts issue a forward and a backward pass of each part of the model (C,
-    P).
+    """The seconds in which hosts issue a forward and a backward pass of each part of the model.
 
     It issues them block by block; ``blocks`` (C, P) are at least one.
     """
@@ -82,8 +67,9 @@ class HostTimes:
 
     @classmethod
     def of(cls, times: StageTimes, layers: Ints) -> Self:
-        """The seconds in which hosts issue the passes of model parts with these numbers of blocks
-        (C, P).
+        """Select the seconds in which hosts issue passes.
+
+        The parts have these numbers of blocks (C, P).
         """
         return cls(
             forward_s=times.issued_forward_s,
@@ -94,8 +80,8 @@ class HostTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EndTimes:
-    """What each part of the model does once an iteration, after its last backward pass (C, P):
-    reductions and optimizer steps; the parts have these numbers of ``layers``.
+    """The gradient reductions and optimizer steps that each part of the model needs once an
+    iteration, after its last backward pass.
 
     ``reductions_s`` are the seconds to reduce all gradients, as far as this begins in a part's last
     backward pass: a stage reduces one part after another, beside passes of other parts.
@@ -111,7 +97,7 @@ class EndTimes:
 
     def rests_s(self, times: StageTimes, split: SplitTimes | None) -> Floats:
         """The seconds of gradient reductions that are left when the last backward pass of each part
-        has computed (C, P).
+        of the model has computed.
 
         Gradients of weights that have passes of their own are reduced from the first layer of the
         last one on, those of others from the first layer of the whole backward pass on.
@@ -126,9 +112,21 @@ class EndTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderPath:
-    """The passes of an iteration, whose time is the longest chain of passes that depend on one
-    another. If a ``host`` is given, all other times are the GPU's alone; ``at_end`` has the work
-    after each part's last pass.
+    """The passes of one iteration of a pipeline, from which its critical path is computed.
+
+    If a ``host`` is given, all other times are the GPU's alone; ``at_end`` has the work after each
+    part's last pass.
+
+    A pass ends at the later of two times: its full time (t) after its stage's previous pass, and
+    its shorter latency (l) after its input has arrived. The latency excludes fetches before the
+    pass and work after it, for which only the stage's next pass waits. A pass is longer if it
+    follows one whose last gradients are still to be reduced. The first forward pass of a chunk also
+    waits for the chunk's optimizer step, and its last backward pass is followed by the other work
+    that occurs once an iteration, as in ``mistlab.cost.pipeline``. Where weight gradients have
+    separate passes, the backward pass is shorter by their time.
+
+    Where a host issues passes, it issues a stage's passes in sequence from the beginning, without
+    waiting for the GPU: while a stage waits for its input, its host gets ahead.
 
     With ``steps_apart`` a stage begins the next iteration when its own passes are over, so the
     iteration takes as long as the longest of all stages, each from its own beginning.
@@ -143,8 +141,10 @@ class OrderPath:
     steps_apart: bool
 
     def iteration_s(self, networks: SharedNetworks | None = None) -> Floats:
-        """The seconds of one iteration (C). If stages share ``networks``, their sends slow one
-        another down, and passes are computed in order of time.
+        """The seconds of one iteration, for each candidate.
+
+        If stages share ``networks``, their sends slow one another down, and passes are computed in
+        order of time.
         """
         in_any_order = in_turn(self.passes)
         longest_s, ends = self._walked(in_any_order, None)
@@ -156,12 +156,12 @@ class OrderPath:
     def _walked(
         self, in_order: Sequence[StagePass], networks: SharedNetworks | None
     ) -> tuple[Floats, Mapping[PassKey, Any]]:
-        """The seconds of an iteration for each candidate (C), and the end of every pass; passes are
-        computed in an order in which each comes after those that it waits for.
+        """The seconds of an iteration for each candidate, and the end of each pass.
+
+        Passes are computed in an order in which each comes after those that it waits for.
         """
         candidates = len(self.times.forward_s)
-        # A single candidate is computed with plain numbers, which takes a tenth of the time of
-        # arrays with one entry.
+        # For a single candidate, plain numbers are ten times faster than arrays with one entry.
         maximum: Callable[[Any, Any], Any] = max if candidates == 1 else np.maximum
         seconds = _PassSeconds(self.times, self.passes, self.split)
         ends: dict[PassKey, Any] = {}
@@ -204,16 +204,12 @@ class OrderPath:
 
 
 def _columns(of_parts: Floats) -> list[Any]:
-    """The seconds of each part of the model: a column (C), or a number if there is a single
-    candidate.
-    """
+    """Split a table of seconds into a column, or a number, for each part of the model."""
     return of_parts[0].tolist() if len(of_parts) == 1 else [*of_parts.T]
 
 
 class _Turns:
-    """The seconds that passes take longer because gradients of their stage's previous pass are
-    still being reduced.
-    """
+    """Computes how much longer passes take while gradients of the previous pass are reduced."""
 
     def __init__(self, times: TurnTimes | None, passes: Sequence[StagePasses]) -> None:
         self.is_any = times is not None
@@ -223,9 +219,7 @@ class _Turns:
         self.reducing: dict[int, int] = {}
 
     def before_s(self, stage_pass: StagePass, part: int) -> Any:
-        """The seconds that the stage's next pass, of this ``part`` of the model, takes longer
-        because of such reductions.
-        """
+        """The seconds by which reductions of the stage's previous pass lengthen this pass."""
         if not self.is_any:
             return 0.0
         reducing = self.reducing.pop(stage_pass.stage, None)
@@ -237,9 +231,7 @@ class _Turns:
 
 
 class _StageEnds:
-    """The work of each stage after its parts' last backward passes: gradient reductions, then
-    optimizer steps.
-    """
+    """Computes when each stage has finished its last gradient reductions and optimizer steps."""
 
     def __init__(
         self,
@@ -256,9 +248,10 @@ class _StageEnds:
         self.stepping_s: dict[int, Any] = {}
 
     def add(self, stage: int, part: int, computed: Any, last_block: Any) -> None:
-        """Record that the last backward pass of a part has computed. If a host issues passes, only
-        its ``last_block`` has just computed: the gradients of the other blocks were reduced while
-        the pass waited for its host.
+        """Record that the last backward pass of a part of the model has computed.
+
+        If a host issues passes, only its ``last_block`` has just computed: the gradients of the
+        other blocks were reduced while the pass waited for its host.
         """
         queued = self.reduced.get(stage, 0.0) + self.reductions_s[part] + self.tied_s[part]
         self.reduced[stage] = self.maximum(computed + self.rests_s[part], queued)
@@ -269,9 +262,7 @@ class _StageEnds:
             self.reduced[stage] = self.maximum(self.reduced[stage], last_block + last_s)
 
     def longest_s(self, ends: Mapping[int, Any], begun: Mapping[int, Any]) -> Any:
-        """For each candidate, the longest time of a stage from its start until all of its work is
-        done.
-        """
+        """The longest time of a stage from its first pass to the end of its work, by candidate."""
         longest: Any = 0.0
         for stage, end in ends.items():
             over = self.maximum(end, self.reduced[stage]) + self.stepping_s[stage]
@@ -280,9 +271,7 @@ class _StageEnds:
 
 
 class _HostSeconds:
-    """The times at which the hosts of all stages issue passes; each issues its stage's passes one
-    after another.
-    """
+    """Computes when the host of each stage has issued its passes, one after another."""
 
     def __init__(self, times: HostTimes) -> None:
         self.of_kind = {"F": _columns(times.forward_s), "B": _columns(times.backward_s)}
@@ -290,9 +279,11 @@ class _HostSeconds:
         self.issued_s: dict[int, Any] = {}
 
     def least_s(self, stage_pass: StagePass, part: int, through: Any) -> tuple[Any, Any]:
-        """The earliest possible end of the pass that is issued next, which computes for ``through``
-        seconds: all of its blocks after its first block was issued, or its last block after that
-        block was issued. Weight gradients are issued together with their backward pass.
+        """Two lower bounds of the end of the pass that a stage's host issues next.
+
+        The pass computes for ``through`` seconds: all of its blocks after its first block was
+        issued, or its last block after that block was issued. Weight gradients are issued together
+        with their backward pass.
         """
         before = self.issued_s.get(stage_pass.stage, 0.0)
         issue_s = 0.0 if stage_pass.kind == "W" else self.of_kind[stage_pass.kind][part]
@@ -302,8 +293,8 @@ class _HostSeconds:
 
 
 class _PassSeconds:
-    """The seconds of passes for each candidate (C): how long a pass occupies its stage, and how
-    long its micro-batch takes once its input has arrived.
+    """The seconds of each pass: how long it occupies its stage, and how long its micro-batch waits
+    for it.
 
     Those of one candidate alone are numbers.
     """
@@ -325,8 +316,8 @@ class _PassSeconds:
         self.end_s = [plain(one.end_s) for one in of_part]
         self.after_first_s = [plain(one.after_first_s) for one in of_part]
         self.crossed_s = [plain(one.point_to_point_s / 2) for one in of_part]
-        # If a send takes longer than the shortest pass, sends may queue, since the stage's next
-        # output is ready before the send has ended.
+        # A send that takes longer than a pass may still run when the stage's next output is ready,
+        # so sends queue.
         fastest = np.minimum(times.through_forward_s, times.through_backward_s)
         self.sends_queue = bool((times.point_to_point_s / 2).max() > fastest.min())
         self.first_late_s = [plain(one.first_send_late_s) for one in of_part]
@@ -342,8 +333,8 @@ class _PassSeconds:
             if self.splits[part]:
                 assert split is not None, "an order with W asks for the times of its parts"
                 weights_s, less_s = split.weights_s[:, part], split.less_s[:, part]
-                # If weight gradients have separate passes, the reductions that follow a backward
-                # pass follow those passes.
+                # Gradient reductions that follow a whole backward pass follow the separate
+                # weight-gradient pass instead.
                 backward = backward[0], backward[1] + part_times.left_backward_s
                 shorter = [np.maximum(own - less_s, 0.0) for own in backward]
                 backward = shorter[0], shorter[1]
@@ -351,8 +342,8 @@ class _PassSeconds:
             self.own_s["B", part] = plain(backward[0]), plain(backward[1])
 
     def of(self, stage_pass: StagePass) -> tuple[Floats | float, Floats | float, Floats | float]:
-        """Three times of a pass: from the end of the stage's previous pass, from the arrival of its
-        input, and what follows after the later of both.
+        """The seconds of a pass after its stage's previous pass, and after its input has arrived,
+        and the extra seconds of a first or last pass.
         """
         part = self.part(stage_pass)
         pass_s, through = self.own_s[stage_pass.kind, part]
@@ -362,19 +353,19 @@ class _PassSeconds:
         return pass_s, through, extra
 
     def left_s(self, stage_pass: StagePass) -> Any:
-        """The seconds for which a pass runs on after it has computed its output."""
+        """The seconds for which a pass still reduces gradients after it has computed its output."""
         return self.left.get((stage_pass.kind, self.part(stage_pass)), 0.0)
 
     def sent_s(self, stage_pass: StagePass) -> Any:
-        """The seconds of the send of a pass's output."""
+        """The seconds in which a pass's output is sent to another stage."""
         goal = stage_pass.goes_to
         assert goal is not None, "it sends nothing"
         lower = stage_pass if stage_pass.kind == "F" else goal
         return self.crossed_s[self.parts[StageChunk(lower.stage, lower.chunk)]]
 
     def late_s(self, stage_pass: StagePass) -> Any:
-        """The seconds by which the input of a stage's first pass is late because the sender's next
-        pass slows down the send.
+        """The seconds by which a first pass's input is late, since the sender's next pass slows the
+        send.
         """
         source = stage_pass.comes_from
         if (
@@ -390,24 +381,11 @@ class _PassSeconds:
         return self.parts[StageChunk(stage_pass.stage, stage_pass.chunk)]
 
 
-# Lower bounds of the iteration time in an order of passes, without computing its critical path.
-#
-# In every order a stage runs all its passes. The first is a forward pass of its first chunk, and
-# waits until the first micro-batch has passed through the first chunks of the stages in front. The
-# last backward pass is of its first chunk too, and its gradient returns through the same chunks. A
-# micro-batch also passes through all parts of the model, forward and back. Parts lie in a loop or
-# in a V (``mistlab.schedule.placement``): in both, the first chunks are the first parts.
-#
-# A host issues all passes of its stage in sequence from the beginning, and may be ahead of them, so
-# a stage's last pass ends no earlier than its host has issued everything. Work after it may overlap
-# with a pass that waits for its host. A stage's sends are in sequence too, from the end of its
-# first pass.
-#
-# Axes: C candidates, V chunks of a stage, S stages; P parts of the model in order.
+# Computes lower bounds of the iteration time in an order of passes, faster than its critical path.
 
 
-# The times of a part of the model from which a lower bound is computed: a pipeline never gets
-# faster if one of them grows. ``OF_CHUNKS`` also has the host's time.
+# A lower bound is computed from these times of each part of the model; if one of them grows, no
+# pipeline gets faster.
 OF_PARTS = (
     *("forward_s", "backward_s", "through_forward_s", "through_backward_s"),
     *("within_forward_s", "within_backward_s", "begin_s", "end_s", "gone_backward_s"),
@@ -424,9 +402,22 @@ def order_bound_s(
     splits: bool = False,
     steps_apart: bool = False,
 ) -> Floats:
-    """A lower bound of the seconds of an iteration in an order of passes (C), from the times of the
-    model's parts (C, P) and the seconds ``issued_s`` in which hosts issue both passes of a
-    micro-batch.
+    """A lower bound of the seconds of an iteration in an order of passes, for each candidate.
+
+    It is made from the times of the model's parts (C, P) and the seconds ``issued_s`` in which
+    hosts issue both passes of a micro-batch.
+
+    In every order a stage runs all its passes. The first is a forward pass of its first chunk, and
+    waits until the first micro-batch has passed through the first chunks of the stages in front.
+    The last backward pass is of its first chunk too, and its gradient returns through the same
+    chunks. A micro-batch also passes through all parts of the model, forward and back. Parts lie in
+    a loop or in a V (``mistlab.schedule.placement``): in both, the first chunks are the first
+    parts.
+
+    A host issues all passes of its stage in sequence from the beginning, and may be ahead of them,
+    so a stage's last pass ends no earlier than its host has issued everything. Work after it may
+    overlap with a pass that waits for its host. A stage's sends are in sequence too, from the end
+    of its first pass.
 
     An order ``splits`` backward passes if gradients of weights have passes of their own: together
     the two are at least as long. With ``steps_apart`` no stage waits for the beginning of another.
@@ -440,8 +431,8 @@ def order_bound_s(
     issued_s = stages.issued_within_s(steps_apart=steps_apart) + goes_s
     sent_s = before_s + stages.first_s + of_chunks.sends_s() * np.asarray(micro_batches)[..., None]
     if steps_apart:
-        # If stages begin their iterations independently, the stage that receives the last send may
-        # have started later.
+        # Stages that begin their iterations independently need not wait for the last send of
+        # another stage.
         sent_s = np.zeros_like(sent_s)
     longest = np.asarray(np.maximum.reduce([passed_s, issued_s, sent_s]).max(axis=1))
     return np.maximum(longest, of_chunks.there_and_back_s()) if goes_back else longest
@@ -449,8 +440,7 @@ def order_bound_s(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InOrder:
-    """The seconds of stages (C) from which lower bounds of iterations in an order of passes are
-    computed.
+    """The seconds of stages from which lower bounds of the iteration time are computed.
 
     ``all_s`` are those of all passes, from when the input of the first pass has come until the last
     gradient can go back; a host issues them in ``issued_s``. The first micro-batch passes through
@@ -473,9 +463,10 @@ class InOrder:
         *,
         goes_back: bool,
     ) -> Self:
-        """The seconds of stages from the times of their chunks (``OF_CHUNKS``). Unless the last
-        gradient ``goes_back`` to the first stage, work after a stage's last pass counts as part of
-        its passes.
+        """Add up the seconds of stages from the times of their chunks of layers.
+
+        The times are named in ``OF_CHUNKS``. Unless the last gradient ``goes_back`` to the first
+        stage, work after a stage's last pass counts as part of its passes.
         """
         first, nothing = chunks[0], np.zeros_like(chunks[0]["end_s"])
         both_s = sum((one["forward_s"] + one["backward_s"] for one in chunks), nothing)
@@ -499,9 +490,10 @@ class InOrder:
         )
 
     def issued_within_s(self, *, steps_apart: bool) -> Floats:
-        """The lower bound of an iteration (C) by the time in which a host issues its passes; zero
-        with ``steps_apart``, where a stage's iteration may begin after its host has begun to issue
-        it.
+        """The seconds in which a stage's host issues all passes of an iteration: a lower bound.
+
+        Zero with ``steps_apart``, where a stage's iteration may begin after its host has begun to
+        issue it.
         """
         return np.zeros_like(self.issued_s) if steps_apart else self.issued_s
 
@@ -514,9 +506,11 @@ def in_front_s(
     is_last: bool,
     steps_apart: bool,
 ) -> Chains[Floats]:
-    """Lower bounds (C) for a stage and all stages after it, in the fields ``through``,
-    ``through_begun`` and ``whole`` of ``Chains``, whose other fields are zero. ``sent_s`` are the
-    seconds of sends to the next stage and back.
+    """Extend lower bounds of the iteration time of later stages by one stage in front of them, for
+    each candidate.
+
+    They are the fields ``through``, ``through_begun`` and ``whole`` of ``Chains``, whose other
+    fields are zero. ``sent_s`` are the seconds of sends to the next stage and back.
 
     ``through`` begins when the first micro-batch arrives. It ends when the last gradient is sent
     back; if none is waited for, when all stages are over. ``through_begun`` ends there too, and
@@ -536,7 +530,7 @@ def in_front_s(
 
 
 class _OfChunks:
-    """The times of the parts of the model, ordered by chunk and stage (C, S)."""
+    """The times of the model's parts by chunk of the stages, a column for each stage."""
 
     def __init__(self, times: StageTimes, placement: Placement, issued_s: Floats | None) -> None:
         num_stages = placement.num_stages
@@ -558,9 +552,7 @@ class _OfChunks:
         self.point_to_point_s = times.point_to_point_s
 
     def sends_s(self) -> Floats:
-        """The seconds in which each stage (C, S) sends the activations and gradients of one
-        micro-batch, for all of its chunks together.
-        """
+        """The seconds in which each stage sends one micro-batch's activations and gradients."""
         sends_s: Floats = np.zeros_like(self.crossed_s[0])
         for part, (here, there) in enumerate(pairwise(self.placement.stages)):
             if here != there:
@@ -569,7 +561,9 @@ class _OfChunks:
         return sends_s
 
     def way_in_s(self, stages: InOrder) -> Floats:
-        """The seconds until a stage's first pass can start (C, S)."""
+        """The seconds from the beginning of an iteration until each stage's first pass can
+        start.
+        """
         ready_s = stages.begin_s.copy()
         passed_s = stages.first_s + self.crossed_s[0]
         for stage in range(1, ready_s.shape[1]):
@@ -578,8 +572,8 @@ class _OfChunks:
         return ready_s
 
     def way_out_s(self, stages: InOrder) -> Floats:
-        """The seconds from the end of a stage's last backward pass until all stages in front of it
-        are finished (C, S).
+        """The seconds from the end of each stage's last backward pass until all stages in front of
+        it are finished.
         """
         goes_s = np.zeros_like(stages.end_s)
         passed_s = self.crossed_s[0] + stages.last_s
@@ -589,7 +583,9 @@ class _OfChunks:
         return goes_s
 
     def there_and_back_s(self) -> Floats:
-        """The seconds of one micro-batch through all parts of the model, forward and back (C)."""
+        """The seconds of one micro-batch through all parts of the model, forward and back, for each
+        candidate.
+        """
         names = ("through_forward_s", "within_forward_s", "through_backward_s")
         passed_s = sum(one[name].sum(axis=1) for one in self.chunks for name in names)
         sent_s = 2 * sum(crossed.sum(axis=1) for crossed in self.crossed_s)

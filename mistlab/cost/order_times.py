@@ -1,6 +1,7 @@
-"""The times of stages in named orders of passes, and on clusters with several kinds of nodes.
+"""Computes the times of pipelines with any named order of passes, and on clusters with several
+kinds of nodes.
 
-Axes: C candidates, S strategies.
+Axes: C candidates or plans, S strategies, P parts of the model in order.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -48,19 +49,16 @@ from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import order_of_plan, shortened
 from mistlab.stages.stage_batch import StageBatch, StageSeconds, StageTimes, batch_of_parts
 
-# The times of stages on a cluster whose nodes are of several kinds, in groups of equal nodes.
-#
-# A stage has the times of its own group. Only stages at a border between two groups depend on both:
-# a send takes the slower side's time, and so does the reduction of an embedding table that the
-# first and the last stage share.
-#
-# Axes: C candidates, S strategies.
+# Computes the times of stages on a cluster whose nodes are of several kinds.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Borders:
-    """A group of equal nodes, and the other groups of the cluster: ``ranks`` of the group's GPUs,
-    the task times of all groups, and the group's own index ``group`` among them.
+    """A group of equal nodes and the other groups of the cluster, whose stages exchange data across
+    the border between two groups.
+
+    It has the ``ranks`` of the group's GPUs, the task times of all groups, and the group's own
+    index ``group`` among them.
     """
 
     ranks: range
@@ -68,8 +66,8 @@ class Borders:
     groups: tuple[TaskModel, ...]
 
     def met(self, seconds: TaskSeconds) -> TaskSeconds:
-        """The times of this group's tasks; a task that is shared with another group takes as long
-        as on the slower of both.
+        """The task times of this group's stages, where a task that involves another group of nodes
+        takes as long as on the slower of both.
         """
         first = seconds.columns["first_rank"].astype(np.int64)
         after = first + num_gpus(seconds.columns.__getitem__).astype(np.int64)
@@ -91,7 +89,7 @@ class Borders:
     def _there(
         self, group: int, seconds: TaskSeconds, rows: Rows, times: Callable[[TaskSeconds], Floats]
     ) -> Floats:
-        """The times that the strategies with these indices (rows) would have on another group of
+        """The task times that the strategies with these row numbers would have on another group of
         nodes.
         """
         if not len(rows):
@@ -114,8 +112,12 @@ def task_models(
     overlap_communication: bool = True,
     altered: Callable[[TaskModel], TaskModel] | None = None,
 ) -> tuple[TaskModel, ...]:
-    """The times of tasks on each group of equal nodes in a cluster; ``altered`` changes them before
-    those that two groups share are set to the slower group's.
+    """The models of task times for each group of equal nodes in a cluster.
+
+    ``altered`` changes them before those that two groups share are set to the slower group's. A
+    stage has the times of its own group. Only stages at a border between two groups depend on both:
+    a send takes the slower side's time, and so does the reduction of an embedding table that the
+    first and the last stage share.
     """
     alone = tuple(
         TaskModel.of(workload, group, engine, overlap_communication=overlap_communication)
@@ -133,8 +135,8 @@ def task_models(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagesOnGroups:
-    """Computes the times of a workload's stages on a cluster, with a model of its own for each
-    group of equal nodes.
+    """Computes the times of a workload's stages on a cluster with one or more groups of equal
+    nodes.
     """
 
     cluster: Cluster
@@ -142,16 +144,16 @@ class StagesOnGroups:
 
     @classmethod
     def of(cls, cluster: Cluster, tasks: tuple[TaskModel, ...]) -> Self:
-        """Make the models of stage times, given the task times of each group of equal nodes."""
+        """Make the models of stage times from the task times of each group of equal nodes."""
         return cls(cluster=cluster, models=tuple(StageTimeModel(tasks=one) for one in tasks))
 
     def __call__(self, batch: StageBatch) -> StageSeconds:
-        """The times of each candidate stage, on the group of nodes that its first rank is in."""
+        """The times of each candidate stage, on the nodes that its first rank is in."""
         return self._seconds(lambda model, some: model(some), batch)
 
     def least(self, least: StageBatch, most: StageBatch) -> StageSeconds:
-        """Lower bounds of the times of all candidate stages whose choices lie between those of
-        ``least`` and ``most``.
+        """Lower bounds of the times of all candidate stages between ``least`` and ``most``: with
+        offload ratios and numbers of recomputed blocks between theirs.
         """
         return self._seconds(lambda model, *ends: model.least(*ends), least, most)
 
@@ -174,8 +176,8 @@ class StagesOnGroups:
         return self.models[0].tasks
 
     def by_group(self, times: Callable[..., Floats], *batches: StageBatch) -> Floats:
-        """Results with a candidate in each place of the last axis (..., C), each computed by the
-        model of the candidate's group of nodes.
+        """Compute a table with a column for each candidate, each by the model of the nodes that the
+        candidate is on.
         """
         by_models = [
             (rows, times(self.models[group], *(batch.chosen(rows) for batch in batches)))
@@ -186,7 +188,7 @@ class StagesOnGroups:
         return np.asarray(together[..., order])
 
     def _rows(self, batch: StageBatch) -> Iterator[tuple[int, Rows]]:
-        """The groups of nodes on which there are candidates, each with its candidates' indices."""
+        """The groups of equal nodes that have candidates, each with the candidates' indices."""
         if len(self.models) == 1:
             yield 0, np.arange(len(batch))
             return
@@ -195,20 +197,19 @@ class StagesOnGroups:
             yield group, np.flatnonzero(group_of == group)
 
 
-# The iteration times of plans whose order of passes has no closed form (any order except 1F1B).
-#
-# Axes: C plans, P parts of the model in order, T types of layers.
+# Computes the iteration times of plans in any order of passes but 1F1B.
 
 
 def engine_of(plan: Plan) -> Engine:
-    """The engine of a plan, with the changes that the plan's order of passes makes to it."""
+    """The engine of a plan, as changed by the plan's order of passes."""
     engine = ENGINES[plan.engine]
     return engine if plan.order == DEFAULT_ORDER else engine.in_named_order()
 
 
 def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats:
-    """The iteration times (C) of plans with equally many stages and the same order of passes. Long
-    orders are computed with fewer micro-batches (``shortened``), and the times extrapolated.
+    """The iteration times of plans that have equally many stages and the same order of passes.
+
+    Long orders are computed with fewer micro-batches (``shortened``), and the times extrapolated.
     """
     played = shortened(plans[0])
     order = order_of_plan(played)
@@ -231,7 +232,8 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
     stages = played.num_stages
     longer = replace(played, micro_batches=played.micro_batches + stages)
     apart = ENGINES[played.engine].steps_apart
-    # A lower bound, since with more micro-batches a host that was ahead of its GPU may fall behind.
+    # The extrapolated time may be too short, since with more micro-batches a host may fall behind
+    # its GPU, so it is raised to a lower bound.
     least_s = order_bound_s(
         times,
         order.placement,
@@ -244,9 +246,10 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
 
 
 def extended_s(few_s: Floats, more_s: Floats, groups: Floats, least_s: Floats) -> Floats:
-    """Extrapolate iteration times (C) to more micro-batches, from the times without (``few_s``) and
-    with (``more_s``) one further group of them; the result is at least the lower bound ``least_s``,
-    which still holds if another stage becomes the slowest.
+    """Extrapolate iteration times to more micro-batches, and raise them to a lower bound.
+
+    They are known without (``few_s``) and with (``more_s``) one further group of micro-batches; the
+    lower bound ``least_s`` still holds if another stage becomes the slowest.
     """
     return np.maximum(few_s + (more_s - few_s) * groups, least_s)
 
@@ -260,8 +263,8 @@ def _played_s(
     networks: SharedNetworks | None,
     plan: Plan,
 ) -> Floats:
-    """The iteration times (C) of pipelines whose stages have these times, by computing all passes
-    in the plan's order.
+    """The iteration times of pipelines whose stages have these times, from the critical path of all
+    passes in the plan's order.
     """
     path = OrderPath(
         times=times,
@@ -278,8 +281,8 @@ def _played_s(
 def _networks(
     model: StagesOnGroups, plans: Sequence[Plan], placement: Placement
 ) -> SharedNetworks | None:
-    """The networks of nodes, and uplinks of higher network tiers, that sends of several stages
-    share; None if no sends of different stages can overlap there.
+    """The networks of nodes and racks that the sends of several stages share; None if no sends of
+    different stages can overlap there.
 
     A send takes the share of a link that the sending ranks of a node or unit ask for together.
     Ranks of neighbouring stages are taken to be alike, as for the size of sends.
@@ -314,9 +317,11 @@ def _networks(
 
 
 def _shares(units: Ints, share: Floats, placement: Placement) -> dict[Way, Floats]:
-    """The fraction of the uplink of a node or of a higher tier's unit that sends between two stages
-    use in either direction (C), given the fractions of sends to the next stage (C, stages); none
-    between stages in the same node or unit.
+    """The share of the network link of a node or rack that the sends between two stages need, in
+    either direction.
+
+    It is made from the shares of sends to the next stage (C, stages); none between stages in the
+    same node or unit.
     """
     shares = {}
     for here, there in pairwise(placement.stages):
@@ -328,8 +333,8 @@ def _shares(units: Ints, share: Floats, placement: Placement) -> dict[Way, Float
 
 
 def _end_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> EndTimes:
-    """The seconds of the work of each part of the model at the end of an iteration: gradient
-    reductions after its last backward pass, and what follows all passes.
+    """The seconds that each part of the model needs at the end of an iteration: for gradient
+    reductions, and for what follows all passes.
     """
     reductions_s, tied_s, steps_s = model.by_group(_reductions_and_steps_s, batch)
     layers = batch.layers + batch.has_embedding + batch.has_head
@@ -342,8 +347,8 @@ def _end_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int])
 
 
 def _reductions_and_steps_s(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """For each part of the model: the seconds of its last gradient reduction, of the reduction of a
-    tied embedding table, and of the work after all passes (3, parts).
+    """The seconds of each part's last gradient reduction, of the reduction of a tied embedding
+    table, and of the work after all passes: a row for each.
     """
     phases = model.tasks.template.phases
     seconds, counts = _seconds(model, batch), model.tasks.types.counts(batch.columns)
@@ -370,8 +375,8 @@ def _turn_times(
     *,
     splits: bool,
 ) -> TurnTimes | None:
-    """The seconds that a pass takes longer if gradients of the stage's previous pass are still
-    being reduced; None if none are.
+    """How much longer a pass takes while gradients of the stage's previous pass are still being
+    reduced; None if none ever are.
     """
     if not turned_s.any():
         return None
@@ -381,8 +386,8 @@ def _turn_times(
 
 
 def _split_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> SplitTimes:
-    """How the backward passes of each part of the model change if weight gradients are computed in
-    separate passes.
+    """The seconds of separate weight-gradient passes for each part of the model, and how much
+    shorter they make its backward passes.
     """
     weights_s, less_s = model.by_group(split_seconds, batch)
     return SplitTimes(weights_s=weights_s.reshape(shape), less_s=less_s.reshape(shape))
@@ -393,9 +398,10 @@ def _seconds(model: StageTimeModel, batch: StageBatch) -> TaskSeconds:
 
 
 def beside_backward(model: StageTimeModel, batch: StageBatch, *, splits: bool) -> Floats:
-    """For each candidate, the seconds that a backward pass takes longer after another backward
-    pass, because gradients are reduced while its first layer runs, and whether any are (2, C). With
-    ``splits``, the same for weight-gradient passes.
+    """How much longer a backward pass takes that follows another backward pass, and whether that
+    one's gradients are still being reduced, for each candidate.
+
+    With ``splits``, the same for weight-gradient passes. The result is (2, C).
     """
     slots = StageSlots.of(model.tasks, batch)
     seconds, kinds = slots.seconds, slots.kinds
@@ -415,20 +421,21 @@ def beside_backward(model: StageTimeModel, batch: StageBatch, *, splits: bool) -
     return np.stack([beside_s, are_shared(seconds)[slots.strategies.index]])
 
 
-# Exchanges of weights between replicas that overlap with further steps: iterations are longer by
-# the exposed part, averaged over the steps from one exchange to the next.
+# Computes how much exchanges of weights between replicas lengthen iterations if they overlap with
+# further steps: by the exposed part, averaged over the steps between two exchanges.
 
 
 def exchanges_s(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """The seconds in which each stage (C) exchanges all of its weights with its replicas once."""
+    """The seconds in which each stage exchanges all of its weights with its replicas once."""
     counts = model.tasks.types.counts(batch.columns)
     return np.asarray((counts * _seconds(model, batch).averaged_s()).sum(axis=0))
 
 
 def asynchronous_exchanges_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats:
-    """For each plan, the longest exchange of a rank with asynchronous parameter servers, and the
-    longest time for which a server is busy with the ranks' messages, in seconds (2, plans); all
-    plans have equally many stages.
+    """The longest exchange of a rank with asynchronous parameter servers, and the longest time for
+    which a server is busy with all ranks' messages, in seconds for each plan.
+
+    All plans have equally many stages; the result is (2, plans).
     """
 
     def of_stages(stage_model: StageTimeModel, batch: StageBatch) -> Floats:
@@ -444,8 +451,10 @@ def asynchronous_exchanges_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Fl
 def with_late_exchanges(
     model: StagesOnGroups, plans: Sequence[Plan], iterations_s: Floats
 ) -> Floats:
-    """The mean iteration time of each plan with exchanges of weights between replicas, given the
-    times without these; all plans have equally many stages.
+    """The mean iteration time of each plan with exchanges of weights between replicas, from the
+    times without them.
+
+    All plans have equally many stages.
     """
     how = model.tasks.workload.reduction
     if not how.is_beside_steps:

@@ -1,6 +1,6 @@
-"""The seconds of a stage's passes: sums over per-layer time slots, and the first forward pass.
+"""Computes the seconds of a pipeline stage's forward and backward passes as sums over its layers.
 
-Axes: C candidates, S distinct strategies, K kinds of slots; the four streams first.
+Axes: C candidates, S strategies, K kinds of slots, P phases, N slots; the four streams first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,21 +42,12 @@ from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slots import PHASES, SHARDED_GRADIENTS, SHARDED_WEIGHTS, Phase
 
-# The first forward pass, in which a stage also takes the optimizer steps of its layers.
-#
-# Steps need no activations, so they run ahead of a first micro-batch that comes late. With
-# offloaded weights there is room for two blocks that have stepped; meanwhile the states of a third
-# block are fetched. Where states or weights are offloaded, a layer's step waits until those of the
-# layer two before it are back on the host. Only the stage's next pass waits for those of the last
-# block.
-#
-# Axes: C candidates, S distinct strategies, K kinds of time slots; the four streams first.
+# Computes the first forward pass, in which a stage also runs the optimizer steps of its layers.
 
-
-# Kinds of tasks that belong to a layer's optimizer step.
+# These kinds of tasks belong to a layer's optimizer step.
 OF_STEPS = frozenset({"S", "P", "G", "O"})
-# If weights are offloaded, this many blocks may step before their micro-batch comes; by then as
-# many time slots have ended in which the next block's states are fetched.
+# If weights are offloaded, this many blocks may run their optimizer steps before the first
+# micro-batch arrives; the buffers have no room for more.
 AHEAD = 2
 
 _AWAY = STREAMS.index("device_to_host")
@@ -65,7 +56,8 @@ _NOT_AWAY: Sequence[str] = [stream for stream in STREAMS if stream != STREAMS[_A
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FirstPass:
-    """The seconds of parts of the first forward pass, for each candidate (C).
+    """The seconds of the first forward pass, for each candidate, with and without its optimizer
+    steps.
 
     For ``unawaited`` at the ends of its slots no layer waits, for ``after`` the stage's next pass
     waits. ``stepped`` is the time inside the pass if all layers stepped before, for stages that
@@ -80,14 +72,14 @@ class FirstPass:
     end_steps: Floats
 
     def chosen(self, rows: Rows | slice) -> "FirstPass":
-        """The parts of the first forward pass of the candidates with these indices."""
+        """Select the candidates with these indices."""
         parts = (getattr(self, entry.name) for entry in fields(self))
-        # Without offloading, a part is a single zero that holds for all candidates.
+        # A stage that offloads nothing has a single zero for all candidates.
         return FirstPass(*(part if len(part) == 1 else part[rows] for part in parts))
 
     @classmethod
     def least(cls, ends: Sequence["FirstPass"]) -> "FirstPass":
-        """The minimum of each part over candidates, for lower bounds of the first forward pass."""
+        """The smallest times of the candidates, for lower bounds of the first forward pass."""
         names = [entry.name for entry in fields(cls)]
         return cls(*(np.minimum(*(getattr(end, name) for end in ends)) for name in names))
 
@@ -98,8 +90,11 @@ class FirstPass:
         blocks: Ints,
         offloads_weights: Bools,
     ) -> Floats:
-        """The seconds that the first micro-batch takes longer through its forward pass (C) than a
-        steady one; the first pass takes ``whole_s``, a steady one ``forward_s``.
+        """By how many seconds the first micro-batch's forward pass takes longer than a steady one.
+
+        The first pass takes ``whole_s``, a steady one ``forward_s``. Steps need no activations, so
+        they run ahead of a first micro-batch that comes late. With offloaded weights there is room
+        for two blocks that have stepped; meanwhile the states of a third block are fetched.
 
         Of a stage with offloaded weights, a few blocks have stepped. For one of the others, state
         is there.
@@ -124,9 +119,12 @@ def first_slots(
     *,
     is_least: bool,
 ) -> Floats:
-    """The parts of ``FirstPass`` by kind of time slot (5, K, S), from the tasks and ends (4, K, S)
-    of ``whole`` slots, and the tasks without optimizer steps (``stepped``). Steady slots take
-    ``usual`` seconds (K, S). In lower bounds (``is_least``) the next pass does not wait.
+    """The seconds of each layer in the first forward pass: the fields of ``FirstPass``, for each
+    kind of layer with its neighbours.
+
+    Shapes: the result is (5, K, S); the tasks and ends of ``whole`` slots and the tasks without
+    optimizer steps (``stepped``) are (4, K, S). Steady slots take ``usual`` seconds (K, S). In
+    lower bounds (``is_least``) the next pass does not wait.
     """
     columns, (below, here, above) = seconds.columns, kinds.T
     parts = np.zeros((PARTS, *usual.shape))
@@ -138,14 +136,16 @@ def first_slots(
     weights, state = weights[:, chosen], state[:, chosen]
     swaps, keeps = (columns[f"offload_{kind}"][chosen] > 0 for kind in ("weights", "activations"))
 
-    # Offloaded activations queue behind the last block's states, and the head waits for them.
+    # The head must wait for the last block's optimizer states to leave the GPU before its
+    # activations can.
     is_last = (above == NOTHING)[:, None] | (~keeps & ((weights + state)[above] == 0))
     last = np.flatnonzero(is_last.any(axis=1))
     at_last = np.ix_(last, chosen)
     work, ends = (one[:, last[:, None], chosen] for one in whole)
     without_weights = work.copy()
     without_weights[_AWAY] = np.maximum(work[_AWAY] - weights[here[last]], 0.0)
-    # Weights that are not sharded are gathered with their optimizer steps.
+    # Weights that every rank holds whole are gathered with their optimizer step, not with the
+    # forward pass.
     kept = stepped[:, :, chosen]
     kept[LINK] *= seconds.zero[chosen] >= SHARDED_WEIGHTS
     both = np.concatenate([kept, without_weights], axis=1)
@@ -153,8 +153,7 @@ def first_slots(
     kept_ends, left_ends = both_ends[:, : len(kinds)], both_ends[:, len(kinds) :]
 
     computed = until(_NOT_AWAY, ends, work)
-    # A block steps before the block below computes, so the block below and the head compute while
-    # the last block's states are offloaded.
+    # While the last block's states are offloaded, the block in front of it and the head compute.
     forward = with_nothing(seconds.alone("F", ""))[:, chosen]
     hidden = (forward[below] + forward[above])[last]
     left = until(STREAMS, left_ends, without_weights)
@@ -172,30 +171,27 @@ def first_slots(
     return parts
 
 
-# The seconds of a pass's time slots, in each phase of an iteration.
-#
-# Inside a pass a layer computes in every slot. Before and after its layers nothing computes, but
-# layers are still fetched or offloaded. There the offloads of one pass and the fetches of the next
-# run concurrently: these slots are the turn of a stage. Some turns share the slot of the first
-# layer (``mistlab.cost.slot_work``).
-#
-# Axes: S distinct strategies, K kinds of slots, P phases, N slots; the four streams first.
+# Computes the seconds of each layer in a pass, with the transfers that overlap with it.
 
 
 _FIRST, _FORWARD, _BACKWARD, _LAST = (
     PHASES.index(phase) for phase in ("first_forward", "forward", "backward", "last_backward")
 )
-# A further phase, the turn: time slots in which a forward and a backward pass overlap.
+# The number of the phase between two passes (the "turn"), in which one pass ends while the next
+# begins.
 _TURN = len(PHASES)
 _COMPUTING = ("compute",)
 _NOT_REDUCING = tuple(stream for stream in STREAMS if stream != "gpu_to_gpu")
 
 
 class PassSlots:
-    """The seconds of per-layer time slots: ``inside`` a pass (P, K', S), while layers compute, in
-    each phase; ``below`` it (4, K', S), before its first layer, in three phases and between passes;
-    ``above`` it (1, K', S), after its last layer, between passes. Where a slot between passes is
-    merged into the first layer's slot, the seconds by which it lengthens that slot.
+    """The seconds of each layer in a pass, with the transfers that overlap with it, and those of
+    the transfers before and after a pass.
+
+    Time slots ``inside`` a pass (P, K', S) are those in which layers compute, in each phase; those
+    ``below`` it (4, K', S) come before its first layer, in three phases and between passes; those
+    ``above`` it (1, K', S) after its last layer, between passes. Where a slot between passes is
+    merged into the first layer's slot, it has the seconds by which it lengthens that slot.
 
     ``is_inside``, ``is_below`` and ``is_above`` are masks (K) of their kinds. ``has_turns`` says
     whether any strategy has work outside of passes where the stage turns round.
@@ -212,13 +208,14 @@ class PassSlots:
             ((_FORWARD, _FIRST, _LAST, _TURN), self.is_below),
             ((_TURN,), self.is_above),
         )
-        # The row of each kind of per-layer time slot in a table of all phases.
+        # Number the rows of a table that has a row for each phase and each kind of layer with its
+        # neighbours.
         places = [
             np.add.outer(np.array(phases) * len(kinds), np.flatnonzero(where))
             for phases, where in parts
         ]
         rows = np.concatenate([one.ravel() for one in places])
-        # Small tables take as long as large ones, so the slots of all phases are computed together.
+        # A small table takes as long as a large one, so all phases are computed together.
         self._alone, self._fetched_s = self._tasks(rows)
         first, last = np.cumsum([one.size for one in places[:-1]])
         turn = slice(last - len(places[1][-1]), last)
@@ -244,15 +241,16 @@ class PassSlots:
         )
 
     def last_computed(self) -> Floats:
-        """The seconds of last backward passes' time slots (K', S) without gradient reductions."""
+        """The seconds of each layer in the last backward pass, without gradient reductions."""
         last = self._rows_inside(_LAST, _LAST)
         computed_s = until(_NOT_REDUCING, self._ends[:, last], self._alone[:, last])
         return np.asarray(np.maximum(computed_s, self._fetched_s[:, last].sum(axis=0)))
 
     def through_backward(self) -> Floats:
-        """The seconds of a micro-batch in each time slot of a steady backward pass (K', S): of the
-        last slot, only those until its layer has computed. Where gradients are offloaded or layers
-        are fetched further ahead, the whole slot counts.
+        """The seconds of each layer in a steady backward pass until its gradient can be sent back.
+
+        Of the last slot, only those until its layer has computed. Where gradients are offloaded or
+        layers are fetched further ahead, the whole slot counts. The result is (K', S).
         """
         if self._seconds.model.template.depth != 1:
             return np.asarray(self.inside[_BACKWARD])
@@ -266,8 +264,9 @@ class PassSlots:
         return np.asarray(lengths)
 
     def arithmetic(self) -> Floats:
-        """Seconds of arithmetic by kind of time slot: of both steady passes, and of the optimizer
-        step (2, K', S); if a host issues passes, also of a forward and of a backward pass with the
+        """The seconds of each layer's arithmetic: in both steady passes, and in its optimizer step.
+
+        Shape (2, K', S); if a host issues passes, also of a forward and of a backward pass with the
         collectives that layers wait for (4, K', S).
         """
         seconds, here = self._seconds, self._kinds[self.is_inside, HERE]
@@ -282,9 +281,7 @@ class PassSlots:
         return np.stack([*alone_s, *computed_s])
 
     def of_steps(self) -> Floats:
-        """The parts of ``FirstPass`` by kind of time slot (parts, K', S); no rows if neither
-        weights nor optimizer states are offloaded.
-        """
+        """The fields of ``FirstPass`` for each layer, if it offloads any weights or states."""
         columns = self._seconds.columns
         offloads = (columns["offload_weights"] > 0) | (columns["offload_optimizer"] > 0)
         if not (self._seconds.model.template.depth and offloads.any()):
@@ -301,8 +298,11 @@ class PassSlots:
         )
 
     def beside_sends(self) -> tuple[Floats, Sequence[Floats]]:
-        """Sums that give the slowdown by sends, as in ``slots_beside_sends``: over time slots of
-        steady passes (2, 6, K', S), and over those between passes (7, K', S), usual seconds first.
+        """The numbers from which the slowdown by sends is computed, for each layer of the steady
+        passes and for the time between passes.
+
+        As in ``slots_beside_sends``: steady passes (2, 6, K', S), and between them (7, K', S),
+        usual seconds first.
         """
         steady = self._rows_inside(_FORWARD, _BACKWARD)
         turning = self._turning if self.has_turns else slice(0, 0)
@@ -315,13 +315,16 @@ class PassSlots:
         if not self.has_turns:
             return of_passes, ()
         turns = np.concatenate([self._turns_s[None], turns])
-        # A slot between two passes lengthens the sends that start in it, or that no pass follows.
+        # Sends overlap with the time between two passes only if they start in it, or if no pass
+        # follows.
         turns[:-1] *= beside_sends(self._seconds, self._alone[:, turning])
         return of_passes, np.split(turns, [np.count_nonzero(self.is_below)], axis=1)
 
     def _tasks(self, rows: Rows) -> tuple[Floats, Floats]:
-        """The seconds of each stream's tasks (4, N, S) in time slots, given as ``rows`` of a table
-        of all phases, and those of fetching and of gathering a layer's weights (2, N, S).
+        """The seconds of each stream's tasks while one layer computes, and of fetching and
+        gathering its weights.
+
+        Shapes: (4, N, S) and (2, N, S), for these ``rows`` of a table of all phases.
         """
         alone, fetched_s = self.work.alone(), self.work.fetched_s()
         turns = alone[:, _FORWARD] + alone[:, _BACKWARD]
@@ -332,7 +335,9 @@ class PassSlots:
         return alone.take(rows, axis=1), fetched_s.take(rows, axis=1)
 
     def _gather_after_copies(self) -> None:
-        """Correct the ends of time slots that gather weights after copying them from the host."""
+        """Correct the time of layers whose weights are first copied from the host, then
+        gathered.
+        """
         slots, strategies = np.nonzero(self._fetched_s[1])
         if not len(slots):
             return
@@ -343,18 +348,14 @@ class PassSlots:
         self._ends[:, slots, strategies] = ends_of(alone, slowed, copied, gathered)
 
     def _wait_for_gradients(self, lasting: Floats, phases: Rows) -> None:
-        """Lengthen the time slots (N, S) of backward passes in which a layer waits until gradients
-        have been offloaded.
-        """
+        """Lengthen the time of layers that wait in backward passes until gradients left the GPU."""
         rows = np.flatnonzero((phases == _BACKWARD) | (phases == _LAST))[:, None]
         evicts = self.work.evicts
         evicting_s = self.work.evicting_s(self._alone[:, rows, evicts])
         lasting[rows, evicts] = np.maximum(lasting[rows, evicts], evicting_s)
 
     def _in_turn(self, lasting: Floats) -> None:
-        """Correct the seconds of time slots inside passes whose offloads start before the next slot
-        begins.
-        """
+        """Correct the time of layers whose own offloads start before the next layer computes."""
         work = SlotWork(self._seconds, self._kinds[self.is_inside])
         first, is_least = self._rows_inside(_FIRST, _FIRST), self._kept == "least"
         lasting[first] = slots_of_stepping(work, lasting[first], is_least=is_least)
@@ -364,23 +365,17 @@ class PassSlots:
             lasting[rows] = slots_of_first_layers(work, inside_s)
 
     def _rows_inside(self, first: int, last: int) -> slice:
-        """The rows of time slots inside the passes from phase ``first`` to phase ``last``."""
+        """The rows that belong to passes from phase ``first`` to phase ``last``."""
         kinds = np.count_nonzero(self.is_inside)
         return slice(first * kinds, (last + 1) * kinds)
 
 
-# The times of a stage's passes: sums over the time slots of each phase.
-#
-# Two consecutive passes share the slots outside of them, the turn of the stage: at its first layers
-# from a backward pass to a forward pass, and at its last layers from a forward pass to a backward
-# pass.
-#
-# Axes: C candidates, S distinct strategies, K kinds of slots.
+# Computes the times of a stage's passes as sums over the layers of each phase.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassSeconds:
-    """The seconds of each candidate stage (C) inside passes, for each phase, and outside passes.
+    """The seconds of each candidate stage inside its passes, by phase, and between its passes.
 
     The time inside the ``first`` forward pass leaves out what no layer of it waits for.
 
@@ -414,11 +409,11 @@ class PassSeconds:
 
     @property
     def after_last_s(self) -> Floats:
-        """The least seconds (C) that follow the last layer of the last backward pass."""
+        """The least seconds that follow the last layer of the last backward pass."""
         return self.last_closing + self.inside["step"]
 
     def chosen(self, rows: Rows | slice) -> "PassSeconds":
-        """The pass times of the candidates with these indices."""
+        """Select the candidates with these indices."""
         inside = {phase: seconds[rows] for phase, seconds in self.inside.items()}
         return PassSeconds(
             inside=inside,
@@ -438,7 +433,7 @@ _ALONE = "computing", "step_computing", "computed_forward", "computed_backward"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassSums:
-    """Sums over time slots (L, C), in the order of ``pass_sums``, to make ``PassSeconds`` from.
+    """Sums over the layers of each candidate stage, from which its pass times are computed.
 
     ``queued`` (2, C) are seconds of last backward passes whose reductions queue, until all layers
     have computed and until all but the last layer's gradients are reduced; zero for others.
@@ -450,12 +445,12 @@ class PassSums:
     queued: Floats | None = None
 
     def chosen(self, rows: Rows) -> "PassSums":
-        """The sums over time slots of the candidates with these indices."""
+        """Select the candidates with these indices."""
         queued = None if self.queued is None else self.queued.take(rows, axis=1)
         return PassSums(self.values.take(rows, axis=1), self.steps, self.computed, queued)
 
     def passes(self) -> PassSeconds:
-        """The pass times that these sums over time slots give."""
+        """Compute the pass times of each candidate from the sums over its layers."""
         sums = iter(self.values)
         opening, first_opening, last_closing, at_first_layer, at_last_layer = islice(sums, 5)
         last_computed, computing, step_computing = islice(sums, 3)
@@ -465,7 +460,7 @@ class PassSums:
         )
         through_backward_s = next(sums)
         inside_s = dict(zip(PHASES, islice(sums, len(PHASES)), strict=True))
-        # Without offloading the first pass has no parts to sum.
+        # Only stages that offload weights or optimizer states have these sums.
         first = FirstPass(*(islice(sums, PARTS) if self.steps else np.zeros((PARTS, 1))))
         inside_s["first_forward"] = inside_s["first_forward"] - first.unawaited
         if self.queued is not None:
@@ -496,8 +491,10 @@ class PassSums:
 def pass_sums(
     seconds: TaskSeconds, kinds: Ints, summed: Sums, *, sends: bool = True, kept: Kept = "own"
 ) -> PassSums:
-    """Sums over the time slots of stages' passes, which may overlap with ``sends``; ``summed`` adds
-    them up. With ``kept`` "least" they are lower bounds over any greater work on the same streams.
+    """Sum up the seconds of stages' passes over their layers, using the function ``summed``.
+
+    Passes may overlap with ``sends``. With ``kept`` "least" they are lower bounds over any greater
+    work on the same streams.
     """
     slots = PassSlots(seconds, kinds, kept)
     steps = slots.of_steps()
@@ -517,7 +514,7 @@ def pass_sums(
 def _beside_sends(
     usual_s: Mapping[Phase, Floats], sums: Sequence[Floats]
 ) -> Mapping[Pass, BesideSend]:
-    """How sends slow passes, and slots between passes if any, down, from sums over time slots."""
+    """How much sends slow down passes and the time between passes, from sums over layers."""
     if not sums:
         return {}
     forward, backward, turns = sums[:SUMS], sums[SUMS : 2 * SUMS], sums[2 * SUMS :]
@@ -533,8 +530,8 @@ def _beside_sends(
 def split_pass_seconds(
     seconds: TaskSeconds, kinds: Ints, summed: Sums, *, weights_s: Floats, unhidden_s: Floats
 ) -> tuple[Floats, Floats]:
-    """The seconds of weight-gradient passes with the reductions of their gradients, and the seconds
-    by which steady backward passes are shorter without this work (C each).
+    """The seconds of separate weight-gradient passes with their gradient reductions, and how much
+    shorter backward passes are without them.
 
     The products take ``weights_s`` (T, S). For ``unhidden_s`` tensor-parallel ranks wait for one
     another, which these products hid before. Both passes together are never shorter than one.
@@ -547,8 +544,10 @@ def split_pass_seconds(
 
 
 def longest_beside_sends(seconds: TaskSeconds, kinds: Ints, summed: Sums) -> Mapping[Pass, Floats]:
-    """For each candidate (C), upper bounds of the seconds of steady passes and of slots between
-    passes throughout which a send lasts, over any lesser work.
+    """Upper bounds of the seconds of steady passes and of the time between passes if a send runs
+    all the time, for each candidate.
+
+    They hold for any lesser work on the same streams.
     """
     is_inside = kinds[:, HERE] != NOTHING
     is_below = ~is_inside & (kinds[:, UPPER] != NOTHING)
@@ -565,8 +564,10 @@ def longest_beside_sends(seconds: TaskSeconds, kinds: Ints, summed: Sums) -> Map
 
 
 def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Floats]) -> PassSeconds:
-    """Lower bounds of the passes of a box (all candidates with choices in given ranges), from its
-    two ``ends`` with the smallest offload ratios; ``longest_s`` is from ``longest_beside_sends``.
+    """Lower bounds of the pass times of all candidates with choices in given ranges.
+
+    They are made from two ``ends`` of the ranges, with the smallest offload ratios; ``longest_s``
+    is from ``longest_beside_sends``.
 
     The number of each kind of slot is linear in the number of recomputed blocks. So each sum of
     slots rises or falls all the way between the two ends, and is least at one of them.
@@ -593,8 +594,6 @@ def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Floats]) 
 
 
 def reduces_in_place(seconds: TaskSeconds) -> Bools:
-    """For each strategy (S), whether gradients are reduced in place, so that layers need not
-    wait.
-    """
+    """Whether gradients are reduced without holding up any layer, for each strategy."""
     in_place = (seconds.zero < SHARDED_GRADIENTS) & (seconds.columns["offload_gradients"] == 0)
     return np.asarray(in_place)

@@ -1,4 +1,4 @@
-"""The iteration time of a 1F1B pipeline, computed from the times of its stages.
+"""Computes the iteration time of a 1F1B pipeline from the times of its stages.
 
 The recurrence over stages is in ``mistlab.cost.chains``.
 
@@ -30,14 +30,14 @@ from mistlab.stages.stage_batch import SENDS, StageTimes
 
 
 def times_used(times: StageTimes) -> Sequence[str]:
-    """The names of the stage times that the recurrence over stages uses; those of hosts only if any
-    pass may be host-bound.
+    """The names of the stage times that the iteration time depends on; those of hosts are left out
+    if no pass can be host-bound.
     """
     return PASSES if times.issued_backward_s.any() else _WITHOUT_HOST
 
 
 def passes_of(times: StageTimes) -> PassLengths[Floats]:
-    """The stage times that the recurrence over stages uses (``mistlab.cost.chains``)."""
+    """The stage times that the critical path of a pipeline is computed from."""
     return PassLengths(**{name: getattr(times, name) for name in times_used(times)})
 
 
@@ -45,7 +45,7 @@ _WITHOUT_HOST = tuple(name for name in PASSES if name not in ISSUED)
 
 
 def iteration_s(times: StageTimes, micro_batches: Ints) -> Floats:
-    """The seconds of one iteration of each pipeline (C) with ``micro_batches`` (C)."""
+    """The seconds of one iteration of each pipeline with ``micro_batches`` micro-batches."""
     candidates = len(times.forward_s)
     tables = {name: np.ascontiguousarray(getattr(times, name).T) for name in times_used(times)}
     # The last stage has no next stage to send to.
@@ -64,8 +64,9 @@ def iteration_s(times: StageTimes, micro_batches: Ints) -> Floats:
 def _whole_s(
     algebra: Algebra[Length], tables: Mapping[str, Sequence[Length]], micro_batches: int | Ints
 ) -> Length:
-    """The length of the longest chain of passes through all stages of each pipeline; each of
-    ``tables`` has an entry for each stage.
+    """The length of the longest chain of dependent passes through each pipeline.
+
+    Each of ``tables`` has an entry for each stage.
     """
     stages = len(tables["forward_s"])
     chains = Chains.of_nothing(algebra.nothing)
@@ -78,37 +79,37 @@ def _whole_s(
 
 
 def no_stages(candidates: int) -> Chains[Floats]:
-    """The chains of passes behind the last stage, all of length zero."""
+    """Chains of passes of zero length, to which stages are added from the last one on."""
     return Chains.of_nothing(np.zeros(candidates))
 
 
 def prepended(
     stage: StageTimes, after: Chains[Floats], micro_batches: int | Ints, stages: int
 ) -> Chains[Floats]:
-    """Extend the chains (C) of a pipeline by one more stage in front, with which it has ``stages``
-    stages.
+    """Extend the longest chains of passes of each pipeline by one more stage in front, the first of
+    ``stages``.
     """
     columns = ColumnAlgebra(len(stage.forward_s))
     return chained(columns, passes_of(stage), after, Counts.of(micro_batches, stages))
 
 
-# The published objective of a pipeline, stage by stage; durations may be numbers, columns or
-# expressions.
-#
-# Mist (EuroSys 2025) models a pipeline of G micro-batches as
-#
-# (G - 1) max t + sum t + max_i (d_i - sum of t_j over the stages j in front of i)
-#
-# where t is the time of a steady-state micro-batch in a stage, and d the extra time of the first
-# and the last one, which stages in front hide in part. This package's own model is
-# ``mistlab.cost.chains``; the objective is kept so that the published search can be compared.
+# Computes the iteration time by the formula of the Mist paper (EuroSys 2025), stage by stage.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Published(Generic[Length]):
-    """The terms of the published pipeline objective for a stage and all stages after it: the
-    slowest stage's time, the sum of the stages' times, and the longest extra time that no stage in
-    front hides.
+    """The terms of the Mist paper's iteration time for a stage and all stages after it.
+
+    They are the slowest stage's time, the sum of the stages' times, and the longest extra time that
+    no stage in front hides.
+
+    Mist (EuroSys 2025) models a pipeline of G micro-batches as
+
+    (G - 1) max t + sum t + max_i (d_i - sum of t_j over the stages j in front of i)
+
+    where t is the time of a steady-state micro-batch in a stage, and d the extra time of the first
+    and the last one, which stages in front hide in part. This package's own model is
+    ``mistlab.cost.chains``; the objective is kept so that the published search can be compared.
     """
 
     slowest: Length
@@ -117,18 +118,18 @@ class Published(Generic[Length]):
 
     @classmethod
     def of_nothing(cls, nothing: Length) -> Self:
-        """The terms of the published objective behind the last stage: zero."""
+        """The terms of the Mist paper's iteration time after the last stage: zero."""
         return cls(slowest=nothing, together=nothing, unhidden=nothing)
 
     def whole(self, micro_batches: int) -> Length:
-        """The time of a pipeline of these stages by the published objective."""
+        """The iteration time of a pipeline of these stages by the formula of the Mist paper."""
         total: Length = self.slowest * (micro_batches - 1) + self.together + self.unhidden
         return total
 
 
 def steady_s(stage: PassLengths[Floats]) -> Floats:
-    """The time of a steady-state micro-batch in a stage with its sends, which block the stage in
-    the published model; the host's issue time if that is longer.
+    """The seconds of a steady-state micro-batch in a stage with its sends, during which the stage
+    computes nothing in this model; at least the host's issue time.
     """
     both_s = stage.forward_s + stage.backward_s
     if stage.issued_forward_s is not None and stage.issued_backward_s is not None:
@@ -137,7 +138,7 @@ def steady_s(stage: PassLengths[Floats]) -> Floats:
 
 
 def extra_s(stage: PassLengths[Length]) -> Length:
-    """The time that the first and the last micro-batch take in a stage beyond steady ones."""
+    """The seconds that the first and the last micro-batch take in a stage beyond steady ones."""
     total: Length = (
         stage.begin_s
         + (stage.through_forward_s - stage.forward_s)
@@ -152,8 +153,9 @@ def extra_s(stage: PassLengths[Length]) -> Length:
 def in_front(
     algebra: Algebra[Length], own_s: Length, own_extra_s: Length, after: Published[Length]
 ) -> Published[Length]:
-    """The objective's terms extended by a stage in front, which takes ``own_s`` and
-    ``own_extra_s``.
+    """The terms of the Mist paper's iteration time with one more stage in front.
+
+    It takes ``own_s`` and ``own_extra_s``.
     """
     return Published(
         slowest=algebra.longest("slowest", after.slowest, own_s),
@@ -162,17 +164,17 @@ def in_front(
     )
 
 
-# Splits the iteration time into four terms.
-#
-# The slowest stage's computation and exposed communication over all micro-batches, the other stages
-# that a micro-batch passes through, and the rest: first and last micro-batches, the optimizer step,
-# sends, and costs of the iteration as a whole.
+# Splits the iteration time of a plan into four terms that add up to it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The four terms that add up to an iteration's time, or the differences between those of two
-    iterations.
+    """The four terms that add up to an iteration's time, or the differences between the terms of
+    two iterations.
+
+    They are the slowest stage's computation and exposed communication over all micro-batches, the
+    other stages that a micro-batch passes through, and the rest: first and last micro-batches, the
+    optimizer step, sends, and costs of the iteration as a whole.
     """
 
     computation_s: float

@@ -1,5 +1,5 @@
-"""The times of gradient reductions that send fewer bytes: by compression, parameter servers, or
-averaging weights instead.
+"""Computes the times of gradient reductions that send fewer bytes: compressed, through parameter
+servers, or replaced by averaging weights.
 
 Axes: T types of layers, S strategies.
 """
@@ -18,13 +18,15 @@ from mistlab.reduction.compression import BITS_A_BYTE, VALUE_BYTES
 from mistlab.reduction.reduction_costs import Reduction
 from mistlab.stages.stage_shape import Shapes
 
-# The group of ranks that hold the same part of the weights, each in another replica of the model.
+# The group of ranks, one in each replica of the model, that hold the same part of the weights.
 REPLICAS = "state replicas"
 
 
 class SendLink(Protocol):
-    """A function: the time of a message to another GPU, while ``at_once`` GPUs of a node send, and
-    ``senders`` GPUs share an uplink of the network tier numbered ``tier``.
+    """A function that gives the time of a message to another GPU.
+
+    Meanwhile ``at_once`` GPUs of a node send, and ``senders`` GPUs share an uplink of the network
+    tier numbered ``tier``.
     """
 
     def __call__(
@@ -36,7 +38,7 @@ class SendLink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReductionTimes:
-    """Computes the times of a workload's gradient reductions under each reduction strategy.
+    """Computes the times of a workload's gradient reductions under each way to reduce them.
 
     ``over`` gives the seconds of a collective over a group. Whole gradients have ``gradient`` bytes
     a value, and ``remembered`` ones stay of what was cut off. A kernel takes ``moved_s`` for each
@@ -54,8 +56,8 @@ class ReductionTimes:
     moved_s: float
 
     def sent_less_s(self, group: str, values: Floats) -> Floats:
-        """The seconds in which a group of ranks averages this many gradients, compressed or through
-        parameter servers, for each layer type and strategy (T, S).
+        """The seconds in which a group of ranks averages gradients that are compressed or go
+        through parameter servers, for each type of layer and strategy.
         """
         if not values.any():
             return np.zeros_like(values)
@@ -66,8 +68,8 @@ class ReductionTimes:
         if how.kind == "server":
             seconds = self._served_s(group, sent, answers)
         elif how.trimmed:
-            # An all-to-all gives each rank a part of all gradients, and an all-gather sends the
-            # part's mean to the other ranks.
+            # Compressed gradients are averaged in two collectives: each rank gets the messages for
+            # its part of the gradients, then sends the mean of its part to all.
             seconds = self.over(group, "all_to_all", sent) + self.over(group, "all_gather", sent)
         elif how.compressor.is_summable:
             seconds = self.over(group, "all_reduce", sent)
@@ -75,22 +77,22 @@ class ReductionTimes:
             answers = sent * ranks
             seconds = self.over(group, "all_gather", answers)
         if how.trimmed:
-            # A rank reads each value that any rank has sent once.
+            # A rank reads each value that the other ranks have sent, and the means, once.
             moved = np.where(ranks > 1, 2 * sent + answers, 0.0)
             return np.asarray(seconds + moved * self.moved_s)
         if how.compressor.kind == "none":
             return seconds
-        # One kernel reads the gradients and the error memory of compression, and writes messages
-        # and the new error memory; another kernel reads the received messages and writes their
-        # mean.
+        # A kernel reads gradients and the compression's error memory and writes messages and new
+        # error memory; a second kernel reads received messages and writes their mean.
         each = self.gradient + VALUE_BYTES + 2 * self.remembered
         moved = np.where(ranks > 1, values * each + sent + answers, 0.0)
         return np.asarray(seconds + moved * self.moved_s)
 
     def asynchronous_s(self, group: str, values: Floats) -> tuple[Floats, Floats]:
-        """The seconds in which a rank sends this many gradients to asynchronous parameter servers
-        and gets their answers, and those for which a server is busy with the messages of all ranks,
-        for each layer type and strategy (2, T, S).
+        """The seconds in which a rank sends gradients to asynchronous parameter servers and gets
+        their answers, and those for which a server is busy with all ranks' messages.
+
+        The result is (2, T, S).
         """
         both_s, busy_s = np.zeros_like(values), np.zeros_like(values)
         sent, answers = self._message_bytes(values, self.shapes.ranks[group])
@@ -103,8 +105,8 @@ class ReductionTimes:
         return both_s, busy_s
 
     def averaged_s(self, values: Floats) -> Floats:
-        """The seconds in which replicas of the model exchange this many weights once, for each
-        layer type and strategy (T, S).
+        """The seconds in which replicas of the model average their weights once, for each type of
+        layer and strategy.
         """
         bits = self.how.outer_bits if self.how.kind == "outer" else BITS_A_BYTE * VALUE_BYTES
         size_bytes = values * bits / BITS_A_BYTE
@@ -120,22 +122,24 @@ class ReductionTimes:
         return seconds
 
     def _links_to(self, offset: int, shape: GroupSpread) -> list[LinkTime]:
-        """The times of the links over which every rank sends to the rank ``offset`` places after
-        it, all at once: inside nodes, and between nodes.
+        """The times of the links if every rank sends to the rank ``offset`` places after it: inside
+        nodes, and between nodes.
         """
         gpus, nodes, ranks = shape.gpus_in_node, shape.nodes, shape.ranks
         away = min(offset, ranks - offset)
         links = [self.send(across_nodes=False, at_once=1)] if away < gpus else []
         if nodes > 1:
-            # All groups of ranks in a node send at the same time.
+            # All groups of ranks in a node send at the same time, so they share its links.
             at_once = min(away, gpus) * max(1, self.gpus_per_node // gpus)
             link = self.send(across_nodes=True, at_once=at_once)
             links.append(link if self.tiers is None else self.tiers.to_offset(link, shape, away))
         return links
 
     def _served_s(self, group: str, sent: Floats, answers: Floats) -> Floats:
-        """The seconds of sending gradients to parameter servers, which are ranks of the group, and
-        of receiving their answers (T, S); a server handles one message at a time.
+        """The seconds of sending gradients to parameter servers and receiving their answers, for
+        each type of layer and strategy.
+
+        Servers are ranks of the group, and each handles one message at a time.
         """
         shards, seconds = self.how.shards, np.zeros_like(sent)
         for rows, shape in self.shapes.of_several(group):
@@ -145,15 +149,15 @@ class ReductionTimes:
         return seconds
 
     def _to_server(self, shape: GroupSpread) -> LinkTime:
-        """The time of the link from a rank to a parameter server, while all servers receive."""
+        """The time of a message to a parameter server while all servers receive messages."""
         shards = self.how.shards
         in_node = min(shape.gpus_in_node, -(-shards // shape.nodes))
         tier = NETWORK if self.tiers is None else self.tiers.place_of(shape)
         return self.send(across_nodes=shape.nodes > 1, at_once=in_node, tier=tier, senders=shards)
 
     def _message_bytes(self, values: Floats, ranks: Ints) -> tuple[Floats, Floats]:
-        """The bytes of a rank's message with this many gradients, and those of a parameter server's
-        answer, for each layer type and strategy (T, S).
+        """The bytes of a rank's message with gradients, and those of a parameter server's
+        answer.
         """
         if self.how.compressor.kind == "none":
             return values * self.gradient, values * self.gradient

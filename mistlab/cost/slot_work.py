@@ -1,7 +1,7 @@
-"""Per-layer time slots, the sets of tasks that overlap while a layer computes: their kinds, counts,
-tasks and seconds.
+"""Computes what overlaps while each layer of a stage computes (its "time slot"): the tasks of the
+GPU's streams and their seconds.
 
-Axes: R runs, J stages, P points, K kinds of slots.
+Axes: S strategies, K kinds of slots, P phases, J stages, R runs of layers, T types; streams first.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -42,26 +42,24 @@ from mistlab.schedule.slots import (
 )
 from mistlab.stages.stage_shape import layers_above
 
-# Counts the time slots of each kind in a stage's passes.
-#
-# A stage's layers are runs of equal layers. A time slot has three layers: the one that computes,
-# the lower one ``depth`` before it and the upper one ``depth`` after it, which are fetched or
-# offloaded meanwhile. The first and last ``depth`` slots lie outside the pass, where no layer
-# computes and its neighbours are still fetched or offloaded. Time slots with the same three types
-# of layers take equally long, so only counts are needed. The three types change where a run ends,
-# or ``depth`` before or after it; between two such points all time slots are of one kind.
-#
-# Axes: R runs, J stages, P points, K kinds of time slots.
+# Counts, in each stage, the layers that have the same type and the same types of neighbours, which
+# take equally long.
 
 
-# The index that stands for no layer, before the first layer of a stage or after the last one: the
-# last row of tables by layer type.
+# The type of an absent layer, before the first layer of a stage or after the last one.
 NOTHING = -1
 
 
 def slot_counts(sizes: Floats, types: Ints, depth: int) -> tuple[Ints, Floats]:
-    """The kinds of time slots that occur in stages, by the types of their three layers (K, 3), and
-    the number of each kind in a pass of each stage (K, J).
+    """Count the layers of each stage by their type and the types of the layers before and after,
+    whose weights are fetched or offloaded at the same time.
+
+    The kinds (K, 3) are the combinations of three types that occur; the counts are (K, J). A
+    stage's layers are runs of equal layers. A time slot has three layers: the one that computes,
+    the lower one ``depth`` before it and the upper one ``depth`` after it, which are fetched or
+    offloaded meanwhile. The first and last ``depth`` slots lie outside the pass, where no layer
+    computes. The three types change where a run ends, or ``depth`` before or after it; between two
+    such points all time slots are of one kind.
 
     ``sizes`` are how many layers the runs have (R, J), ``types`` theirs (R, J or R, 1).
     """
@@ -69,7 +67,7 @@ def slot_counts(sizes: Floats, types: Ints, depth: int) -> tuple[Ints, Floats]:
     edges = np.concatenate([np.zeros_like(ends[:1]), ends])
     points = np.sort(np.concatenate([edges - depth, edges, edges + depth]), axis=0)
     lengths, middles = np.diff(points, axis=0), (points[1:] + points[:-1]) / 2
-    # In the order of kinds, the absent layers before a stage come first, and those after it last.
+    # The absent layers before a stage get the lowest code, those after it the highest.
     after = int(types.max()) + 2
     nothing = np.zeros_like(types[:1])
     places = np.concatenate([nothing, types + 1, nothing + after])
@@ -87,8 +85,9 @@ def slot_counts(sizes: Floats, types: Ints, depth: int) -> tuple[Ints, Floats]:
 
 
 def _at(positions: Floats, edges: Floats, places: Ints) -> Ints:
-    """The layer type at each position in a stage (P, J), from the positions ``edges`` at which runs
-    of equal layers begin, and the type ``places`` of each run.
+    """The type of the layer at each position in each stage.
+
+    Runs of equal layers begin at ``edges`` and have the types ``places``.
     """
     run = (positions[:, None] >= edges).sum(axis=1)
     if places.shape[1] == 1:
@@ -102,9 +101,7 @@ def _counted(
     codes: Ints,
     every: int,
 ) -> Floats:
-    """The number of time slots with each code of three layer types (K, J), from the lengths of the
-    intervals with that code.
-    """
+    """Add up the numbers of layers that have the same code of three layer types."""
     stages = code.shape[1]
     row = np.full(every, len(codes))
     row[codes] = np.arange(len(codes))
@@ -115,28 +112,21 @@ def _counted(
     return np.asarray(counted.reshape(-1, stages)[: len(codes)])
 
 
-# The seconds of time slots of some kinds, which all sums over a pass's time slots need.
-#
-# Axes: C candidates, S distinct strategies, T types of layers, K kinds of time slots, L lengths of
-# a time slot; the four streams first.
+# Computes the seconds in which layers compute, with the tasks that overlap with them.
 
 
-# The columns of a table of kinds of time slots (K, 3): the types of the lower, the computing and
-# the upper layer.
+# Column numbers of a table with three types of layers in each row: the layer before the one that
+# computes, the one that computes, and the layer after it.
 LOWER, HERE, UPPER = range(3)
 
 
 def of_layers(of_type: Floats, layers: Ints) -> Floats:
-    """The seconds (K, S) of one layer in each kind of time slot, from the seconds of all layer
-    types (T, S).
-    """
+    """Select the seconds of the types of layers with these indices; absent layers take none."""
     return np.asarray(with_nothing(of_type)[layers])
 
 
 def with_nothing(of_type: Floats) -> Floats:
-    """The seconds of all layer types, and at the end a row of zeros that stands for no layer (T +
-    1, S).
-    """
+    """Add a row of zeros to the seconds of all types of layers, for an absent layer."""
     return np.concatenate([of_type, np.zeros((1, of_type.shape[1]))])
 
 
@@ -146,11 +136,12 @@ def slot_ends(
     is_least: bool,
     chosen: Rows | slice = slice(None),
 ) -> Floats:
-    """The end of each stream in seconds, in the time slots of the ``chosen`` strategies (4, K, S),
-    whose tasks take ``alone`` (4, K, S) by themselves.
+    """The time at which each stream ends while a layer computes, for the ``chosen`` strategies.
+
+    The tasks take ``alone`` (4, K, S) by themselves.
     """
     if seconds.model.template.depth == 0:
-        # Where an engine overlaps nothing, the tasks of a time slot run in sequence.
+        # An engine that overlaps nothing runs the tasks of a layer one after another.
         return np.broadcast_to(alone.sum(axis=0), alone.shape)
     slowed = seconds.slowed_by("least" if is_least else "own")
     flat = ends_of_streams(alone.reshape(len(alone), -1), in_slots(slowed, alone, chosen))
@@ -158,39 +149,41 @@ def slot_ends(
 
 
 def in_slots(slowed: SlowedBy, alone: Floats, chosen: Rows | slice = slice(None)) -> SlowedBy:
-    """How much streams slow one another down in the time slots of the ``chosen`` strategies."""
+    """How much streams slow one another down in the ``chosen`` strategies, repeated for each
+    layer.
+    """
     first = np.broadcast_to(slowed.first[chosen], alone.shape[1:])
     return SlowedBy(slowed.table, first.reshape(-1), slowed.size)
 
 
-# The tasks of each stream in each kind of time slot of a pass.
-#
-# Axes: S distinct strategies, T types of layers, K kinds of time slots, P phases; the four streams
-# first.
+# Computes the tasks that each stream runs while a layer computes.
 
 
 _FETCHING = (("P", "<"), ("U", None))
 
 
 class SlotWork:
-    """Computes the tasks of each stream in time slots of some kinds (K), for each strategy (S)."""
+    """Computes the tasks that each stream runs while a layer computes, for each kind of layer and
+    neighbours, and for each strategy.
+    """
 
     def __init__(self, seconds: TaskSeconds, kinds: Ints) -> None:
         self.seconds = seconds
         self.kinds = kinds
         self._in_slots: dict[tuple[str, str, int, int], Floats | None] = {}
-        # While a computing layer waits for its tensor-parallel collectives, host copies continue.
+        # While a layer waits for its tensor-parallel collectives, host copies continue.
         self._waited = {
             phase: of_layers(waited_s, kinds[:, HERE])
             for phase, waited_s in seconds.tensor_s.items()
         }
         side_by_side = seconds.model.template.depth > 0
-        # The strategies (S) that offload gradients while layers compute.
+        # The indices of the strategies that offload gradients while layers compute.
         self.evicts = np.flatnonzero((seconds.columns["offload_gradients"] > 0) & side_by_side)
 
     def alone(self, phases: Sequence[Phase] = PHASES, without: Collection[str] = ()) -> Floats:
-        """The seconds of each stream's tasks by themselves (4, P, K, S), in the time slots of some
-        phases, ``without`` tasks of some kinds.
+        """The seconds of each stream's tasks by themselves, ``without`` tasks of some kinds.
+
+        Shape (4, P, K, S), for these phases.
         """
         seconds, template = self.seconds, self.seconds.model.template
         alone = np.zeros((len(STREAMS), len(phases), len(self.kinds), len(seconds.zero)))
@@ -198,8 +191,8 @@ class SlotWork:
             for task in template.phases[phase]:
                 lasting = self._in_slots_s(task, _neighbour(task.place, phase, template.depth))
                 if lasting is not None and task.kind not in without:
-                    # The tasks of an optimizer step run in sequence, so they all count on one
-                    # stream.
+                    # The tasks of an optimizer step run one after another, so all of them count as
+                    # compute.
                     stream = COMPUTE if phase == "step" else STREAMS.index(task.stream)
                     alone[stream, number] += lasting
             if phase != "step":
@@ -209,8 +202,10 @@ class SlotWork:
         return alone
 
     def fetched_s(self, phases: Sequence[Phase] = PHASES) -> Floats:
-        """The seconds of copying the next layer's weights from the host, and of then gathering them
-        (2, P, K, S); zero where weights are not both copied and gathered.
+        """The seconds in which the next layer's weights are copied from the host and then gathered;
+        zero where they are not both copied and gathered.
+
+        Shape (2, P, K, S).
 
         If layers are fetched further ahead, the two tasks are in slots of their own.
         """
@@ -230,8 +225,9 @@ class SlotWork:
         return fetched
 
     def evicting_s(self, alone: Floats) -> Floats:
-        """The seconds until gradient reductions have ended (K', S'), in time slots of strategies
-        that offload gradients, which have tasks ``alone`` (4, K', S').
+        """The seconds until gradient reductions have ended, for strategies that offload gradients.
+
+        The tasks are ``alone`` (4, K', S').
 
         A layer computes when the gradients whose buffer it takes have left.
         """
@@ -240,8 +236,8 @@ class SlotWork:
         return flat.reshape(alone.shape[1:])
 
     def _in_slots_s(self, task: Task, neighbour: int) -> Floats | None:
-        """The seconds (K, S) of a task for one of the three layers of each kind of time slot; None
-        for a task that takes no time.
+        """The seconds of a task of a layer, or of the layer before or after it; None for a task
+        that takes no time.
         """
         key = task.kind, task.direction or "", task.from_zero, neighbour
         if key not in self._in_slots:
@@ -255,26 +251,26 @@ class SlotWork:
 
 @cache
 def _neighbour(position: Place, phase: Phase, depth: int) -> int:
-    """Which of a time slot's three layers a task works on: LOWER, HERE (the computing one) or
-    UPPER.
+    """Which layer a task works on while a layer computes: that layer (HERE), the one before it
+    (LOWER) or after it (UPPER).
     """
     above = layers_above(position, phase, depth)
     return UPPER if above > 0 else LOWER if above < 0 else HERE
 
 
-# The time slots of backward passes that leave weight gradients to separate passes.
-#
-# Axes: S distinct strategies, T types of layers, K kinds of time slots; the four streams first.
+# Computes backward passes without weight gradients, which are computed in separate passes.
 
 
-# The kinds of tasks that a separate weight-gradient pass has instead of the backward pass.
+# These kinds of tasks move from the backward pass to the separate weight-gradient pass: reducing
+# and offloading gradients.
 _OF_GRADIENTS = frozenset({"R", "G"})
 
 
 def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats:
-    """The seconds of time slots (4, K, S) in whole backward passes, in input-gradient passes and in
-    weight-gradient passes, and of the waits that weight-gradient GEMMs hid before; arguments as in
-    ``split_pass_seconds``.
+    """The seconds of each layer in a whole backward pass, in its input-gradient part and in its
+    weight-gradient part, and those of waits that weight-gradient GEMMs hid before.
+
+    The result is (4, K, S); arguments as in ``split_pass_seconds``.
     """
     here = work.kinds[:, HERE]
     products, waits = (of_layers(one, here) for one in (weights_s, unhidden_s))
@@ -294,28 +290,25 @@ def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats
 
 
 def _lasting(work: SlotWork, alone: Floats) -> Floats:
-    """The seconds of time slots (K, S) whose streams have tasks ``alone`` (4, K, S)."""
+    """The seconds of tasks that overlap, given the seconds of each stream alone."""
     alone = np.maximum(alone, 0.0)
     return until(STREAMS, slot_ends(work.seconds, alone, is_least=False), alone)
 
 
-# Time slots in which weights are copied from the host and then gathered from ranks.
-#
-# Each rank swaps in its shard of a layer's weights, and only then gathers the layer. The link
-# between GPUs therefore first does its other work, and gathers when both have ended. Until then the
-# host copy slows the other streams, and afterwards the link does.
-#
-# Axes: C cases; the four streams first.
+# Computes the time of layers whose weights are copied from the host and then gathered from ranks.
 
 
 _FROM_HOST = STREAMS.index("host_to_device")
 
 
 def ends_if_gathered(alone: Floats, slowed: SlowedBy, copied: Floats, gathered: Floats) -> Floats:
-    """The end of each stream in seconds (4, C), whose work would take ``alone`` (4, C), if the link
-    gathers weights only after they are copied from the host: the gather is the last ``gathered``
-    seconds (C) of the link's work, the copy the first ``copied`` seconds (C) of the host's; both
-    are positive.
+    """The time at which each stream ends if weights are gathered only after they were copied from
+    the host.
+
+    All work would take ``alone`` (4, C). The gather is the last ``gathered`` seconds (C) of the
+    link's work, the copy the first ``copied`` seconds (C) of the host's; both are positive. Until
+    both the copy and the link's other work have ended, the host copy slows the other streams, and
+    afterwards the link does.
     """
     left, offset = alone.copy(), slowed.place(sets_of(alone > 0))
     left[LINK], left[_FROM_HOST] = np.maximum(alone[LINK] - gathered, 0.0), copied
@@ -337,8 +330,9 @@ def ends_if_gathered(alone: Floats, slowed: SlowedBy, copied: Floats, gathered: 
 def least_ends_if_gathered(
     alone: Floats, slowed: SlowedBy, copied: Floats, gathered: Floats
 ) -> Floats:
-    """Lower bounds (4, C) of ``ends_if_gathered`` for this work and for any with greater copies,
-    under ``lowered`` slowdown factors (docs/decisions/0035-searches-that-prove.md).
+    """Lower bounds of ``ends_if_gathered`` for this work and for any with longer copies.
+
+    The slowdown factors are ``lowered`` (docs/decisions/0035-searches-that-prove.md).
 
     With greater copies the link may gather at any later time. So the copies here are slowed by no
     gathering. Arithmetic is slowed as little as it is while the link gathers, whatever else runs.
@@ -347,7 +341,7 @@ def least_ends_if_gathered(
     left[LINK] = np.maximum(alone[LINK] - gathered, 0.0)
     copying, gathering = copied.copy(), gathered.copy()
     ends, elapsed = np.zeros_like(alone), np.zeros(alone.shape[1])
-    # Each stream ends once, and so do the copy of weights from the host and the gather.
+    # At most six events follow: the ends of the four streams, of the copy and of the gather.
     for _ in range(len(STREAMS) + 2):
         busy = left > 0
         factors = slowed.table.take(offset + sets_of(busy), axis=1)
@@ -373,35 +367,34 @@ def least_ends_if_gathered(
     return ends
 
 
-# The mean seconds of consecutive time slots of equal layers whose data is offloaded as soon as it
-# is computed.
-#
-# A time slot that waits for copies lasts longer than its arithmetic, and the offload of its own
-# layer starts in it. It is then slowed by two layers' work, and the next time slot by none; both
-# together take longer than two time slots with one layer's work each.
-#
-# Axes: S distinct strategies, K kinds of time slots; the four streams first.
+# Computes the mean time of equal layers in a row whose data is offloaded as soon as each has
+# computed.
 
 
-# How many consecutive time slots are simulated, and how many of them, the last ones, are measured.
+# The number of layers in a row that are simulated, and the number of last ones whose time is
+# measured.
 _SLOTS, _MEASURED = 8, 4
-# The data that is offloaded in each phase: activations (A) or gradients (G).
+# What each phase offloads: activations (A) or gradients (G).
 _LEAVING: Mapping[Phase, str] = {"forward": "A", "backward": "G", "last_backward": "G"}
 
 
 def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
-    """The seconds (N, S) of the time slots in each phase of ``_LEAVING``, whose tasks take
-    ``alone`` (4, N, S) by themselves; a slot takes ``usual_s`` if all tasks start with it. Slots
-    that offload data between equal layers, or between two alternating types, take the mean of
-    consecutive slots if that is longer.
+    """The seconds of layers that offload their activations or gradients, at least the mean over
+    equal or alternating layers in a row.
+
+    Their tasks take ``alone`` (4, N, S) by themselves, in each phase of ``_LEAVING``; a layer's
+    slot takes ``usual_s`` if all tasks start with it. A time slot that waits for copies lasts
+    longer than its arithmetic, and the offload of its own layer starts in it. It is then slowed by
+    two layers' work, and the next time slot by none; both together take longer than two time slots
+    with one layer's work each.
     """
     seconds, kinds = work.seconds, work.kinds
-    # A case is a strategy in one phase.
+    # Select the phases and strategies in which something is offloaded.
     phase, strategy = np.nonzero([seconds.alone(k, ">").any(axis=0) for k in _LEAVING.values()])
     rows = np.flatnonzero((kinds[:, LOWER] == kinds[:, UPPER]) & (kinds[:, LOWER] != NOTHING))
     if not len(rows) or not len(phase) or seconds.model.template.depth != 1:
         return usual_s
-    # Each time slot, and the one after it.
+    # The three layer types of each layer with its neighbours, and those of the layer after it.
     turns = kinds[rows], kinds[rows][:, [HERE, UPPER, HERE]]
     places = phase * len(kinds) + rows[:, None], strategy
     following = SlotWork(seconds, turns[1]).alone(tuple(_LEAVING)).swapaxes(1, 2)
@@ -413,7 +406,8 @@ def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
     slowed = in_slots(seconds.slowed_by(), slots[:, 0], strategy)
     lasts, _ = slots_in_turn(works, [one.ravel() for one in reduced], slowed, slots=_SLOTS)
     both_s = np.sum(lasts[-_MEASURED:], axis=0).reshape(reduced[0].shape) * 2 / _MEASURED
-    # Where all layers are equal, the following time slot is the same as this one.
+    # The seconds if each layer's offload starts with the next layer; for equal layers, those are
+    # the usual ones.
     barriers = until(STREAMS, slot_ends(seconds, slots, False, strategy), slots)
     are_alike = (kinds[rows, HERE] == kinds[rows, LOWER])[:, None]
     longer, both_at_once_s = usual_s.copy(), barriers.sum(axis=0)
@@ -423,8 +417,10 @@ def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
 
 
 def slots_of_first_layers(work: SlotWork, usual_s: Floats) -> Floats:
-    """The seconds (N, S) of the time slots in each phase of ``_LEAVING`` if an offload starts as
-    soon as its own layer has computed; they take ``usual_s`` if it starts with the next slot.
+    """The seconds of layers if the offload of each starts as soon as it has computed, longer for
+    the first layer of a pass.
+
+    They take ``usual_s`` (N, S) if it starts with the next slot, in each phase of ``_LEAVING``.
 
     Beside its own offload, the first slot of a pass waits longer for its copies, while the turn
     after the pass has less left to offload. Where a pass through equal layers and its turn take
@@ -441,8 +437,8 @@ def slots_of_first_layers(work: SlotWork, usual_s: Floats) -> Floats:
         if not len(rows) or not len(chosen) or seconds.model.template.depth != 1:
             continue
         layers = kinds[rows, HERE]
-        # Four kinds of time slots: the first of a pass, one inside it, its last, and the one after
-        # it, before the next pass (the turn).
+        # Describe the first layer of a pass, one inside it, its last layer, and the time between
+        # this pass and the next (the turn).
         slots = np.tile(layers[:, None], (4, 1, 3))
         slots[0, :, before] = slots[2, :, after] = slots[3, :, [HERE, after]] = NOTHING
         alone = SlotWork(seconds, slots.reshape(-1, 3)).alone((phase, "forward", "backward"))
@@ -457,8 +453,7 @@ def slots_of_first_layers(work: SlotWork, usual_s: Floats) -> Floats:
         )
         slowed = in_slots(seconds.slowed_by(), tasks[:, 0], chosen)
         first, inner, last, turn = tasks.reshape(len(tasks), 4, -1).swapaxes(0, 1)
-        # Consecutive slots begin with one before which nothing is left to offload: the first slot
-        # of the pass.
+        # The first layer of a pass has no layer before it whose data would be left to offload.
         lasts, left = slots_in_turn([inner] * 2, [reduced] * 2, slowed, slots=_SLOTS)
         on_link = left[0], np.maximum(last[LINK] - reduced, 0.0), reduced
         last_s, left = slot_after(last, slowed, on_link, (left[1], offloaded))
@@ -477,9 +472,11 @@ def slots_of_first_layers(work: SlotWork, usual_s: Floats) -> Floats:
 
 
 def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Floats:
-    """The seconds of time slots of the first forward pass (K, S), which take ``usual_s`` if all
-    tasks start with the slot. Where states or weights are offloaded, the mean over consecutive
-    blocks: of equal blocks if it is longer, of two alternating types of blocks always.
+    """The seconds of each layer in the first forward pass with offloaded states or weights: the
+    mean over a row of blocks.
+
+    A layer's slot takes ``usual_s`` (K, S) if all tasks start with it. The mean is used for equal
+    blocks if it is longer, for two alternating types of blocks always.
 
     If ``is_least``, lower bounds of this work and any greater one.
     """
@@ -518,8 +515,8 @@ def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Flo
 
 
 def _take_turns(types: LayerTypes, kinds: Ints) -> Bools:
-    """A mask of the time slots (K, 3) between blocks of two alternating types that are run in the
-    same way.
+    """A mask of the layers whose neighbours are of another type, in a model of two alternating
+    types of blocks that are run the same way.
     """
     cycle, index = (*types.pattern, *types.pattern[:3]), types.names.index
     fours = (cycle[place : place + 4] for place in range(len(types.pattern)))
@@ -529,24 +526,21 @@ def _take_turns(types: LayerTypes, kinds: Ints) -> Bools:
     return np.array([frozenset(row) in pairs for row in kinds.tolist()], dtype=bool)
 
 
-# The turn of a stage: the time slot in which a backward pass and the next forward pass overlap.
-#
-# The last gradients of a backward pass are reduced or offloaded while none of its layers computes
-# any more. At most two layers are in progress (``mistlab.stages.pass_tasks``), so only the second
-# layer of the forward pass waits for this: the first one computes meanwhile. A send of the backward
-# pass overlaps with both, and half of the link is the reduction's.
-#
-# Some strategies have a separate time slot for the turn, before the first layer computes: it waits
-# for weights to be fetched, and an offloaded gradient waits until it is reduced.
-#
-# Axes: S distinct strategies, K kinds of time slots; the four streams first.
+# Computes the time between a backward pass and the next forward pass of a stage (the "turn"), in
+# which the two overlap.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedTurns:
-    """The turns of a stage (from a backward to a forward pass) that share the time slot of the
-    forward pass's first layer, for those strategies ``rows`` (S') of all ``strategies`` that have
-    such turns: all tasks of the slot ``alone`` (4, K, S'), and the layer's own time (K, S').
+    """The time between a backward and the next forward pass, for strategies in which it overlaps
+    with the forward pass's first layer.
+
+    Of all ``strategies``, these are ``rows`` (S'): all tasks ``alone`` (4, K, S'), and the layer's
+    own time (K, S'). The last gradients of a backward pass are reduced or offloaded while none of
+    its layers computes any more. At most two layers are in progress
+    (``mistlab.stages.pass_tasks``), so only the second layer of the forward pass waits for this:
+    the first one computes meanwhile. A send of the backward pass overlaps with both, and half of
+    the link is the reduction's.
     """
 
     rows: Rows
@@ -555,8 +549,8 @@ class SharedTurns:
     layer_s: Floats
 
     def of_all(self, values: Floats) -> Floats:
-        """Values for all strategies (..., K, S), from those for strategies with shared turns (...,
-        K, S'); zero for the others.
+        """Values for all strategies, from those for strategies with shared turns; zero for the
+        others.
         """
         of_strategies = np.zeros((*values.shape[:-1], self.strategies))
         of_strategies[..., self.rows] = values
@@ -564,8 +558,10 @@ class SharedTurns:
 
 
 def shared_turns(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> SharedTurns | None:
-    """The turns of a stage that share a time slot with the first layer, None if there are none;
-    ``alone`` (4, K, S) are the tasks of all turns.
+    """The times between backward and forward passes that overlap with the first layer; None if no
+    strategy has any.
+
+    ``alone`` (4, K, S) are the tasks between all passes.
     """
     rows = np.flatnonzero(are_shared(seconds))
     if len(rows):
@@ -579,8 +575,12 @@ def shared_turns(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> SharedTurn
 
 
 def are_shared(seconds: TaskSeconds) -> Bools:
-    """A mask of the strategies (S) whose turns share the first layer's time slot: they fetch no
-    weights, and in each pass either reduce or offload gradients, but not both.
+    """A mask of the strategies in which the time between two passes overlaps with the first layer
+    of the next.
+
+    They fetch no weights, and in each pass either reduce or offload gradients, but not both. In
+    others it is separate: the first layer waits for weights to be fetched, and an offloaded
+    gradient waits until it is reduced.
     """
     columns = seconds.columns
     fetches = (seconds.zero >= SHARDED_WEIGHTS) | (columns["offload_weights"] > 0)

@@ -1,7 +1,7 @@
-"""The times of stages: of their passes, which may wait for hosts, of sends, and of work once an
-iteration.
+"""Computes the times of pipeline stages: of passes, which may wait for the host that launches their
+kernels, of sends, and of work once an iteration.
 
-Axes: C candidates.
+Axes: C candidates, S strategies, J sets of layers, K kinds of slots, R runs of equal layers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,25 +50,18 @@ from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED, num_gpus
 from mistlab.schedule.slots import IN_TURN, Phase
 from mistlab.stages.stage_batch import SENDS, StageBatch, StageSeconds
 
-# The time in which hosts issue passes, and passes that wait for their host (host-bound).
-#
-# The host issues passes in sequence, and the GPU runs them in the same order. A host does not wait
-# for its GPU: while a stage is idle, or has longer passes than usual, its host gets ahead. Host
-# time is therefore kept apart from pass time (``Issued``), and an iteration takes the longer of two
-# chains (``mistlab.cost.chains``).
-#
-# No host gets a pass ahead where ranks of a block wait for the slowest of their hosts, as on a
-# cluster with a profile, or where hosts wait for each message of a pipeline. A forward and a
-# backward pass together then take the longer of the host's time for both and the GPU's. The wait is
-# distributed over passes by their lengths.
-#
-# Axes: C candidates.
+# Computes the time in which a host issues passes, and the time of passes that wait for their host
+# (host-bound).
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Issued:
-    """The seconds in which a host issues a forward and a backward pass of each candidate (C); 0 if
-    no host issues passes, or if it never gets ahead of them.
+    """The seconds in which a host issues a forward and a backward pass, for each candidate.
+
+    They are 0 if no host issues passes, or if it never gets ahead of them. The host issues passes
+    in sequence, and the GPU runs them in the same order. A host does not wait for its GPU: while a
+    stage is idle, or has longer passes than usual, its host gets ahead. Host time is therefore kept
+    apart from pass time, and an iteration takes the longer of two chains (``mistlab.cost.chains``).
     """
 
     forward_s: Floats
@@ -76,7 +69,7 @@ class Issued:
 
     @classmethod
     def of_none(cls, candidates: int) -> Self:
-        """The issue times of candidates if no host is modelled: zero."""
+        """Make issue times of zero, for candidates whose hosts are not modelled."""
         return cls(forward_s=np.zeros(candidates), backward_s=np.zeros(candidates))
 
     def __bool__(self) -> bool:
@@ -90,7 +83,7 @@ class Issued:
         last_s: tuple[Floats, Floats],
         sends: tuple[Floats, Floats],
     ) -> Mapping[str, Floats]:
-        """The times of hosts (named in ``ISSUED``) for stages (C) with these numbers of blocks (C).
+        """The times of the hosts of stages, named in ``ISSUED``.
 
         The last pass and what comes after it take the first of ``last_s``; the second is what
         surely comes after its last block. During ``sends``, from or to the stage in front and from
@@ -119,9 +112,11 @@ class Issued:
 def _late_s(
     issued_s: Floats, blocks: Ints, first_s: Floats, last_s: Floats, held_s: Floats
 ) -> Floats:
-    """The seconds (C) from when a host that took ``issued_s`` to issue a pass continues, until the
-    stage has computed the pass: ``first_s`` after its first block was issued, ``last_s`` after its
-    last one. Between issuing the pass and continuing, the host is blocked for ``held_s``.
+    """The seconds from when a host goes on after issuing a pass, until the GPU has computed that
+    pass.
+
+    The host took ``issued_s`` for the pass. The GPU needs ``first_s`` after its first block was
+    issued, ``last_s`` after its last one. Before going on the host is blocked for ``held_s``.
     """
     return np.maximum(issued_s / blocks + first_s - issued_s, last_s) - held_s
 
@@ -129,9 +124,11 @@ def _late_s(
 def held_by_host(
     passes: PassSeconds, host: HostTime | None, ends: Sequence[StageBatch], cluster: Cluster
 ) -> tuple[PassSeconds, Issued]:
-    """The times of passes, longer where the host is never ahead of its GPU, and the issue times of
-    all other hosts. ``ends`` are the candidates or, for lower bounds over a box (choices in given
-    ranges), its ends with the fewest and the most recomputed blocks.
+    """The times of passes, lengthened where the host is never ahead of its GPU, and the issue times
+    of the other hosts.
+
+    ``ends`` are the candidates or, for lower bounds over given ranges of choices, the ends of the
+    ranges with the fewest and the most recomputed blocks.
     """
     batch = ends[0]
     if host is None:
@@ -148,8 +145,13 @@ def held_by_host(
 def with_host(
     passes: PassSeconds, host: HostTime, ends: Sequence[StageBatch], cluster: Cluster
 ) -> PassSeconds:
-    """The times of passes that take at least as long as the host needs for their layers, on a
-    cluster that may have a profile; ``ends`` are the candidates alone.
+    """The times of passes if each takes at least as long as the host needs for its layers, on a
+    cluster that may have a profile.
+
+    ``ends`` are the candidates alone. No host gets a pass ahead where ranks of a block wait for the
+    slowest of their hosts, as on a cluster with a profile, or where hosts wait for each message of
+    a pipeline. A forward and a backward pass together then take the longer of the host's time for
+    both and the GPU's.
 
     The host's time is shared among layers by what they compute. Where weights are gathered or
     gradients reduced beside the passes of layers, a layer's slot lasts for the longer of both. Only
@@ -182,9 +184,10 @@ def with_host(
 def least_with_host(
     passes: PassSeconds, host: HostTime, ends: Sequence[StageBatch], cluster: Cluster
 ) -> PassSeconds:
-    """Lower bounds of the passes of a box (all candidates with choices in given ranges) if layers
-    take at least their host's time; ``ends`` are its ends with the fewest and the most recomputed
-    blocks.
+    """Lower bounds of the times of passes that take at least their host's time, for all candidates
+    in given ranges of choices.
+
+    ``ends`` are the ends of the ranges with the fewest and the most recomputed blocks.
 
     A host makes no pass shorter. But a steady pass that waits for its host is longer, so what a
     first or a last pass takes beyond a steady one may be nothing.
@@ -203,8 +206,9 @@ def least_with_host(
 
 
 def is_never_ahead(host: HostTime, batch: StageBatch, cluster: Cluster) -> Bools:
-    """A mask of the candidates (C) whose hosts are never ahead of their GPUs, since ranks wait for
-    the slowest of their hosts, or hosts wait for a pipeline's messages.
+    """A mask of the candidates whose hosts are never ahead of their GPUs.
+
+    Their ranks wait for the slowest of their hosts, or hosts wait for a pipeline's messages.
     """
     of_ranks_late = peculiar_s(batch.value, cluster) > 0
     in_pipeline = num_gpus(batch.value) < cluster.num_gpus
@@ -212,9 +216,7 @@ def is_never_ahead(host: HostTime, batch: StageBatch, cluster: Cluster) -> Bools
 
 
 def _where(waits: Bools, held: PassSeconds, passes: PassSeconds) -> PassSeconds:
-    """The times ``held`` of stages that wait for their host (``waits``, C), and ``passes`` of
-    others.
-    """
+    """Select the times ``held`` for stages that wait for their host, ``passes`` for others."""
 
     def either(
         waiting: Mapping[Phase, Floats], others: Mapping[Phase, Floats]
@@ -230,16 +232,16 @@ def _where(waits: Bools, held: PassSeconds, passes: PassSeconds) -> PassSeconds:
 
 
 def issued_s(host: HostTime, batch: StageBatch, cluster: Cluster) -> Floats:
-    """The seconds in which a host issues a forward and a backward pass of each candidate (C),
-    together.
-    """
+    """The seconds in which a host issues both a forward and a backward pass, for each candidate."""
     forward, backward = issued_by_pass(host, batch)
     return np.asarray(forward + backward + peculiar_s(batch.value, cluster) * batch.layers)
 
 
 def issued_by_pass(host: HostTime, batch: StageBatch) -> tuple[Floats, Floats]:
-    """The seconds in which a host issues a forward pass, and a backward pass with the recomputation
-    of blocks, for each candidate (C). Delays by a cluster's profile are not included.
+    """The seconds in which a host issues a forward pass, and a backward pass with its
+    recomputation, for each candidate.
+
+    Delays by a cluster's profile are not included.
     """
     twice = [row.dimension for row in TREATMENTS.values() if row.runs_again]
     again = np.sum([batch.value(name) for name in twice], axis=0)
@@ -250,15 +252,9 @@ def issued_by_pass(host: HostTime, batch: StageBatch) -> tuple[Floats, Floats]:
     return np.asarray(forward), np.asarray(backward_s * batch.layers + forward_s * again + ends)
 
 
-# The times of stages, for columns of candidates, as sums over the time slots of a schedule. A time
-# slot is the set of tasks that overlap while one layer computes.
-#
-# The seconds of a slot depend on a candidate's strategy (degrees, ZeRO level, offload ratios) and
-# on the types of its layers, not on their number; the number of slots of each kind depends on the
-# layers only. So slots are timed once for each distinct strategy, and counted once for each
-# distinct set of layers. A candidate's time is the sum of seconds times counts.
-#
-# Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of slots.
+# Computes the times of candidate stages as sums over their layers. The time of a layer depends on
+# the candidate's parallel degrees, ZeRO level and offload ratios (its strategy), and is computed
+# once for each distinct strategy.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +268,9 @@ class StageTimeModel:
         return self.of_slots(StageSlots.of(self.tasks, batch))
 
     def of_slots(self, slots: "StageSlots") -> StageSeconds:
-        """The times of each candidate stage, given its per-layer time slots."""
+        """The times of each candidate stage, given the tasks that overlap while each layer
+        computes.
+        """
         batch, outside = slots.batch, slots.outside_passes()
         sends = self._are_beside(outside)
         if len(batch) <= FEW_ROWS:
@@ -280,9 +278,10 @@ class StageTimeModel:
         every, rows = slots.every()
         sums = every.sums(sends=sends)
         names = [entry.name for entry in fields(StageSeconds)]
-        # Where no host is modelled, the times of hosts stay zero.
+        # Hosts that are not modelled have times of zero.
         times = np.zeros((len(names), len(batch)))
-        # Few candidates at a time, so that intermediate results stay in the CPU's cache.
+        # Few candidates are computed at a time, so that intermediate results stay in the CPU's
+        # cache.
         for start in range(0, len(batch), ROWS_AT_ONCE):
             chunk = slice(start, start + ROWS_AT_ONCE)
             parts = (batch.chosen(chunk),), sums.chosen(rows[chunk]).passes(), outside.chosen(chunk)
@@ -293,14 +292,17 @@ class StageTimeModel:
         return StageSeconds(**dict(zip(names, times, strict=True)))
 
     def least(self, least: StageBatch, most: StageBatch) -> StageSeconds:
-        """Lower bounds of the times of all candidates whose positive offload ratios and numbers of
-        recomputed blocks lie between those of ``least`` and ``most``: sums of lower bounds.
+        """Lower bounds of the times of all candidates between ``least`` and ``most``.
+
+        Their positive offload ratios and numbers of recomputed blocks lie between those of the two.
+        The bounds are sums of lower bounds.
         """
         rows = np.arange(len(least))
         differ = np.flatnonzero(least.value(RECOMPUTED) != most.value(RECOMPUTED))
         other_end = rows.copy()
         other_end[differ] = len(rows) + np.arange(len(differ))
-        # A small table takes as long as a large one, so both ends are computed together.
+        # A small table takes as long as a large one, so both ends of the range are computed
+        # together.
         both = StageBatch.joined([least, _recomputing(least, most, differ)])
         slots = StageSlots.of(self.tasks, both)
         outside = slots.outside_passes().chosen(rows)
@@ -314,8 +316,9 @@ class StageTimeModel:
     def _longest_s(
         self, most: StageBatch, least: StageBatch, chosen: Bools
     ) -> Mapping[Pass, Floats]:
-        """Upper bounds of the seconds of steady passes throughout which a send lasts (C), over all
-        candidates between two; zero for those that are not ``chosen``.
+        """Upper bounds of the seconds of passes if a send runs all the time, for chosen candidates.
+
+        Zero for those that are not ``chosen``.
         """
         rows, recomputed = np.flatnonzero(chosen), RECOMPUTED
         differ = np.flatnonzero(chosen & (least.value(recomputed) != most.value(recomputed)))
@@ -336,7 +339,8 @@ class StageTimeModel:
     def _under_host(
         self, ends: Sequence[StageBatch], passes: PassSeconds, outside: "OutsidePasses"
     ) -> StageSeconds:
-        """The pass times of each candidate (C), which wait for the engine's host if it has one;
+        """The stage times of each candidate, whose passes wait for the engine's host if it has one.
+
         ``ends`` as in ``held_by_host``.
         """
         passes, issued = held_by_host(passes, self.tasks.host, ends, self.tasks.cluster)
@@ -345,9 +349,7 @@ class StageTimeModel:
     def _put_together(
         self, batch: StageBatch, passes: PassSeconds, outside: "OutsidePasses", issued: Issued
     ) -> StageSeconds:
-        """Combine pass times, times outside passes and host issue times into the times of stages
-        (C).
-        """
+        """Combine pass times, times outside passes and host issue times into stage times."""
         sends = self.tasks.template.sends
         blocking, meeting = float(sends in IN_TURN), float(sends == "meeting")
         received, sent, in_place = outside.received_s, outside.sent_s, outside.in_place
@@ -392,9 +394,7 @@ class StageTimeModel:
 
 
 def split_seconds(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """For each candidate (C): the seconds of weight-gradient passes, and the seconds by which
-    backward passes are shorter without weight gradients (2, C).
-    """
+    """The seconds of weight-gradient passes, and how much shorter they make backward passes."""
     slots = StageSlots.of(model.tasks, batch)
     split_s = split_pass_seconds(
         slots.seconds,
@@ -408,8 +408,10 @@ def split_seconds(model: StageTimeModel, batch: StageBatch) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageSlots:
-    """The time slots of candidates: the seconds of tasks for each distinct strategy (S), and the
-    number of slots of each kind for each distinct set of layers (K, J).
+    """The seconds of each layer's tasks for each distinct strategy, and how many layers of each
+    kind each distinct stage has.
+
+    Shape of the counts: (K, J).
     """
 
     tasks: TaskModel
@@ -422,7 +424,7 @@ class StageSlots:
 
     @classmethod
     def of(cls, tasks: TaskModel, batch: StageBatch) -> "StageSlots":
-        """Make the per-layer time slots of each candidate."""
+        """Compute each distinct strategy's tasks and count each distinct stage's layers."""
         names, types = task_columns(), tasks.types
         strategies = distinct_rows([batch.value(name) for name in names])
         stages = distinct_rows([batch.value(name) for name in types.columns])
@@ -439,13 +441,17 @@ class StageSlots:
         )
 
     def sums(self, *, sends: bool, kept: Kept = "own") -> PassSums:
-        """Sums over the time slots of passes, which may overlap with ``sends``."""
+        """Sum up the seconds of passes over each candidate's layers, where passes may overlap with
+        ``sends``.
+        """
         sums = pass_sums(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
         return replace(sums, queued=self.queued_reductions(kept))
 
     def queued_reductions(self, kept: Kept) -> Floats | None:
-        """The seconds of last backward passes in which blocks' gradient reductions queue, for each
-        candidate (2, C); None if all blocks are equal, since none queue then.
+        """The seconds of last backward passes in which gradient reductions of blocks queue; None if
+        all blocks are equal, since then none queue.
+
+        The result is (2, C).
         """
         types, template = self.tasks.types, self.tasks.template
         if len(types.kinds) == 1 or template.depth != 1:
@@ -454,18 +460,17 @@ class StageSlots:
         return queued_reductions(self.seconds, runs, self.strategies.index, self.stages.index, kept)
 
     def longest_beside_sends(self) -> Mapping[Pass, Floats]:
-        """For each candidate (C), upper bounds of the seconds of steady passes throughout which a
-        send lasts, over any lesser work.
+        """Upper bounds of the seconds of steady passes if a send runs all the time, over any lesser
+        work.
         """
         return longest_beside_sends(self.seconds, self.kinds, self.summed)
 
     def outside_passes(self) -> OutsidePasses:
-        """What each candidate does outside its passes: sends, tied tables' reductions,
-        averaging.
-        """
+        """What each candidate does outside its passes: sends, tied tables, averaging weights."""
         batch, seconds, of_strategy = self.batch, self.seconds, self.strategies.index
         ways = seconds.receive_s[of_strategy], seconds.send_s[of_strategy]
-        # The first stage ends last, so the exchange of a tied embedding table is added there.
+        # Both stages exchange a tied embedding table; the time is added to the first stage, which
+        # ends last.
         ties = batch.has_embedding * (1 - batch.shares_table) > batch.has_head
         averaged_s = seconds.averaging_s(self.tasks.types.counts(batch.columns), of_strategy)
         send_slowed, together_slowed = sends_beside_arithmetic(seconds)
@@ -479,8 +484,8 @@ class StageSlots:
         )
 
     def every(self) -> tuple["StageSlots", Rows]:
-        """Time slots for all candidates to be summed from, and each candidate's index among them
-        (C): of every strategy with every set of layers or, if those are more, of the candidates.
+        """Combine every strategy with every set of layers, unless candidates are fewer, and find
+        each candidate among the combinations.
         """
         rows, strategies, stages = len(self.batch), self.strategies, self.stages
         table = len(strategies.columns[0]), len(stages.columns[0])
@@ -495,16 +500,12 @@ class StageSlots:
         return every, strategies.index * table[1] + stages.index
 
     def summed(self, lengths: Sequence[Lengths]) -> Floats:
-        """The seconds of each candidate (L, C), summed over tables of per-layer time slots
-        (``lengths``).
-        """
+        """Sum up seconds over the layers of each candidate."""
         return summed_slots(lengths, self.counts, self.strategies, self.stages)
 
 
 def _recomputing(batch: StageBatch, other: StageBatch, rows: Rows) -> StageBatch:
-    """The candidates with these indices, with as many recomputed blocks as those of ``other``
-    have.
-    """
+    """Select candidates, and give them as many recomputed blocks as ``other`` has."""
     return batch.chosen(rows).with_columns(**{RECOMPUTED: other.value(RECOMPUTED)[rows]})
 
 
@@ -516,7 +517,7 @@ def _times(
     in_place: Bools,
     batch: StageBatch,
 ) -> Mapping[str, Floats]:
-    """The times of each candidate's (C) steady-state passes, and of its first and last pass.
+    """The times of each candidate's steady-state passes, and of its first and last pass.
 
     While a stage waits for a transfer, it fetches its next layers. A transfer counts at its
     receiver, whose micro-batch passes through when it is done; if both ends are in the transfer
@@ -526,10 +527,11 @@ def _times(
     before_forward = np.maximum(passes.turn_at_first_layer, received)
     before_backward = np.maximum(passes.turn_at_last_layer, sent)
     first_s = inside["first_forward"] - inside["forward"]
-    # The next pass fetches its first layers while the last block's states are offloaded.
+    # While the last block's optimizer states are offloaded, the next pass fetches its first layers.
     fetched_s = np.where(batch.in_flight > 1, before_forward, before_backward)
     after_s = np.maximum(passes.first.after - fetched_s, 0.0)
-    # The seconds of sends for which both stages wait, after a forward and a backward pass.
+    # The seconds for which both stages of a send wait: after a forward pass, and after a backward
+    # pass.
     kept, kept_back = meeting * sent, meeting * received
     last_s = np.where(in_place, passes.last_computed, inside["last_backward"]) - inside["backward"]
     return {
@@ -555,13 +557,7 @@ def _times(
     }
 
 
-# The last backward pass where gradient reductions of different blocks queue.
-#
-# Gradients that are reduced in place delay no layer. If a block takes longer to reduce than the
-# next one to compute, the reduction continues during further blocks, and slows them. Where blocks
-# are equal, slots are equally long: all are slowed, or each reduction ends in its slot.
-#
-# Axes: C candidates, J sets of layers, R runs of layers.
+# Computes the last backward pass where gradient reductions of different blocks queue.
 
 
 def queued_reductions(
@@ -571,9 +567,13 @@ def queued_reductions(
     stage: Rows,
     kept: Kept,
 ) -> Floats:
-    """The seconds of last backward passes (2, C), until all layers have computed and until all but
-    the last are reduced, for pairs of a ``strategy`` and a set of layers ``stage`` (indices, C).
-    Zero if a strategy copies, or layers wait for reductions; ``runs`` are sizes and types (R, J).
+    """The seconds of last backward passes until all layers have computed, and until all gradients
+    but the last layer's are reduced.
+
+    For pairs of a ``strategy`` and a set of layers ``stage`` (indices, C), (2, C). Zero if a
+    strategy copies, or layers wait for reductions; ``runs`` are sizes and types (R, J).
+
+    If a block takes longer to reduce than the next one to compute, further blocks are slowed too.
     """
     columns = seconds.columns
     copies = np.logical_or.reduce([columns[name] > 0 for name in OFFLOADS])

@@ -1,10 +1,11 @@
-"""The times of a schedule's single tasks, each of which runs alone.
+"""Computes how long each task of a schedule takes when it runs alone: a layer's pass, a collective,
+a host copy, an optimizer step.
 
 A time depends on a candidate's strategy (degrees, ZeRO level, offload ratios) and on the type of
 the layer. The closed form sums these times by slots, and the event simulator plays them; the two
 share nothing else.
 
-Axes: S strategies, T types of layers (``mistlab.graph.layer_types``).
+Axes: S strategies, T types of layers (``mistlab.graph.layer_types``), C stages.
 """
 
 from __future__ import annotations
@@ -67,23 +68,25 @@ from mistlab.schedule.context_ways import RING
 from mistlab.schedule.slots import SHARDED_GRADIENTS, Template
 from mistlab.stages.stage_shape import Shapes, shapes_of
 
-# Which slowdown factors of concurrent streams are used: fitted ones ("own"), lower bounds for this
-# or any greater work ("least"), or upper bounds for this or any lesser work ("most").
+# Says which slowdown factors of concurrent streams are used: fitted ones ("own"), lower bounds for
+# this or any greater work ("least"), or upper bounds for this or any lesser work ("most").
 Kept = Literal["own", "least", "most"]
 _CHANGED: Mapping[Kept, Callable[[Floats], Floats]] = {"least": lowered, "most": raised}
 _NAMES = {"F": "forward", "B": "backward", "S": "step", "U": "gather", "R": "reduce"}
 
 
 def task_columns() -> tuple[str, ...]:
-    """The names of the columns of candidates on which the times of tasks depend."""
+    """The names of the plan's choices on which the times of tasks depend."""
     return (*names_of("mesh"), *names_of("savings"), "first_rank")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskModel:
     """Computes the times of a workload's tasks on a cluster of equal nodes, under one engine's
-    schedule; ``meet`` changes those of stages next to another kind of nodes. Sends between stages
-    take ``send_factor`` times as long as usual.
+    schedule.
+
+    ``meet`` changes those of stages next to another kind of nodes. Sends between stages take
+    ``send_factor`` times as long as usual.
     """
 
     workload: Workload
@@ -192,8 +195,9 @@ class TaskModel:
     def send(
         self, *, across_nodes: bool, at_once: int, tier: int = NETWORK, senders: int = 1
     ) -> LinkTime:
-        """The time of a send to a GPU of the next stage, while ``at_once`` GPUs of each node send,
-        and ``senders`` GPUs use the network tier numbered ``tier``.
+        """The time of a send to the next stage.
+
+        ``at_once`` GPUs of a node send, and ``senders`` GPUs use the network tier ``tier``.
         """
         return self._link(
             ("send", across_nodes, at_once, tier, senders),
@@ -203,7 +207,7 @@ class TaskModel:
         )
 
     def _link(self, key: tuple[object, ...], looked_up: Callable[[], LinkTime]) -> LinkTime:
-        """The time of a link as ``LinkTimes`` gives it, cached."""
+        """Look up the time of a link, once for each key."""
         if key not in self._links:
             self._links[key] = looked_up()
         return self._links[key]
@@ -217,7 +221,8 @@ class TaskModel:
 
 
 class TaskSeconds:
-    """The time of each task alone, for each strategy (S) and layer type (T).
+    """The time that each task takes alone, for each type of layer and each strategy (a combination
+    of a plan's choices).
 
     ``tensor_s`` (T, S) is the time of tensor-parallel collectives in one pass of a layer, which
     waits for them. ``send_s`` and ``receive_s`` (S) are the times of a micro-batch's activations to
@@ -234,7 +239,7 @@ class TaskSeconds:
         self.layers = figures_of_layers(model.known_layers, model.layers, model.workload, columns)
         names, blocks = model.types.names, model.types.of_blocks
         self.of_type = [self.layers[name] for name in names]
-        # For each layer type, 1 if it is a block, otherwise 0 (T, 1).
+        # A column with 1 for each type of layer that is a block, and 0 for embedding and head.
         self.of_blocks = np.array([[float(name in blocks)] for name in names])
         batch = model.workload.global_batch
         self.late_s = model.send_factor * late_s(columns.__getitem__, model.cluster, batch)
@@ -266,7 +271,7 @@ class TaskSeconds:
         self._slowed_by: dict[Kept, SlowedBy] = {}
 
     def alone(self, kind: str, direction: str) -> Floats:
-        """Seconds of a kind of task in a direction alone, by layer type and strategy (T, S)."""
+        """The seconds of a kind of task by itself, for each type of layer and strategy."""
         key = kind, direction
         if key not in self._found:
             alone_s = (
@@ -276,7 +281,7 @@ class TaskSeconds:
         return self._found[key]
 
     def _factored(self, kind: str, amounts: Floats) -> Floats:
-        """Bytes or seconds of a kind of task (T, S), times the plan dimensions' factors for it."""
+        """Multiply bytes or seconds of a kind of task by the factors of the plan's choices."""
         for name, row in DIMENSIONS.items():
             if kind in row.of_tasks:
                 amounts = amounts * row.of_tasks[kind](self.columns[name])
@@ -294,7 +299,7 @@ class TaskSeconds:
         return seconds
 
     def _again(self) -> Iterator[tuple[int, Pass]]:
-        """The layer types that recompute part of their forward pass, with that part's name."""
+        """The numbers of the layer types that recompute, with what they recompute."""
         for number, layer in enumerate(self.of_type):
             if layer.again is not None:
                 yield number, layer.again
@@ -317,7 +322,7 @@ class TaskSeconds:
             return less + self.reductions.sent_less_s("reduce experts", self.experts)
         scattered = self._of_states("gather", "reduce_scatter", "R", gradient)
         if not work.averages_weights:
-            # Replicas reduce the shards of one block's gradients over the network while the next
+            # While replicas reduce their shards of one block's gradients over the network, the next
             # block's gradients are reduce-scattered.
             shards = self._factored("R", self._own_parameters(1) * gradient)
             scattered = np.maximum(scattered, self._over("state replicas", "all_reduce", shards))
@@ -326,8 +331,10 @@ class TaskSeconds:
         return np.asarray(np.where(self.zero >= 1, scattered, reduced))
 
     def _of_states(self, group: str, collective: Collective, kind: str, bytes_each: Any) -> Floats:
-        """The seconds of a collective over all parameters of a layer (T, S); those of experts use a
-        group of ranks of their own.
+        """The seconds of a collective over all parameters of a layer, for each type of layer and
+        strategy.
+
+        Parameters of experts use a group of ranks of their own.
         """
         others = self._factored(kind, (self.parameters - self.experts) * bytes_each)
         seconds = self._over(group, collective, others)
@@ -337,8 +344,10 @@ class TaskSeconds:
         return seconds
 
     def asynchronous_s(self) -> tuple[Floats, Floats]:
-        """The seconds in which a layer's messages go to asynchronous parameter servers and back,
-        and those for which a server is busy with the messages of all ranks (2, T, S).
+        """The seconds in which a layer's gradients go to asynchronous parameter servers and back,
+        and those for which a server is busy with all ranks' messages.
+
+        The result is (2, T, S).
         """
         parts = [
             self.reductions.asynchronous_s("reduce", self.parameters - self.experts),
@@ -348,14 +357,14 @@ class TaskSeconds:
         return np.asarray(both_s), np.asarray(busy_s)
 
     def averaged_s(self) -> Floats:
-        """The seconds in which ranks that step independently exchange a layer's weights once (T,
-        S).
-        """
+        """The seconds in which ranks that step separately exchange a layer's weights once."""
         return self.reductions.averaged_s(self._own_parameters(1))
 
     def averaging_s(self, counts: Floats, strategies: Rows | slice) -> Floats:
-        """The mean seconds per step in which stages (C) with ``counts`` layers of each type (T, C)
-        average their weights after all passes; zero for exchanges that overlap with other steps.
+        """The mean seconds per step in which stages average their weights after all passes; zero if
+        other steps hide it.
+
+        Stages have ``counts`` layers of each type (T, C).
         """
         how = self.model.workload.reduction
         if not self.model.workload.averages_weights or how.delay:
@@ -363,18 +372,14 @@ class TaskSeconds:
         return np.asarray((counts * self.averaged_s()[:, strategies]).sum(axis=0) / how.every)
 
     def _own_parameters(self, level: int) -> Floats:
-        """The parameters of a layer whose states are on a rank (T, S), if ZeRO shards the states
-        from this level on.
-        """
+        """The parameters whose states a rank has, if ZeRO shards them from this level on."""
         if not self.experts.any():
             return self.parameters / self._share(level)
         others = (self.parameters - self.experts) / self._share(level)
         return np.asarray(others + self.experts / self._share(level, "gather experts"))
 
     def _swap(self, kind: str, direction: str) -> Floats:
-        """The seconds of copying the offloaded part of a layer's states to or from the host; zero
-        for layers that are not offloaded.
-        """
+        """The seconds of copying the offloaded part of a layer's states to or from the host."""
         moved = self._moved(kind)
         if not moved.any():
             return moved
@@ -382,7 +387,7 @@ class TaskSeconds:
         return copy(moved)
 
     def _moved(self, kind: str) -> Floats:
-        """The bytes of a layer that are offloaded to the host and fetched back (T, S)."""
+        """The bytes of each type of layer that are offloaded to the host and fetched back."""
         if kind not in self._moved_bytes:
             memory = self.memory
             if kind == "A":
@@ -398,9 +403,7 @@ class TaskSeconds:
         return self._moved_bytes[kind]
 
     def _share(self, level: int, group: str = "gather") -> Ints:
-        """The number of ranks that share the states which ZeRO shards from this level on; 1 below
-        the level.
-        """
+        """The number of ranks that share states which ZeRO shards from this level on."""
         return np.asarray(np.where(self.zero >= level, self.shapes.ranks[group], 1))
 
     def _over(
@@ -410,9 +413,7 @@ class TaskSeconds:
         size_bytes: Floats,
         messages: Floats | None = None,
     ) -> Floats:
-        """The seconds of a collective over each strategy's group of ranks (S); ``messages`` is
-        given for one inside layers.
-        """
+        """The seconds of a collective over each strategy's group of ranks."""
         seconds = np.zeros_like(size_bytes)
         for rows, shape in self.shapes.of_several(group):
             link = self.model.collective(collective, shape, inside_layer=messages is not None)
@@ -421,7 +422,7 @@ class TaskSeconds:
         return seconds
 
     def _tensor_parallel(self, phase: GraphPhase, exchanges: LayerExchanges) -> Floats:
-        """The exposed seconds of the tensor-parallel collectives in one pass of a layer (T, S)."""
+        """The exposed seconds of a pass's tensor-parallel collectives, for each type of layer."""
         passes = [layer.passes[phase] for layer in self.of_type]
         if not exchanges.any_in([*passes, *(again for _, again in self._again())]):
             return np.zeros_like(self.parameters)
@@ -436,14 +437,14 @@ class TaskSeconds:
         )
 
     def _to_experts(self, size_bytes: Floats, messages: Floats) -> Floats:
-        """The seconds (S) in which ranks with different experts exchange tokens."""
+        """The seconds in which ranks with different experts exchange tokens, for each strategy."""
         model, shape = self.model, self.shapes.groups["experts"]
         of_pass = exchanged_s(model.links, model.expert_exchange, model.workload.model, shape)
         return of_pass(size_bytes, messages)
 
     def factors(self, kept: Kept = "own") -> Iterator[tuple[Bools, Floats]]:
-        """How much streams slow one another down: for each shape of group, a mask of its strategies
-        (S) and the factors.
+        """The slowdown factors of concurrent streams, for each shape of communicating group, with a
+        mask of the strategies that have it.
         """
         for rows, shape in self.shapes.by_shape("reduce"):
             yield rows, self.model.factors_of_group(shape.gpus_in_node, shape.nodes, kept)
@@ -455,8 +456,10 @@ class TaskSeconds:
         return self._slowed_by[kept]
 
     def _sends(self, places: Ints) -> Floats:
-        """The seconds in which a micro-batch's activations are sent between stages (S), through the
-        network tiers numbered ``places`` (S); 0 on a single GPU.
+        """The seconds in which a micro-batch's activations are sent between stages, for each
+        strategy.
+
+        They go through the network tiers numbered ``places`` (S); 0 on a single GPU.
 
         Each receiver gets all activations, or a part, and then gathers the parts with the others.
         """
@@ -465,7 +468,7 @@ class TaskSeconds:
         if self.model.cluster.num_gpus == 1:
             return seconds
         if self.model.template.sends == "split":
-            # With sequence parallelism each rank already has only its own part of the activations.
+            # Without sequence parallelism every tensor-parallel rank has all of the activations.
             whole = self.columns["sequence_parallel"] == 0
             seconds += self._over("tensor", "all_gather", np.where(whole, size_bytes, 0.0))
             size_bytes = size_bytes / np.where(whole, self.shapes.ranks["tensor"], 1)
@@ -481,8 +484,7 @@ class TaskSeconds:
         return self.model.send_factor * usual_s + self.late_s
 
     def _tied(self) -> Floats:
-        """The seconds in which the first and the last stage reduce the gradient of an embedding
-        table that they share (S).
+        """The seconds in which two stages reduce the gradient of their shared embedding table.
 
         Each rank reduces with its peer of the other stage, in another node if there is one. If the
         two stages differ, the first stage's time counts.
@@ -504,17 +506,11 @@ class TaskSeconds:
         return link(local * self.memory.gradient)
 
 
-# The part of a layer's backward pass that computes weight gradients, for orders that run it as a
-# separate pass.
-#
-# This part has the GEMMs whose result has no token dimension. The rest stays in the backward pass:
-# gradients of vectors, the second forward pass of a recomputed block, and launch time in excess of
-# compute time.
-#
-# Axes: C candidates, P parts of a model in order, T types of layers, S distinct strategies.
+# Computes the part of a layer's backward pass that makes weight gradients, for orders of passes in
+# which this part is a pass of its own.
 
 
-# The operator classes that are GEMMs with weights: in 16 and 8 bits, dense and of experts.
+# GEMMs with weights are of these operator classes: in 16 and 8 bits, dense and of experts.
 PRODUCTS: tuple[OperatorClass, ...] = (
     *("matmul", "grouped_matmul"),
     *("matmul_8bit", "grouped_matmul_8bit"),
@@ -528,8 +524,8 @@ class _Sums:
 
 
 def _work_of(workload: Workload, rules: KernelRules, memory: EngineMemory) -> LayerWork:
-    """The work of a workload's layers; if the engine recomputes the loss, the head runs a second
-    forward pass.
+    """The operations, bytes and messages of a workload's layers; if the engine recomputes the loss,
+    the head runs a second forward pass.
     """
     graph = graph_of(workload, fuses_loss=memory.fuses_loss)
     split = sequence_graph_of(workload, fuses_loss=memory.fuses_loss)
@@ -539,14 +535,19 @@ def _work_of(workload: Workload, rules: KernelRules, memory: EngineMemory) -> La
 
 
 def weight_gradients_s(seconds: TaskSeconds) -> Floats:
-    """The seconds of all weight-gradient GEMMs, for each layer type and strategy (T, S)."""
+    """The seconds of all weight-gradient GEMMs, for each type of layer and strategy.
+
+    They are the GEMMs whose result has no token dimension. The rest stays in the backward pass:
+    gradients of vectors, the second forward pass of a recomputed block, and launch time in excess
+    of compute time.
+    """
     model, columns = seconds.model, seconds.columns
     treatments = tuple((name, TREATMENTS[name]) for name in model.types.treatments)
 
     plain, split = graph_of(model.workload), sequence_graph_of(model.workload)
 
     def products(choice: GraphChoice) -> Compiled:
-        # Weight-gradient GEMMs are the same however context-parallel ranks exchange keys.
+        # How context-parallel ranks exchange keys does not change the GEMMs for weight gradients.
         graph = split if split is not None and choice.splits_tokens else plain
         return _products(graph, model.kernels, treatments)
 

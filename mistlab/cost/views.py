@@ -1,5 +1,5 @@
-"""Views: predictors that leave out an effect, or model another machine, such as one on which
-nothing overlaps.
+"""Makes predictors that leave out an effect, or model another machine, such as one on which nothing
+overlaps; each is called a view.
 
 A view changes predictions of plans and costs of stages in the same way, so that all searches see
 one machine, whichever of the two they ask for. Some views change the machine that the predictor is
@@ -42,8 +42,7 @@ def _same_cluster(cluster: Cluster) -> Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """What a view does with the time by which a stage's first and last passes are longer than
-    steady ones.
+    """How a view changes the time that a stage's first and last passes take beyond steady ones.
 
     It drops them. Then it adds to every micro-batch a ``spread`` of them: 0 for nothing, 1 for an
     even share, so that all micro-batches together have all of it.
@@ -52,7 +51,7 @@ class Extras:
     spread: float
 
     def times(self, seconds: StageSeconds, micro_batches: Floats) -> StageSeconds:
-        """The times of stages (C) with ``micro_batches`` (C), changed as the view requires."""
+        """The times of stages with ``micro_batches``, changed as the view requires."""
         share = self.spread / np.maximum(micro_batches, 1) * (micro_batches > 0)
         nothing = np.zeros(len(micro_batches))
         forward_s, backward_s = share * seconds.delta_forward_s, share * seconds.delta_backward_s
@@ -75,7 +74,8 @@ class Extras:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """How a view changes a predictor and its predictions; by default it changes nothing.
+    """How a view changes a predictor and its predictions, such as leaving out an effect; by default
+    it changes nothing.
 
     ``of_cluster`` changes the cluster that the predictor is made for, ``extras`` the times of first
     and last passes.
@@ -92,7 +92,7 @@ class View:
 
 
 def viewed(predictor: Predictor, view: View) -> Predictor:
-    """Make a predictor whose predictions a view changes; it also predicts single stages if
+    """Make a predictor whose predictions are changed by a view; it predicts single stages too if
     ``predictor`` does.
     """
     if isinstance(predictor, StageCostModel):
@@ -151,8 +151,8 @@ def _lasting(prediction: Prediction, plan: Plan, times: float, extras: Extras) -
 
 
 def _by_chains(predictor: StageCostModel, plans: Sequence[Plan], extras: Extras) -> list[float]:
-    """For each plan, its time under the view as a multiple of its time without, computed from the
-    longest chains of passes.
+    """The factor by which a view changes the time of each plan, computed from its critical path of
+    passes.
     """
     times = np.empty(len(plans))
     alike: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -171,8 +171,10 @@ def _by_chains(predictor: StageCostModel, plans: Sequence[Plan], extras: Extras)
 
 
 def _by_stages(prediction: Prediction, plan: Plan, extras: Extras) -> float:
-    """A plan's time under the view as a multiple of its time without, computed from its predicted
-    stages alone: the slowest stage, and the extra time of first and last passes.
+    """The factor by which a view changes the time of a plan, computed from its predicted stages
+    alone.
+
+    That is from the slowest stage, and the extra time of first and last passes.
     """
     rounds = plan.micro_batches + plan.num_stages - 1
     slowest_s = max(stage.stable_s for stage in prediction.stages)
@@ -183,17 +185,14 @@ def _by_stages(prediction: Prediction, plan: Plan, extras: Extras) -> float:
     return rounds * max(stage.stable_s for stage in seen) / (rounds * slowest_s + extra_s)
 
 
-# The named views: predictors that leave out an effect.
-#
-# ``serial`` and ``ideal`` model another machine, on which streams slow one another down as if they
-# took turns, or not at all; concurrent tasks take the sum of their streams, or the longest stream.
-# ``average`` and ``blind`` model the true machine, but not the extra time of the first and the last
-# micro-batch: they spread it over all micro-batches, or drop it.
+# Named views: ``serial`` and ``ideal`` predict a machine on which nothing overlaps, or on which
+# streams do not slow one another down; ``average`` and ``blind`` spread the extra time of the first
+# and last micro-batch over all of them, or drop it.
 
 
 def _sharing(cluster: Cluster, *, taking_turns: bool) -> Cluster:
-    """The cluster with other slowdown factors of streams: as if streams took turns, or did not slow
-    one another down.
+    """The cluster with other slowdown factors, as if streams took turns or did not slow one another
+    down.
 
     While n streams take turns, each of them runs at an n-th of its speed.
     """
