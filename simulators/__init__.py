@@ -1,1 +1,3 @@
-"""Predictors of a plan's cost: a closed form, and an event simulator that plays every task."""
+"""Predictors of a plan's cost: one in closed form, and an event simulator that runs every task of
+an iteration in simulated time.
+"""

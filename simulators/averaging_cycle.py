@@ -1,5 +1,5 @@
-"""Simulates with SimPy training steps in which replicas average their weights every few steps,
-after a step or while further steps run.
+"""Simulates with SimPy the training steps of replicas that average their weights every few steps,
+either between steps or while further steps run.
 """
 
 from collections.abc import Generator
@@ -9,19 +9,18 @@ import simpy
 
 from mistlab.reduction.reduction_costs import Reduction
 
-# The number of cycles that are simulated (a cycle is the steps from one exchange of weights to the
-# next). Only the last is timed, since during the first no exchange of an earlier cycle is under
-# way.
+# The number of cycles that are simulated; a cycle is the steps from one exchange of weights to the
+# next. Only the last cycle is timed, since no earlier exchange is still under way during the first.
 CYCLES = 3
-# With an asynchronous server, the number of steps of each rank that are simulated; only the second
+# With an asynchronous parameter server, how many steps of each rank are simulated; only the second
 # half is timed.
 ROUNDS = 40
 
 
 def played_asynchronous_s(step_s: float, both_s: float, busy_s: float, ranks: int) -> float:
-    """The mean seconds of a step if each rank computes, then sends its gradients to an asynchronous
-    server and gets its answer. The server is busy for ``busy_s`` with each message, in either
-    direction.
+    """The mean seconds of a step of ranks that compute, send their gradients to an asynchronous
+    parameter server, and wait for its answer. The server is busy for ``busy_s`` with each message
+    that it receives or sends.
     """
     env = simpy.Environment()
     server, ends = simpy.Resource(env), list[float]()
@@ -32,7 +31,7 @@ def played_asynchronous_s(step_s: float, both_s: float, busy_s: float, ranks: in
             with server.request() as turn:
                 yield turn
                 yield env.timeout(busy_s)
-            # For the rest of the exchange only the rank waits; the server is already free.
+            # The rest of the exchange keeps only the rank waiting; the server is already free.
             yield env.timeout(max(0.0, both_s - busy_s))
             ends.append(float(env.now))
 
@@ -44,8 +43,8 @@ def played_asynchronous_s(step_s: float, both_s: float, busy_s: float, ranks: in
 
 
 def played_cycle_s(how: Reduction, step_s: float, exchange_s: float) -> float:
-    """The seconds of a cycle, the steps in which every fragment of the weights is exchanged once,
-    one after another; ``step_s`` is the time of a step without exchanges.
+    """The seconds of a cycle: the steps in which every fragment of the weights is exchanged once,
+    one after another. A step without an exchange takes ``step_s``.
     """
     env = simpy.Environment()
     schedule, ends = how.schedule, [0.0]

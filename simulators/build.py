@@ -1,4 +1,4 @@
-"""Builds the task graph of a simulated iteration, pass by pass."""
+"""Builds the task graph of an iteration for the event simulator, pass by pass."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,23 +15,24 @@ from simulators.graph import LANES, SENDS, Label, TaskGraph, Use
 
 # One pass of a micro-batch through a stage, as columns of tasks and their dependencies.
 #
-# The schedule says which tasks there are and which tasks they wait for
+# The pipeline schedule says which tasks there are and which tasks they wait for
 # (``mistlab.stages.pass_columns``). Their durations come from the stage's costs.
 
 
-# The kind and the direction of a task: F (forward), P< (weights come in), A> (activations go out).
+# What a task does: its kind and, for copies, a direction. ("F", None) is a forward computation,
+# ("P", "<") brings weights in, ("A", ">") sends activations out.
 Name = tuple[Kind, Direction | None]
 
 # Kinds of tasks that compute a layer: forward, backward, and weight gradients.
 _COMPUTING = ("F", "B", "W")
-# Kinds of tasks that are in the graph even if they take no time.
+# Kinds of tasks that a graph contains even if they take no time.
 _ALWAYS = ("F", "B", "S")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTasks:
-    """How long the tasks of one stage take: ``seconds`` has the time of each layer's task, by the
-    task's kind and direction.
+    """How long the tasks of one stage take: ``seconds`` has one time per layer for each kind and
+    direction of task.
 
     The first layer has the number ``first_layer``. Forward and backward include the tensor-parallel
     collectives that the layer waits for. ``send_s`` is the time to send a micro-batch to the next
@@ -55,14 +56,16 @@ class StageTasks:
 
     @property
     def num_layers(self) -> int:
-        """The number of the stage's layers, including embedding and head."""
+        """The number of the stage's layers: its blocks, and the embedding and the head if it has
+        them.
+        """
         return len(self.seconds["F", None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pattern:
-    """The tasks of one pass as columns, numbered from 0: each task's label, stream and seconds, and
-    the tasks that wait for it.
+    """The tasks of one pass of a stage as columns, numbered from 0: each task's label, stream and
+    seconds, and the tasks that wait for it.
 
     ``derived`` has the pass as the schedule derives it, and its links with other passes.
     """
@@ -77,7 +80,9 @@ class Pattern:
 
 
 def pattern_of(tasks: StageTasks, template: Template, phase: Phase) -> Pattern:
-    """The tasks of a forward or backward pass of a stage in this phase, as columns."""
+    """The tasks of one forward or backward pass of a stage, as columns; ``phase`` says which
+    pass.
+    """
     rows = [row for row in template.phases[phase] if tasks.zero >= row.from_zero]
     layers = [layer_at(at, tasks.num_layers, phase) for at in range(tasks.num_layers)]
     derived = pass_waits(template, phase, tasks.zero, _names(tasks, rows, layers))
@@ -105,7 +110,9 @@ def pattern_of(tasks: StageTasks, template: Template, phase: Phase) -> Pattern:
 
 
 def _names(tasks: StageTasks, rows: Sequence[Task], layers: Sequence[int]) -> list[frozenset[str]]:
-    """For each layer, the names of its tasks: those that take time, and those of ``_ALWAYS``."""
+    """For each layer, the kinds and directions of its tasks: of those that take time, and of the
+    kinds in ``_ALWAYS``.
+    """
     seconds = [(row.name, row.name in _ALWAYS, tasks.seconds[_name(row)]) for row in rows]
     return [
         frozenset(name for name, is_there, of_layer in seconds if is_there or of_layer[layer] > 0)
@@ -117,7 +124,7 @@ def _name(row: Task) -> Name:
     return row.kind, row.direction
 
 
-# The passes of a stage that computes weight gradients in separate passes (W).
+# The passes of a stage whose weight gradients are computed in a pass (W) of their own.
 
 
 _BACKWARD: Name = ("B", None)
@@ -127,8 +134,8 @@ _OF_WEIGHTS: Name = ("W", None)
 def pattern_of_pass(
     stage_pass: StagePass, tasks: StageTasks, template: Template, *, splits: bool
 ) -> Pattern:
-    """The tasks of a pass as columns; if the stage ``splits`` its backward passes, it has passes B
-    for input gradients and W for weight gradients.
+    """The tasks of one pass as columns. If the stage ``splits`` its backward passes, pass B
+    computes input gradients and pass W weight gradients.
     """
     if not splits or stage_pass.kind == "F":
         return pattern_of(tasks, template, stage_pass.phase)
@@ -155,9 +162,9 @@ def _with_rows(template: Template, stage_pass: StagePass, rows: tuple[Task, ...]
 # Layers are numbered through the whole model: the embedding is 0, blocks start at 1, and the head
 # is last. A send is a task of the sending stage, and names the layer whose output it sends. A
 # blocking send runs on the sender's compute stream, which continues when the send has ended. The
-# receiver waits for the send. Where sender and receiver must meet, the receiver's compute stream is
-# blocked equally long by a task before the pass, and its host issues nothing meanwhile; otherwise
-# receiving takes no time.
+# receiver waits for the send. On engines where sender and receiver must meet, a further task blocks
+# the receiver's compute stream for as long, before the pass, and its host issues nothing meanwhile;
+# elsewhere receiving takes no time.
 
 
 # Identifies a pass of a stage: its kind, chunk and micro-batch.
@@ -193,7 +200,7 @@ def build_graph(
 def build_stage(
     parts: Sequence[StageTasks], stage: int, template: Template, passes: Sequence[StagePasses]
 ) -> TaskGraph:
-    """The graph of the tasks of a single stage that waits for no other stage."""
+    """The graph of one stage's tasks, as if it never waited for another stage."""
     graph = _empty_graph(parts, passes)
     _StageTasks(graph, parts, stage, template).build(passes[stage])
     return graph
@@ -214,7 +221,7 @@ def _empty_graph(parts: Sequence[StageTasks], passes: Sequence[StagePasses]) -> 
 
 
 class _StageTasks:
-    """Adds the passes of one stage to the graph, one after another."""
+    """Adds the tasks of one stage to the graph, pass after pass."""
 
     def __init__(
         self,
@@ -236,8 +243,9 @@ class _StageTasks:
         self.sent: dict[PassKey, int] = {}
         self.micro_batches: list[int] = []
         self.splits = False
-        # The number of the last task of the last backward pass or gradient reduction; and below, of
-        # the reduction of a tied embedding table's gradient (-1 if there is none).
+        # The number of the last task of the last backward pass or gradient reduction. The next
+        # field is the reduction of a tied embedding table's gradient. Both are -1 while there is
+        # none.
         self.reduced = -1
         self.tied: int | None = None
 
@@ -287,8 +295,8 @@ class _StageTasks:
                 self.links.holding = send
 
     def _issue(self, stage_pass: StagePass, pattern: Pattern, base: int) -> None:
-        """Record in the graph how long the host takes to issue the tasks of a pass or, if the host
-        is never ahead, how much it slows these tasks.
+        """Record in the graph how long the host takes to issue the tasks of a pass; for engines
+        whose host is never ahead, record how much that lengthens these tasks.
         """
         tasks = self.chunks[stage_pass.chunk]
         for index, (kind, _, layer) in enumerate(pattern.labels):
@@ -300,7 +308,7 @@ class _StageTasks:
 
     def _send(self, stage_pass: StagePass, tasks: StageTasks) -> int | None:
         """Add a task that sends the output of a pass, if another stage receives it and the send
-        takes time.
+        takes any time.
         """
         if stage_pass.goes_to is None or stage_pass.goes_to.stage == self.stage:
             return None
@@ -324,7 +332,9 @@ class _StageTasks:
         return send
 
     def _receive(self, stage_pass: StagePass) -> int | None:
-        """Add a task that receives the input of a pass, if sender and receiver must meet."""
+        """Add a task on the receiver that blocks it during a send, for engines where sender and
+        receiver must meet.
+        """
         source = stage_pass.comes_from
         if self.template.sends != "meeting" or source is None or source.stage == self.stage:
             return None
@@ -341,14 +351,14 @@ class _StageTasks:
         return receive
 
     def _link_s(self, lower: StagePass | StageChunk) -> float:
-        """The seconds of a send between a part of the model and the next part; gradients go back
-        over the same link.
+        """The seconds of a send from one part of the model to the next; gradients go back over the
+        same link.
         """
         return self.send_s[StageChunk(lower.stage, lower.chunk)]
 
     def _step(self, micro_batch: int) -> None:
         """Add the tasks that follow the last backward pass, one after another: the optimizer step,
-        and the averaging of replicas.
+        and the averaging of replicas' weights.
         """
         reduction = self.links.last("R")
         self.reduced = self.links.computed if reduction < 0 else reduction
@@ -372,7 +382,7 @@ class _StageTasks:
             self.graph.add(action, "gpu_to_gpu", averaged_s, after=before)
 
     def _tasks_of_step(self) -> Iterator[tuple[Task, int, float]]:
-        """The optimizer step's tasks that take time, each with its layer and seconds."""
+        """The tasks of the optimizer step that take time, each with its layer and its seconds."""
         for row in self.template.phases["step"]:
             for tasks in self.chunks:
                 of_layers = tasks.seconds[row.kind, row.direction]
@@ -381,5 +391,6 @@ class _StageTasks:
                         yield row, layer, seconds
 
 
-# One end of a send: a stage, and one of its chunks.
+# The sender or the receiver of a send: a stage's tasks, and the number of its chunk (part of the
+# model).
 _End = tuple[_StageTasks, int]

@@ -1,5 +1,5 @@
-"""The event simulator: plays every task of a plan, with the same seconds for single tasks as the
-closed form.
+"""The event simulator: runs every task of a plan's iteration in simulated time; a single task takes
+as long as in the closed form.
 """
 
 import math
@@ -34,13 +34,13 @@ from simulators.play import ALONE, Factors, PassTimes, Times, pass_times, play
 from simulators.symbolic import SymbolicPredictor, as_they_are
 from simulators.variability import Quantiles, Variability
 
-# Computes how long the tasks of each part of a plan's model take, for the event simulator.
+# Computes how long the tasks of each part of the model take, for the event simulator.
 #
 # A part is a chunk of a stage; a stage without chunks is one part.
 
 
 _COMPUTING: Mapping[Kind, str] = {"F": "forward", "B": "backward"}
-# Kinds of tasks that compute passes: forward, backward, and weight gradients.
+# The kinds of tasks that compute: forward, backward, and weight gradients.
 _COMPUTED: tuple[Kind, ...] = ("F", "B", "W")
 
 
@@ -63,8 +63,8 @@ def tasks_of_parts(
     awaits = model.host is not None and model.host.waits_for_sends
     is_awaited = awaits and plan.num_stages > 1 and plan.order == DEFAULT_ORDER
     tied_ends = plan.num_stages > 1 and not placement.ends_meet
-    # The first and the last stage reduce the gradient of a tied embedding table together, which
-    # takes the time that the first stage has for it.
+    # The first and the last stage reduce the gradient of a tied embedding table together; both take
+    # the first stage's time for that.
     first = placement.first_stage
     tied_s = float(of_stages[first].tied_s[first]) if tied_ends else 0.0
     averages = model.workload.averages_weights
@@ -89,7 +89,7 @@ def tasks_of_parts(
                 networks=uses,
                 tied_s=tied_s if is_end else 0.0,
                 averaged_s=float(seconds.averaged_s()[types, stage].sum()) if averages else 0.0,
-                # If hosts wait for sends, ``pace`` has the effect of a late host instead.
+                # If hosts wait for sends, a late host is represented by ``pace`` instead.
                 issues={} if is_awaited else issues,
                 pace=_pace(model, issues, of_name, types, late_s) if is_held else 1.0,
             )
@@ -100,8 +100,8 @@ def tasks_of_parts(
 def _split(
     seconds: TaskSeconds, whole: Sequence[float], stage: int, types: Sequence[int]
 ) -> dict[Name, list[float]]:
-    """Split the times of ``whole`` backward passes into those of input gradients (B) and of weight
-    gradients (W).
+    """Splits the times of ``whole`` backward passes into the times for input gradients (B) and for
+    weight gradients (W).
 
     Tensor-parallel ranks then wait for one another where products for weights hid their messages.
     """
@@ -115,8 +115,8 @@ def _split(
 
 
 def _host_of(model: TaskModel, batch: StageBatch, stage: int) -> HostTime | None:
-    """How fast the host of a stage issues kernels; context-parallel ranks launch more kernels than
-    a single rank.
+    """How fast the host of a stage issues kernels; with context parallelism each rank launches more
+    kernels.
     """
     if model.host is None:
         return None
@@ -132,8 +132,8 @@ def _pace(
     types: Sequence[int],
     later_s: float,
 ) -> float:
-    """The factor, at least, by which a pass takes longer than its computation, if the host is never
-    a pass ahead and issues each block ``later_s`` late.
+    """By what factor a pass at least takes longer than its computation, if the host is never a pass
+    ahead and issues each block ``later_s`` late.
     """
     if not issues:
         return 1.0
@@ -146,8 +146,8 @@ def _pace(
 def _issues(
     model: TaskModel, host: HostTime | None, types: Sequence[int]
 ) -> dict[Kind, list[float]]:
-    """The seconds that the host takes to issue the forward and backward pass of each layer; empty
-    if passes never wait for a host.
+    """The seconds that the host takes to issue the forward and the backward pass of each layer;
+    empty if passes never wait for the host.
     """
     if host is None:
         return {}
@@ -164,7 +164,7 @@ def _issues(
 
 
 def _send_s(of_stages: Sequence[TaskSeconds], placement: Placement, part: int) -> float:
-    """The seconds of a send between a part of the model and the next part."""
+    """The seconds of a send from one part of the model to the next."""
     stage, step = placement.stages[part], placement.goes_to(part)
     if step == HERE:
         return 0.0
@@ -173,13 +173,13 @@ def _send_s(of_stages: Sequence[TaskSeconds], placement: Placement, part: int) -
 
 
 def _names(template: Template) -> list[Name]:
-    """The kinds and directions of all tasks in a slot table."""
+    """The kind and direction of every task in a table of time slots."""
     rows = [row for phase in template.phases.values() for row in phase]
     return list(dict.fromkeys((row.kind, row.direction) for row in rows))
 
 
 def _seconds(seconds: TaskSeconds, name: Name, stage: int, types: Sequence[int]) -> list[float]:
-    """The seconds of a stage's tasks of one kind and direction, for each layer."""
+    """The seconds, layer by layer, of a stage's tasks of one kind and direction."""
     kind, direction = name
     of_type = seconds.alone(kind, direction or "")[:, stage]
     if kind in _COMPUTING:
@@ -201,27 +201,27 @@ def _factors(of_stages: Sequence[TaskSeconds]) -> list[Factors]:
     return of_each_stage
 
 
-# The event simulator, which plays one iteration of a plan task by task.
+# The event simulator, which runs one iteration of a plan task by task in simulated time.
 #
-# It shares with the closed form only the durations of single tasks and the slot table. One rank
-# stands for all ranks of a stage, which are equal. Time slots are not barriers here: a task waits
-# only for the tasks that it depends on (``simulators.build``), and concurrent tasks slow one
-# another down (``simulators.play``).
+# It shares with the closed form only the durations of single tasks and the table that assigns a
+# layer's tasks to time slots. One rank stands for all ranks of a stage, which are equal. Time slots
+# are not barriers here: a task waits only for the tasks that it depends on (``simulators.build``),
+# and concurrent tasks slow one another down (``simulators.play``).
 
 
 NAME = "events"
 
-# The largest number of tasks in an iteration that is played; a million tasks take half a minute and
-# half a gibibyte.
+# The largest number of tasks that are simulated in an iteration; a million tasks take half a minute
+# and half a gibibyte.
 MOST_TASKS = 10_000_000
-# Kinds of tasks whose time is proportional to the size of a micro-batch.
+# The kinds of tasks whose time is proportional to the size of a micro-batch.
 _OF_MICRO_BATCH: frozenset[Kind] = frozenset({"F", "B", "W", "A", "X", "Y"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedTask:
-    """A simulated task: its action, its lane (queue), and its start and end in seconds from the
-    beginning of the iteration.
+    """A simulated task: what it does, its lane (the queue in which it runs), and its start and end
+    in seconds from the beginning of the iteration.
     """
 
     action: Action
@@ -242,15 +242,15 @@ class Simulation:
 
     @property
     def iteration_s(self) -> float:
-        """The seconds until the last task has ended. If stages step independently: the longest
-        time, over all stages, from a stage's first task to its last.
+        """The seconds until the last task ends. If each stage steps on its own: the longest time,
+        over all stages, from a stage's first task to its last.
         """
         if not self.graph.steps_apart:
             return max(self.times.ends_s, default=0.0)
         return max(map(self._apart_s, range(self.graph.stages)))
 
     def _apart_s(self, stage: int) -> float:
-        """The seconds of one stage's own iteration, without its wait for the first micro-batch;
+        """The seconds that one stage's iteration takes, less its wait for the first micro-batch;
         work done during that wait counts.
         """
         graph, times = self.graph, self.times
@@ -262,11 +262,11 @@ class Simulation:
         return max(times.ends_s[task] for task in tasks) - first_s + ready_s - begun_s
 
     def tasks(self) -> Iterator[PlayedTask]:
-        """All tasks of the iteration, stage by stage, in the order of the slot table."""
+        """All tasks of the iteration, stage by stage, in the order of their numbers."""
         return map(self.task, range(len(self.graph)))
 
     def task(self, number: int) -> PlayedTask:
-        """The task with this index in the graph."""
+        """The simulated task with this index in the task graph."""
         return PlayedTask(
             action=self.graph.action(number),
             lane=self.graph.lane(number),
@@ -275,7 +275,7 @@ class Simulation:
         )
 
     def busy_s(self) -> tuple[Mapping[str, float], ...]:
-        """For each stage, the seconds during which each of its lanes (queues) is busy."""
+        """For each stage, how many seconds each of its lanes (queues of tasks) is busy."""
         sums = [0.0] * (len(LANES) * self.graph.stages)
         spans = zip(self.graph.lanes, self.times.starts_s, self.times.ends_s, strict=True)
         for lane, start, end in spans:
@@ -288,7 +288,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DisturbedIteration:
-    """The tasks of an iteration, and the variability that changes their times at random."""
+    """The tasks of an iteration, with the variability by which their times change at random."""
 
     graph: TaskGraph
     factors: tuple[Factors, ...]
@@ -298,7 +298,7 @@ class DisturbedIteration:
         return len(self.graph)
 
     def played_s(self, sample: int) -> float:
-        """The seconds of the iteration when its tasks' times are changed by random sample number
+        """The seconds of the iteration after its tasks' times are changed by random sample number
         ``sample``.
         """
         return _played(self.by.disturbed(self.graph, sample), self.factors).iteration_s
@@ -306,8 +306,8 @@ class DisturbedIteration:
 
 @dataclass(slots=True, kw_only=True)
 class EventSimulator:
-    """Plays plans of one workload on one cluster; the expressions of costs are compiled in the
-    first call.
+    """An event simulator for the plans of one workload on one cluster; its first call compiles the
+    cost expressions.
 
     Its predictions take memory, bounds, notes and the arithmetic of the optimizer's step from the
     closed form. ``altered`` changes the times of tasks before they are played.
@@ -329,8 +329,8 @@ class EventSimulator:
         variability: Variability | None = None,
         work: Sequence[float] | None = None,
     ) -> Simulation:
-        """Play one iteration of a plan; with ``variability``, with the first sample of random
-        times.
+        """Simulate one iteration of a plan; if ``variability`` is given, with its first sample of
+        random times.
 
         ``work`` has a factor for each micro-batch, on the times of its passes, its sends and its
         activations' swaps. ``engine`` plays the plan in place of the plan's own engine; no plan
@@ -343,15 +343,15 @@ class EventSimulator:
         return _played(variability.disturbed(graph) if variability else graph, factors)
 
     def of_work(self, plan: Plan) -> Callable[[Sequence[float]], float]:
-        """A function that plays iterations of a plan: given the relative ``work`` of each
-        micro-batch, it returns the seconds of the iteration.
+        """A function that takes the relative ``work`` of each micro-batch, simulates an iteration
+        of the plan, and returns its seconds.
         """
         graph, factors = self._graph(plan)
         return lambda work: _played(_with_work(graph, plan, work), factors).iteration_s
 
     def simulate_stage(self, plan: Plan, stage: int) -> Simulation:
-        """Play one stage of a plan as if there were no other stages, like
-        ``SymbolicPredictor.predict_stage``.
+        """Simulate one stage of a plan as if there were no other stages, as
+        ``SymbolicPredictor.predict_stage`` predicts it.
         """
         models, passes = self._of_groups(plan), passes_of_plan(plan)
         parts, factors = tasks_of_parts(models, plan, passes, self.cluster)
@@ -359,7 +359,7 @@ class EventSimulator:
         return _played(graph, factors)
 
     def monte_carlo(self, plan: Plan, variability: Variability, samples: int) -> Quantiles:
-        """Play ``samples`` iterations of a plan, each with its own random times; returns the
+        """Simulate ``samples`` iterations of a plan, each with its own random times; returns
         quantiles of their seconds.
         """
         samples = check_field(Quantiles, "samples", samples)
@@ -367,14 +367,16 @@ class EventSimulator:
         return Quantiles.of(map(iteration.played_s, range(samples)), variability.seed)
 
     def disturbed(self, plan: Plan, variability: Variability) -> DisturbedIteration:
-        """An iteration of a plan that can be played several times with different random times."""
+        """An iteration of a plan that can be simulated several times with different random
+        times.
+        """
         graph, factors = self._graph(plan)
         return DisturbedIteration(graph=graph, factors=tuple(factors), by=variability)
 
     def _graph(
         self, plan: Plan, engine: Engine | None = None, averaged: float | None = None
     ) -> tuple[TaskGraph, list[Factors]]:
-        """The task graph of an iteration in which replicas average the share ``averaged`` of the
+        """The task graph of an iteration in which replicas average the share ``averaged`` of their
         weights; by default the mean share per step.
         """
         _check_layers(plan)
@@ -435,7 +437,7 @@ class EventSimulator:
         )
 
     def _mean_s(self, plan: Plan, simulation: Simulation) -> float:
-        """The mean seconds of a plan's iterations, if replicas average weights only in some of
+        """The mean seconds of a plan's iterations if replicas average their weights in only some of
         them.
         """
         how = self.workload.reduction
@@ -452,7 +454,7 @@ class EventSimulator:
     def _stages(
         self, plan: Plan, closed: Prediction, simulation: Simulation
     ) -> tuple[StagePrediction, ...]:
-        """The stages of the closed form's prediction, with their times replaced by simulated ones.
+        """The stages of the closed form's prediction, with simulated times in place of theirs.
 
         A single micro-batch has no steady passes; then the closed form's steady times stand in.
         """
@@ -491,7 +493,7 @@ class EventSimulator:
 
 
 def _check_layers(plan: Plan) -> None:
-    """Refuse a plan with a stage that has no layer at all: no block, no embedding and no head."""
+    """Refuse a plan in which some stage has no layer at all: no block, no embedding and no head."""
     for number, stage in enumerate(plan.stages[:-1]):
         if not stage.layers:
             refuse(
@@ -502,13 +504,13 @@ def _check_layers(plan: Plan) -> None:
 
 
 def _check_tasks(plan: Plan) -> None:
-    """Refuse a plan whose iteration has too many tasks to play within minutes."""
+    """Refuse a plan whose iteration has too many tasks to simulate within minutes."""
     tasks = 2 * plan.layers * plan.micro_batches
     if tasks > MOST_TASKS:
         refuse(
             "plan.micro_batches",
             f"{plan.micro_batches} of {plan.layers} layers are {tasks:,} passes of layers, more "
-            f"than the {MOST_TASKS:,} that are played: give fewer, or predict in closed form",
+            f"than the {MOST_TASKS:,} that can be simulated: give fewer, or predict in closed form",
         )
 
 
@@ -519,8 +521,8 @@ def _played(graph: TaskGraph, factors: Sequence[Factors]) -> Simulation:
 def _as_played(
     stage: StagePrediction, played: PassTimes, steady_s: tuple[float, float]
 ) -> StagePrediction:
-    """A predicted stage with its times replaced by simulated ones; ``steady_s`` is used if no
-    steady pass was simulated.
+    """A predicted stage with simulated times in place of its own; ``steady_s`` is used if no steady
+    pass was simulated.
     """
     forward_s, backward_s = played.steady_s or steady_s
     stable_s = forward_s + backward_s

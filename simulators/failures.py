@@ -13,8 +13,8 @@ from mistlab.economy.failures import Reliability, TimeShares
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """The seconds of a simulated training run, by what they were spent on, and the number of
-    failures.
+    """The result of a simulated training run with failures: the seconds spent on each activity, and
+    the number of failures.
     """
 
     shares: TimeShares
@@ -23,7 +23,7 @@ class Played:
 
 @dataclass(slots=True)
 class _Spent:
-    """The seconds of a simulated run so far, by what they were spent on."""
+    """The seconds that a simulated run has spent on each activity so far."""
 
     work: float = 0.0
     checkpoints: float = 0.0
@@ -35,8 +35,8 @@ class _Spent:
 def played(
     reliability: Reliability, interval_s: float, seconds: float, draw: np.random.Generator
 ) -> Played:
-    """Simulate one training run of a given duration, with a checkpoint after each ``interval`` of
-    work.
+    """Simulate one training run of a given duration, in which a checkpoint is written after every
+    ``interval`` seconds of work.
     """
     failures = _failures(reliability, seconds, draw)
     spent, now_s, next_failure = _Spent(), 0.0, 0
@@ -62,8 +62,8 @@ def _failures(reliability: Reliability, seconds: float, draw: np.random.Generato
 def _run(
     spent: _Spent, span_s: float, checkpoint_s: float, interval_s: float, *, fails: bool
 ) -> None:
-    """Run intervals of work, each followed by a checkpoint, until a given time; if a failure comes
-    first, the work since the last checkpoint is lost.
+    """Work and write checkpoints in turn until a given time; a failure ends that earlier, and the
+    work since the last checkpoint is lost.
     """
     whole, rest_s = divmod(span_s, interval_s + checkpoint_s)
     spent.work += whole * interval_s

@@ -1,4 +1,4 @@
-"""The task graph that the event simulator plays, and the nodes' networks that sends share."""
+"""The task graph that the event simulator runs, and the network links that its sends share."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,23 +17,23 @@ from mistlab.schedule.slots import Action, Direction, Kind
 # gets more than its own ranks' share of the network, whether others use it or not.
 
 
-# A link that a send uses: the link's index, and the share of the link's bandwidth that the send
-# takes when it runs alone.
+# A link that a send uses: the link's index, and the share of its bandwidth that the send takes
+# while it is the only one.
 Use = tuple[int, float]
 
 
 class Sender(Protocol):
-    """The interface of a stage whose running tasks can be slowed down."""
+    """A stage in simulated time, as a network sees it: a task that runs on it can be slowed
+    down.
+    """
 
     def crowd(self, stream: int, factor: float, now: float) -> None:
-        """From now on, the rest of the task that runs on a stream takes ``factor`` times as
-        long.
-        """
+        """From now on, what is left of the task on a stream takes ``factor`` times as long."""
 
 
 class Network:
-    """The sends that use each link at the moment, and the share of the link's bandwidth that they
-    request together.
+    """The sends under way on each link, and the share of the link's bandwidth that they need
+    together.
     """
 
     __slots__ = ("_asked", "_users")
@@ -61,7 +61,9 @@ class Network:
         self._share(uses, now)
 
     def _share(self, uses: Sequence[Use], now: float) -> None:
-        """Set the slowdown of all sends that use these links: each by its most overloaded link."""
+        """Set the slowdown of all sends that use these links; each send is as slow as on its most
+        overloaded link.
+        """
         users = {user: of_user for link, _ in uses for user, of_user in self._users[link].items()}
         for (sender, stream), of_user in users.items():
             slowest = max(1.0, *(self._asked[link] for link, _ in of_user))
@@ -70,22 +72,23 @@ class Network:
 
 # A graph of tasks and their dependencies: the input of the event simulator.
 #
-# A task runs on one lane (queue) of one stage, and a lane runs one task at a time. Each stream is a
+# A task runs in one lane (queue) of one stage, and a lane runs one task at a time. Each stream is a
 # lane; sends that overlap with the next pass have a lane of their own, as in the runtime. A task is
 # ready when the tasks that it waits for have started or ended. Of the ready tasks of a lane, the
-# one with the lowest index runs first.
+# one with the lowest number runs first.
 
 
-# The kind, direction and layer of a task: its action without stage and micro-batch.
+# What a task does apart from its stage and micro-batch: its kind, its direction and its layer.
 Label = tuple[Kind, Direction | None, int | None]
-# The tasks that wait for a task, each as the difference between its index and that task's.
+# The tasks that wait for a task, each as the difference between its number and that task's number.
 Offsets = tuple[int, ...]
 
-# The lane (queue) for a stage's sends, which use the same links as its GPU-to-GPU stream.
+# The lane (queue of tasks) for a stage's sends; it uses the same links as the stream for GPU-to-GPU
+# communication.
 SENDS = "sends"
 LANES = (*STREAMS, SENDS)
 
-# If waiting tasks form no cycle, an error message names at most this many of them.
+# An error message names at most this many of the tasks that wait.
 NAMED = 8
 
 
@@ -95,8 +98,7 @@ class StalledError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class TaskGraph:
-    """The tasks of an iteration as columns, numbered in the order of the slot table, and their
-    dependencies.
+    """The tasks of an iteration as columns, with their dependencies; a task's number is its row.
 
     A column is a plain list, so equal passes share their values. ``after_end`` and
     ``after_start`` hold, for each task, the offsets of the tasks that wait for it; ``waits``
@@ -116,19 +118,19 @@ class TaskGraph:
     waits: list[int] = field(default_factory=list)
     after_end: list[Offsets] = field(default_factory=list)
     after_start: list[Offsets] = field(default_factory=list)
-    # Each send's task, paired with the receiver's first task that waits for it.
+    # Each send's task, with the receiver's first task that waits for it.
     sends: list[tuple[int, int]] = field(default_factory=list)
-    # For each send between nodes (by its task's number), the links that it uses, and its share of
-    # each.
+    # For each task that sends between nodes, the links that it uses, and its share of each link's
+    # bandwidth.
     networks: dict[int, tuple[Use, ...]] = field(default_factory=dict)
-    # For each task, the seconds that the host takes to issue it, if its stream may wait for the
-    # host.
+    # For each task, the seconds that the host takes to issue it; only tasks whose stream may wait
+    # for the host have an entry.
     issues: dict[int, float] = field(default_factory=dict)
     # Whether each stage takes its optimizer step and begins the next iteration without waiting for
-    # other stages.
+    # the other stages.
     steps_apart: bool = False
-    # For each task whose kernels wait for a host that is never ahead: how many times as long as its
-    # computation it lasts at least. Its stream is idle in between.
+    # For each task whose kernels are launched by a host that is never ahead: by what factor the
+    # task at least takes longer than its computation. Its stream idles in between.
     paces: dict[int, float] = field(default_factory=dict)
     # Tasks during which the host of their stage issues nothing.
     holds: set[int] = field(default_factory=set)
@@ -137,7 +139,9 @@ class TaskGraph:
         return len(self.labels)
 
     def add(self, action: Action, lane: str, seconds: float, *, after: Iterable[int] = ()) -> int:
-        """Add a task that starts when the tasks ``after`` have ended; returns the task's number."""
+        """Add a task that starts when the tasks ``after`` have ended; returns the new task's
+        number.
+        """
         assert action.stage < self.stages, f"{action}: there are {self.stages} stages"
         self.labels.append((action.kind, action.direction, action.layer))
         self.micro_batches.append(action.micro_batch)
@@ -166,11 +170,11 @@ class TaskGraph:
         return self.lanes[task] // len(LANES)
 
     def lane(self, task: int) -> str:
-        """The name of the lane (queue) on which a task runs."""
+        """The name of the lane (queue) in which a task runs."""
         return LANES[self.lanes[task] % len(LANES)]
 
     def chunk(self, task: int) -> int:
-        """The number of the chunk, within its stage, that a task belongs to."""
+        """The number, within its stage, of the chunk (part of the model) that a task belongs to."""
         if not self.first_layers:
             return 0
         layer = self.labels[task][2]
@@ -178,7 +182,7 @@ class TaskGraph:
         return self.places[bisect_right(self.first_layers, layer) - 1].chunk
 
     def action(self, task: int) -> Action:
-        """A task as an action: stage, kind, direction, layer and micro-batch."""
+        """A task as an ``Action``: its stage, kind, direction, layer and micro-batch."""
         kind, direction, layer = self.labels[task]
         return Action(
             stage=self.stage(task),
@@ -189,8 +193,8 @@ class TaskGraph:
         )
 
     def edges(self) -> Iterator[tuple[int, int, bool]]:
-        """Every dependency: the number of the task waited for, that of the waiting task, and
-        whether it waits for the end rather than the start.
+        """Every dependency of a task on another: the number of the task to wait for, the number of
+        the waiting task, and whether it waits for the end rather than the start.
         """
         for ended, column in ((True, self.after_end), (False, self.after_start)):
             for task, offsets in enumerate(column):
@@ -198,7 +202,7 @@ class TaskGraph:
                     yield task, task + offset, ended
 
     def stalled(self, unstarted: Iterable[int]) -> StalledError:
-        """The error that says which of the tasks ``unstarted`` wait for one another, so that they
+        """An error that says which of the tasks ``unstarted`` wait for one another, so that they
         can never start.
         """
         left = set(unstarted)
@@ -217,7 +221,7 @@ class TaskGraph:
 
 
 def _cycle(sources: dict[int, list[int]], first: int) -> list[int]:
-    """The numbers of tasks that wait for one another in a cycle, with the first repeated at the
+    """The numbers of tasks that wait for one another in a cycle, the first of them again at the
     end; empty if there is no cycle.
     """
     seen: dict[int, int] = {}

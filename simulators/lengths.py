@@ -1,4 +1,4 @@
-"""Training on documents of different lengths: arranges them into micro-batches, whose work then
+"""Training on documents of different lengths: packs them into micro-batches, whose work then
 differs, and simulates steps with these micro-batches.
 
 Every arrangement fills a step's micro-batches, which have so many sequences of at most a context.
@@ -30,12 +30,12 @@ Arrangement = Literal["padded", "sorted", "packed", "balanced"]
 ARRANGEMENTS: tuple[Arrangement, ...] = get_args(Arrangement)
 
 
-# The plan dimension whose value is the number of sequences in a micro-batch.
+# The name of the plan dimension that gives the number of sequences in a micro-batch.
 SEQUENCES = sizes_of_candidates()["b"]
 
 
 def sequences_of(plan: Plan) -> int:
-    """The number of sequences in a micro-batch, which must be equal in all stages."""
+    """The number of sequences in a micro-batch, which must be the same in all stages."""
     counts = {one.degree(SEQUENCES) for one in plan.stages}
     if len(counts) > 1:
         reject(f"plan.stages: differ in {SEQUENCES}: give all stages the same")
@@ -44,8 +44,8 @@ def sequences_of(plan: Plan) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """The work in the micro-batches of a step, for each rank and micro-batch (R, M): tokens
-    including padding, and sums of squared lengths, to which attention is proportional; and the
+    """The work of a step's micro-batches, with a row for each rank: each one's tokens including
+    padding, and its sum of squared document lengths, to which attention is proportional; and the
     number of tokens without padding.
     """
 
@@ -55,14 +55,14 @@ class Batches:
 
     @property
     def padding(self) -> float:
-        """The share of all tokens that are padding."""
+        """The share of a step's tokens that are padding."""
         return 1 - self.real_tokens / float(self.tokens.sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthCosts:
-    """The time of a token, and of a squared token (attention), as shares of the time of a full
-    micro-batch.
+    """The time of one token, and of one squared token (in attention), as shares of the time of a
+    full micro-batch.
     """
 
     token: float
@@ -70,8 +70,8 @@ class LengthCosts:
 
     @classmethod
     def of(cls, simulator: EventSimulator, plan: Plan) -> Self:
-        """The costs for a plan, from its times with whole sequences and with twice as many
-        sequences of half the length: the latter take half the time for attention, and the same for
+        """The costs of tokens for a plan, from two predictions: with whole sequences, and with
+        twice as many of half the length. These take half the time for attention, and the same for
         everything else.
         """
         work = simulator.workload
@@ -97,7 +97,7 @@ class LengthCosts:
         )
 
     def work(self, batches: Batches) -> Floats:
-        """The time of each rank's micro-batches (R, M), relative to a full micro-batch."""
+        """The times of each rank's micro-batches, relative to the time of a full micro-batch."""
         return self.token * batches.tokens + self.square * batches.squares
 
 
@@ -117,7 +117,7 @@ class Arranger:
     _waiting: Ints | None = None
 
     def step(self, way: Arrangement) -> Batches:
-        """Draw the documents of the next step; returns the work in its micro-batches."""
+        """Draw the documents of the next step; returns the work of its micro-batches."""
         if way in ("packed", "balanced"):
             bins = self._packed()
             return self._balanced(bins) if way == "balanced" else self._of_bins(bins)
@@ -139,8 +139,8 @@ class Arranger:
         )
 
     def documents(self, way: Arrangement) -> list[list[int]]:
-        """Draw the documents of the next step, and pack or balance them; returns their lengths in
-        each micro-batch of each rank.
+        """Draw the documents of the next step and distribute them; returns the lengths of the
+        documents in each micro-batch of each rank.
         """
         bins = self._packed()
         dealt = self._dealt(bins) if way == "balanced" else None
@@ -153,8 +153,8 @@ class Arranger:
         ]
 
     def _packed(self) -> list[list[int]]:
-        """Pack documents into the sequences of a step: longest first, each into the sequence where
-        it leaves the least space. Documents that do not fit wait for the next step.
+        """Pack documents into the sequences of a step: the longest document first, each into the
+        sequence where it leaves the least space. Documents that do not fit wait for the next step.
         """
         count = self.ranks * self.micro_batches * self.sequences
         queue = [] if self._waiting is None else [self._waiting]
@@ -167,8 +167,8 @@ class Arranger:
         places = best_fit(waiting, count, self.context)
         bins = [waiting[places == index].tolist() for index in range(count)]
         self._waiting = waiting[places < 0]
-        # The sequences with long documents were filled first, so sequences are shuffled before
-        # ranks take them.
+        # The first sequences hold the longest documents, so sequences are shuffled before they are
+        # given to ranks.
         return [bins[index] for index in self.draw.permutation(count)]
 
     def _of_bins(self, bins: Sequence[Sequence[int]]) -> Batches:
@@ -194,8 +194,9 @@ class Arranger:
         )
 
     def _dealt(self, bins: Sequence[Sequence[int]]) -> list[list[int]] | None:
-        """Balance the work of a step: each document, longest first, goes to the micro-batch with
-        the least work that has space for it. None if there is no space for some document.
+        """Balance the work of a step: each document, the longest first, goes to the micro-batch
+        with the least work among those with space for it. None if there is no space for some
+        document.
         """
         documents = sorted((length for one in bins for length in one), reverse=True)
         dealt: list[list[int]] = [[] for _ in range(self.ranks * self.micro_batches)]
@@ -213,8 +214,8 @@ class Arranger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedSteps:
-    """The result of simulated steps: their seconds, document tokens per second, the share of
-    padding, and the mean share of a step in which a rank waits for the slowest rank.
+    """The result of simulated steps: their seconds, the document tokens per second, the share of
+    padding, and the mean share of a step that a rank spends waiting for the slowest rank.
     """
 
     steps: Quantiles
@@ -230,9 +231,9 @@ def played_steps(
     samples: int,
     seed: int,
 ) -> PlayedSteps:
-    """Simulate steps with documents arranged in one ``way``; a step is as long as its slowest
-    rank's iteration. ``play`` is a function from the work of a rank's micro-batches to the seconds
-    of its iteration.
+    """Simulate steps whose documents are distributed in one ``way``; a step takes as long as its
+    slowest rank's iteration. ``play`` returns the seconds of an iteration, given the work of a
+    rank's micro-batches.
     """
     steps, real, every, waits = [], 0.0, 0.0, []
     for _ in range(samples):

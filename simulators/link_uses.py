@@ -1,5 +1,5 @@
 """The links that simulated sends between stages use: the networks of nodes, and the uplinks of
-units (racks, pods) in higher network tiers.
+larger units of the network such as racks and pods.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from simulators.graph import Use
 def links_of_sends(
     of_stages: Sequence[TaskSeconds], batch: StageBatch, placement: Placement
 ) -> list[dict[Kind, tuple[Use, ...]]]:
-    """For each part of the model, the uplinks and downlinks that its sends use (of nodes, and of
-    units of higher tiers), and the share of each link that they take.
+    """For each part of the model, the uplinks and downlinks (of nodes, racks, pods, ...) that its
+    sends use, and the share of each link's bandwidth that they take.
 
     An even link is traffic out of a node or unit, an odd link is traffic into it. A stage's first
     rank stands for all its ranks. A send takes an equal share of equal networks; the faster of two
@@ -30,15 +30,15 @@ def links_of_sends(
     units = [batch.first_rank.astype(np.int64) // gpus]
     if tiers is not None:
         units += [tiers.units_of(units[0], place) for place in tiers.places]
-    # The links of all tiers are numbered together: those of higher tiers after those of lower
-    # tiers.
+    # The links of all levels of the network are numbered together: first those of nodes, then those
+    # of racks, and so on.
     begins = np.cumsum([0, *(int(of_tier.max()) + 1 for of_tier in units)])
     numbered = [of_tier + begin for of_tier, begin in zip(units, begins, strict=False)]
     uses: list[dict[Kind, tuple[Use, ...]]] = [{} for _ in placement.stages]
     for part, (sender, receiver) in enumerate(pairwise(placement.stages)):
         step = placement.goes_to(part)
-        # In a loop of stages the last one sends to the first, which is in the same node if there is
-        # only one node.
+        # Where stages form a loop, the last one sends to the first; that send stays inside the node
+        # if there is only one node.
         stays = step == HERE or (receiver < sender and units[0][sender] == units[0][receiver])
         lower = receiver if step == PREVIOUS else sender
         if shapes.crosses_to_next[lower] and not stays:
@@ -51,8 +51,8 @@ def links_of_sends(
 
 
 def _used(places: Sequence[tuple[int, int]], shares: Sequence[Sequence[float]]) -> tuple[Use, ...]:
-    """The links that sends between these pairs of nodes (or units) use: up from the first and down
-    to the second, with the share at each end; none within one node or unit.
+    """The links that sends between these pairs of nodes (or racks, ...) use: up from the first and
+    down to the second, with the bandwidth share at each end; none if both are the same.
     """
     return tuple(
         use
@@ -65,8 +65,8 @@ def _used(places: Sequence[tuple[int, int]], shares: Sequence[Sequence[float]]) 
 def _shares(
     ends: tuple[TaskSeconds, TaskSeconds], stage: int, tier: int
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """The shares of links that a send takes at both ends, for a node and for its unit in each tier
-    up to ``tier``, if a stage has this many senders.
+    """The shares of bandwidth that a send takes on the links at both of its ends, for each level of
+    the network (node, rack, ...) up to ``tier``, if a stage has this many senders.
     """
     links, shapes = [end.model.links for end in ends], ends[0].shapes
     parts = [

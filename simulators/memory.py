@@ -1,4 +1,4 @@
-"""The memory of a stage's GPU over a simulated iteration, and its peak.
+"""The memory in use on a stage's GPU during a simulated iteration, and its peak.
 
 States and the buffers of weights and gradients are there all the time. The step's other memory is
 taken once and given back at once. With rings of buffers, it is there from the first fetch of
@@ -34,7 +34,8 @@ from simulators.graph import Label
 if TYPE_CHECKING:
     from simulators.events import Simulation
 
-# A change of memory: its time, what the memory holds (an index into ``CLASSES``), and the bytes.
+# A change of memory: its time, its kind of content (weights, activations, ...; an index into
+# ``CLASSES``), and its bytes.
 Change = tuple[float, int, float]
 
 CLASSES = ("states", "buffers", "step_buffers", "activations", "temporaries")
@@ -46,8 +47,8 @@ _HOLDING = frozenset("FBWAOS")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryOverTime:
-    """The bytes in use on one GPU of a stage after each change: the times of changes (N), and the
-    bytes by what they hold (N, 5).
+    """The bytes in use on one GPU of a stage after each change: the times of the changes, and for
+    each time the bytes of weights, activations and each other kind of content.
 
     ``fits`` compares the peak with ``room_bytes``, less what the allocator holds beyond tensors.
     """
@@ -59,7 +60,7 @@ class MemoryOverTime:
 
     @property
     def total_bytes(self) -> Floats:
-        """The bytes in use at each time (N), whatever they hold."""
+        """The total bytes in use at each time."""
         return np.asarray(self.by_class.sum(axis=1))
 
     @property
@@ -69,8 +70,8 @@ class MemoryOverTime:
 
     @property
     def peak(self) -> tuple[float, Mapping[str, float]]:
-        """The first time at which the most bytes are in use, and the bytes by what they hold at
-        that time.
+        """The first time at which the most bytes are in use, and the bytes of weights, activations
+        and each other kind of content at that time.
         """
         moment = int(np.argmax(self.total_bytes))
         classes = dict(zip(CLASSES, self.by_class[moment].tolist(), strict=True))
@@ -78,7 +79,7 @@ class MemoryOverTime:
 
     @property
     def fits(self) -> bool:
-        """Whether the GPU's memory suffices at every time."""
+        """Whether the GPU has enough memory at every time."""
         return self.peak_bytes <= self.room_bytes
 
     @property
@@ -104,7 +105,7 @@ class MemoryOverTime:
 def memory_of(
     simulation: "Simulation", plan: Plan, model: StageModel, room_bytes: Floats
 ) -> list[MemoryOverTime]:
-    """The memory in use by each stage of a plan over its simulated iteration; ``room_bytes`` is the
+    """The memory that each stage of a plan uses during a simulated iteration; ``room_bytes`` is the
     memory of each stage's GPUs.
     """
     batch = StageBatch.of_plan(plan)
@@ -136,7 +137,7 @@ def memory_of(
 
 
 def _given_back_s(simulation: "Simulation", number: int) -> float:
-    """When other tasks can use the memory that a copy to the host frees: once a task has waited for
+    """When the memory that a copy to the host frees can be used again: once a task has waited for
     the copy to end.
     """
     graph, times = simulation.graph, simulation.times
@@ -166,8 +167,8 @@ def _stages(
     for number, (part, places) in enumerate(
         zip(parts_of_plan(plan, placement), types, strict=True)
     ):
-        # If the model's parts go round the stages, the stage with the head frees the outputs that
-        # its other chunks have sent.
+        # If the model's parts go round the stages several times, the stage with the head also frees
+        # the outputs that its other parts have sent.
         is_last = placement.is_loop and part.stage == placement.last_stage
         stages[part.stage].take(
             part,
@@ -178,7 +179,9 @@ def _stages(
 
 
 class _StageMemory:
-    """The memory that each task of a stage allocates or frees: its bytes, and what they hold."""
+    """The changes of memory that each task of a stage makes: the bytes that it allocates or frees,
+    and the kind of their content.
+    """
 
     def __init__(
         self,
@@ -191,13 +194,13 @@ class _StageMemory:
         chunks: int,
     ) -> None:
         stage_plan = plan.stages[stage]
-        # The type of each of the stage's layers by number; layers are numbered through the whole
-        # model, and the embedding is layer 0.
+        # The type of each of the stage's layers, by layer number; layers are numbered through the
+        # whole model, and the embedding is layer 0.
         self.types: dict[int, str] = {}
         self.sends_from: set[int] = set()
         self.chunks = chunks
-        # By layer type, the bytes that a layer keeps after its backward pass until its
-        # weight-gradient pass, if there is one.
+        # For each type of layer, the bytes that a layer keeps between its backward pass and its
+        # separate pass for weight gradients.
         self.left = left
         self.head = plan.layers + 1
         self.ratios = stage_plan.offload
@@ -213,18 +216,18 @@ class _StageMemory:
         self.step_bytes = float(figures.step_buffer_bytes[stage])
         memory = model.memory
         self.steps_with = "O" if memory.rings else "S"
-        # An engine's own pipeline, which counts as a single stage here, reduces gradients after all
-        # passes.
+        # In an engine with a pipeline of its own, which counts as a single stage here, gradients
+        # are reduced after all passes.
         reduces = stage_plan.zero >= 1 and plan.num_stages == 1
         self.wide_bytes = memory.wide_logits * float(figures.logits_bytes[stage])
         self.bucket_bytes = memory.gradient * memory.bucket_elements if reduces else 0
-        # When the first task of the optimizer step starts; and when its last task ends or, with
-        # ring buffers, when all layers have computed.
+        # When the first task of the optimizer step starts, and when its buffers are freed: when its
+        # last task ends or, with ring buffers, when all layers have computed.
         self.steps_from_s, self.steps_until_s = math.inf, 0.0
 
     def take(self, part: StagePart, types: Sequence[str], *, sends: bool) -> None:
         """Add a part of the model to the stage, with its layers' types; ``sends`` says whether
-        outputs that it sends to another stage stay allocated.
+        outputs that the part sends to another stage stay allocated.
         """
         self.types |= dict(enumerate(types, part.first_layer))
         if sends:
@@ -233,8 +236,8 @@ class _StageMemory:
     def changes(
         self, label: Label, start_s: float, end_s: float, *, is_first: bool
     ) -> list[Change]:
-        """The changes of memory that a task makes: each with its time, its bytes, and what they
-        hold.
+        """The changes of memory that a task makes: the time, the bytes and the kind of content of
+        each.
         """
         kind, direction, layer = label
         assert layer is not None
@@ -254,8 +257,8 @@ class _StageMemory:
         return [(end_s, _ACTIVATIONS, -size)]
 
     def step_buffers(self) -> list[Change]:
-        """The changes of memory by the optimizer step's buffers, which are allocated once and freed
-        together; empty if there are no such buffers.
+        """The changes of memory by the optimizer step's buffers, which are allocated together and
+        freed together; empty if there are none.
         """
         if math.isinf(self.steps_from_s):
             return []
@@ -283,7 +286,8 @@ class _StageMemory:
         left = self.left[self.types[layer]]
         if self.types[layer] != EMBEDDING:
             return [(start_s, _ACTIVATIONS, -left)]
-        # These bytes are the peak of a whole backward pass, including weight gradients.
+        # Counted in full here: these bytes are the peak of a whole backward pass, which includes
+        # weight gradients.
         _, _, running = self._held_and_peaks(layer)
         return [
             (start_s, _ACTIVATIONS, -left),
@@ -292,8 +296,8 @@ class _StageMemory:
         ]
 
     def _held_and_peaks(self, layer: int) -> tuple[float, float, float]:
-        """The bytes that a layer keeps between its passes, the bytes of its sent output, and the
-        peak bytes of its forward and backward pass.
+        """The bytes that a layer keeps between its passes, the bytes of the output that it sends,
+        and the peak bytes of its forward and of its backward pass.
         """
         known = self.of_layer.get(layer)
         if known is None:
@@ -321,15 +325,15 @@ def _over_time(
     changes: list[Change],
     room_bytes: float,
 ) -> MemoryOverTime:
-    # Of changes at the same time, those that free memory come first, so that temporaries of two
-    # layers do not overlap.
+    # At equal times, memory is freed before it is allocated, so that temporaries of two layers do
+    # not count together.
     when, kinds, sizes = np.array(changes).reshape(-1, 3).T
     order = np.lexsort((sizes > 0, when))
     times = np.concatenate([[0.0], when[order]])
     deltas = np.zeros((len(changes) + 1, len(CLASSES)))
     deltas[0] = static
     deltas[np.arange(1, len(changes) + 1), kinds[order].astype(int)] = sizes[order]
-    # Several changes at the same time count as one.
+    # Of several changes at the same time, only the state after the last is kept.
     ends = np.flatnonzero(np.append(times[1:] != times[:-1], True))
     return MemoryOverTime(
         stage=stage,

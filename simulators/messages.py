@@ -1,4 +1,4 @@
-"""Simulates with SimPy one gradient reduction over data-parallel ranks, message by message.
+"""Simulates with SimPy one reduction of gradients over data-parallel ranks, message by message.
 
 A rank sends one message at a time and receives one at a time; each takes its link's latency and its
 bytes over the rate.
@@ -11,14 +11,14 @@ import simpy
 
 from mistlab.reduction.reduction_costs import RankLink, Reduction
 
-# With an asynchronous server, the number of steps of each rank that are simulated; only the second
+# With an asynchronous parameter server, how many steps of each rank are simulated; only the second
 # half is timed.
 ROUNDS = 40
 Steps = Generator[simpy.Event, Any, None]
 
 
 def played_exchange_s(how: Reduction, values: int, ranks: int, link: RankLink) -> float:
-    """The seconds until every rank has the result of one exchange of gradients."""
+    """The seconds until every rank has the result of one reduction of gradients."""
     if ranks == 1:
         return 0.0
     env = simpy.Environment()
@@ -46,8 +46,8 @@ def played_exchange_s(how: Reduction, values: int, ranks: int, link: RankLink) -
 def played_step_s(
     how: Reduction, compute_s: float, values: int, ranks: int, link: RankLink
 ) -> float:
-    """The mean seconds in which an asynchronous server applies one gradient of every rank, if ranks
-    compute for ``compute_s`` between their messages.
+    """The mean seconds in which an asynchronous parameter server applies one gradient of every
+    rank, if ranks compute for ``compute_s`` between their messages.
     """
     sizes = how.message_bytes(values), how.answer_bytes(values, ranks)
     sent_s, answer_s = (link.message_s(size / how.shards) for size in sizes)
@@ -67,7 +67,8 @@ def played_step_s(
     for number in range(ranks):
         env.process(rank(number))
     env.run()
-    # All ranks start together and queue at first, so the first half of the steps is not timed.
+    # At first all ranks queue because they start together, so the first half of the steps is not
+    # timed.
     half = ROUNDS // 2 * ranks
     return (ends[-1] - ends[half - 1]) / (ROUNDS - ROUNDS // 2)
 
@@ -75,8 +76,8 @@ def played_step_s(
 def _rounds(
     env: simpy.Environment, ranks: int, offsets: list[int], message_s: float, *, waits: bool = False
 ) -> None:
-    """Simulate rounds of messages, in each of which every rank sends to the rank at an offset; with
-    ``waits``, a rank sends only after it has the previous round's message.
+    """Simulate rounds in each of which every rank sends a message to the rank a given offset away;
+    with ``waits``, a rank sends only after it has received the previous round's message.
     """
     inboxes = [simpy.Store(env) for _ in range(ranks)]
     receiving = [simpy.Resource(env) for _ in range(ranks)]
@@ -96,8 +97,8 @@ def _rounds(
 
 
 def _serve(env: simpy.Environment, ranks: int, shards: int, seconds: tuple[float, float]) -> None:
-    """Simulate servers: each rank sends a part to each server, and a server answers all ranks once
-    it has the parts of all.
+    """Simulate parameter servers: each rank sends a part of its gradients to each server, which
+    answers all ranks once it has that part from each of them.
     """
     message_s, answer_s = seconds
     for _ in range(shards):

@@ -1,4 +1,5 @@
-"""Plays a task graph with SimPy, with one process for each lane (queue) of each stage.
+"""Runs a task graph in simulated time with SimPy, with a process for each lane (queue) of each
+stage.
 
 The busy streams of a stage slow one another down: each runs at a speed of one over its factor,
 which depends on the set of busy streams. A send is on the gpu-to-gpu stream; beside a collective of
@@ -22,13 +23,13 @@ from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.placement import loop
 from simulators.graph import LANES, SENDS, Network, TaskGraph
 
-# How much streams slow one another down: for each set of busy streams (a bit mask), the factor on
-# each stream's time.
+# How much streams slow one another down: a row for each set of busy streams (the row's index is a
+# bit mask), with a factor for each stream's time.
 Factors = Sequence[Sequence[float]]
 
 ALONE: Factors = ((1.0,) * len(STREAMS),) * 2 ** len(STREAMS)
 _GPU_TO_GPU, _SENDS = STREAMS.index("gpu_to_gpu"), LANES.index(SENDS)
-# The factor by which a send and a collective of the same stage take longer while both run.
+# By what factor a send and a collective of the same stage take longer while both run.
 _SHARED = 2.0
 
 
@@ -41,8 +42,8 @@ class Times:
 
 
 def play(graph: TaskGraph, factors: Sequence[Factors]) -> Times:
-    """Play all tasks; ``factors`` says for each stage how much its streams slow one another down.
-    Raises ``StalledError`` if some tasks can never start.
+    """Run all tasks in simulated time; ``factors`` says for each stage how much its streams slow
+    one another down. Raises ``StalledError`` if some tasks can never start.
     """
     environment = Environment()
     player = _Player(environment, graph, factors)
@@ -53,7 +54,9 @@ def play(graph: TaskGraph, factors: Sequence[Factors]) -> Times:
 
 
 class _Ending(Event):
-    """The event that a task ends; of each stage's events only the earliest is in SimPy's queue."""
+    """The event that a task of a stage ends; only the earliest of a stage's events is in SimPy's
+    queue.
+    """
 
     __slots__ = ()
 
@@ -65,7 +68,7 @@ class _Ending(Event):
 
 
 class _Contention:
-    """The running tasks of one stage, which slow one another down: how much of each is left, and
+    """The tasks that run on one stage, which slow one another down: how much of each is left, and
     which will end first.
     """
 
@@ -76,20 +79,24 @@ class _Contention:
 
     def __init__(self, environment: Environment, factors: Factors) -> None:
         self.environment = environment
-        # For each set of busy lanes (queues), its lanes and the slowdown factor of each.
+        # For each set of busy lanes (queues), the lanes in it and the factor by which each slows
+        # down.
         self.usual = self.shares = _shares(factors)
         self.left = [0.0] * len(LANES)
         self.events: list[_Ending | None] = [None] * len(LANES)
         self.busy = 0
-        # The lane of a send that is slowed down by other sends on its links; -1 if there is none.
+        # The lane of a send that other sends on its links slow down; -1 if there is none.
         self.crowded = -1
         self.since = 0.0
-        # The lane whose event is in SimPy's queue (-1 for none); below, the time of that event.
+        # The lane whose event is in SimPy's queue (-1 for none); the next field is the time of that
+        # event.
         self.next_lane = -1
         self.when = 0.0
 
     def begin(self, lane: int, seconds: float, now: float) -> _Ending:
-        """Start a task that takes ``seconds`` if it runs alone; returns the event of its end."""
+        """Start a task that takes ``seconds`` if nothing slows it down; returns the event of its
+        end.
+        """
         if now > self.since:
             self._advance(now)
         self.left[lane] = seconds
@@ -99,15 +106,13 @@ class _Contention:
         return event
 
     def ending(self, lane: int) -> _Ending:
-        """The event that the task on this lane ends."""
+        """The event that ends the task of this lane."""
         event = self.events[lane]
         assert event is not None
         return event
 
     def end(self, lane: int, now: float) -> None:
-        """End the task that runs on a lane; the caller must call ``await_next`` or ``begin``
-        afterwards.
-        """
+        """End the task of a lane; afterwards the caller must call ``await_next`` or ``begin``."""
         if now > self.since:
             self._advance(now)
         self.left[lane] = 0.0
@@ -118,7 +123,7 @@ class _Contention:
             self.shares = self.usual
 
     def crowd(self, lane: int, factor: float, now: float) -> None:
-        """From now on, the rest of the task that runs on a lane takes ``factor`` times as long."""
+        """From now on, what is left of the task of a lane takes ``factor`` times as long."""
         if now > self.since:
             self._advance(now)
         self.crowded = lane
@@ -133,7 +138,7 @@ class _Contention:
         self.await_next()
 
     def _advance(self, now: float) -> None:
-        """Subtract the work that running tasks have done since the set of busy lanes last
+        """Subtract from each running task what it has completed since the set of busy lanes last
         changed.
         """
         elapsed, left = now - self.since, self.left
@@ -164,8 +169,8 @@ class _Contention:
         event.at(delay)
 
     def _withdraw(self, lane: int) -> None:
-        """Replace a lane's event in SimPy's queue by a new event that is not in the queue, for
-        which the same processes then wait.
+        """Take a lane's event out of use: a new event, not yet in SimPy's queue, gets its
+        callbacks.
         """
         former = self.events[lane]
         assert former is not None
@@ -174,7 +179,9 @@ class _Contention:
 
 
 def _shares(factors: Factors) -> list[list[tuple[int, float]]]:
-    """For each set of busy lanes (a bit mask), its lanes and the slowdown factor of each."""
+    """For each set of busy lanes (a bit mask), the lanes in it and the factor by which each slows
+    down.
+    """
     shares = []
     for chosen in range(2 ** len(LANES)):
         streams = chosen & ~(1 << _SENDS)
@@ -192,7 +199,7 @@ def _shares(factors: Factors) -> list[list[tuple[int, float]]]:
 
 
 class _Player:
-    """The processes of all lanes (queues), and the state that they share."""
+    """The SimPy processes of all lanes (queues of tasks), and the state that they share."""
 
     __slots__ = (
         *(
@@ -217,8 +224,7 @@ class _Player:
         self.graph = graph
         self.contention = [_Contention(environment, of_stage) for of_stage in factors]
         self.network = Network()
-        # For each stage, when its host will have issued all tasks that it was asked to issue so
-        # far.
+        # For each stage, the time at which its host has issued all tasks asked of it so far.
         self.hosts = [0.0] * graph.stages
         self.starts = [-1.0] * len(graph)
         self.ends = [-1.0] * len(graph)
@@ -236,7 +242,7 @@ class _Player:
                 environment.process(self._lane(lane, count))
 
     def _lane(self, lane: int, count: int) -> Generator[Event, None, None]:
-        """Run the ``count`` tasks of a lane in the order of their indices, each as soon as it is
+        """Run the ``count`` tasks of a lane in the order of their numbers, each as soon as it is
         ready.
         """
         environment, starts, ends = self.environment, self.starts, self.ends
@@ -285,8 +291,8 @@ class _Player:
         yield self.environment.timeout(seconds)
 
     def _started(self, task: int, stage: int) -> None:
-        """Tell the tasks that wait for this task's start that it has started; if it is the
-        receiver's part of a send, the host issues nothing while it runs.
+        """Tell the tasks that wait for this task's start that it has started. If the task blocks
+        the receiver during a send, the host issues nothing until it ends.
         """
         self.unstarted -= 1
         if task in self.graph.holds:
@@ -295,21 +301,23 @@ class _Player:
             self._release(task, waiting)
 
     def _held_s(self, task: int, now: float) -> float:
-        """The seconds that a task lasts beyond its computation, because its host issues its kernels
-        more slowly.
+        """By how many seconds a task takes longer than its computation, because the host issues its
+        kernels more slowly.
         """
         graph = self.graph
         return self.starts[task] + graph.paces[task] * graph.seconds[task] - now
 
     def _issued(self, task: int, lane: int) -> float:
-        """When the host of a stage has issued a task, after all tasks that it issued before."""
+        """The time at which the host of a stage has issued a task, after all tasks that it issued
+        before.
+        """
         stage = lane // len(LANES)
         self.hosts[stage] += self.graph.issues[task]
         return self.hosts[stage]
 
     def _release(self, task: int, offsets: Sequence[int]) -> None:
-        """Tell tasks that one of the tasks they wait for has started or ended, and wake the lanes
-        of those that are now ready.
+        """Tell the tasks that wait for a task that it has started or ended, and wake the lanes of
+        those that are now ready.
         """
         waits, lanes, asleep = self.waits, self.graph.lanes, self.asleep
         for offset in offsets:
@@ -327,20 +335,20 @@ class _Player:
 # Computes how long the passes of each stage take in a simulated iteration.
 #
 # A pass begins when its stage is free and the micro-batch has arrived, and ends when the stage has
-# computed it. The stage's own fetches therefore count, and waits for other stages do not. Optimizer
-# steps before the first micro-batch arrives count in the first forward pass, tasks after the last
-# backward pass in that pass.
+# computed it. So a stage's own copies from the host count, and waits for other stages do not.
+# Optimizer steps before the first micro-batch arrives count in the first forward pass, tasks after
+# the last backward pass in that pass.
 
 
-# Identifies a pass of a stage: its kind, chunk and micro-batch.
+# Identifies a pass of a stage: its kind, chunk (part of the model) and micro-batch.
 Pass = tuple[str, int, int]
 _COMPUTING = ("F", "B", "W")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTimes:
-    """The seconds of the passes of one stage; tasks before the first pass and after the last are
-    included in these passes.
+    """The seconds of the passes of one stage; the first and the last pass include the tasks before
+    and after all passes.
 
     Micro-batches are in the order in which they first went each way. The times of a micro-batch in
     several chunks add up, and gradients of weights count as part of its backward pass.
@@ -360,14 +368,14 @@ class PassTimes:
 
 
 def pass_times(graph: TaskGraph, times: Times) -> list[PassTimes]:
-    """The seconds of each stage's passes, from the start and end of its tasks."""
+    """The seconds of each stage's passes, computed from the start and end of its tasks."""
     stages = [_StagePasses() for _ in range(graph.stages)]
     for task, (kind, _, _) in enumerate(graph.labels):
         stage = stages[graph.stage(task)]
         of = kind, graph.chunk(task) if kind in _COMPUTING else 0, graph.micro_batches[task]
         stage.add(of, times.starts_s[task], times.ends_s[task])
-    # A micro-batch arrives at a stage when its send ends or, where sending takes no time, when it
-    # is computed.
+    # A micro-batch arrives at a stage when its send ends; if sending takes no time, when it has
+    # been computed.
     for ends in pairwise(graph.places or loop(graph.stages).places):
         for kind, ((source, above), (goal, below)) in (("F", ends), ("B", ends[::-1])):
             stages[goal].came_s |= {
@@ -383,8 +391,8 @@ def pass_times(graph: TaskGraph, times: Times) -> list[PassTimes]:
 
 @dataclass(slots=True)
 class _StagePasses:
-    """Collects, from the tasks of one stage, when each pass was computed, when micro-batches
-    arrived, when optimizer steps ran, and when the last task other than a send ended.
+    """Collects from the tasks of one stage when each pass was computed, when micro-batches arrived,
+    when optimizer steps ran, and when the last task other than a send ended.
     """
 
     starts_s: dict[Pass, float] = field(default_factory=dict)
@@ -394,7 +402,7 @@ class _StagePasses:
     all_end_s: float = 0.0
 
     def add(self, of: Pass, start_s: float, end_s: float) -> None:
-        """Record a task of the pass ``of``, with its start and end."""
+        """Record the start and end of a task that belongs to the pass ``of``."""
         if of[0] in _COMPUTING:
             self.starts_s[of] = min(start_s, self.starts_s.get(of, start_s))
             self.ends_s[of] = max(end_s, self.ends_s.get(of, end_s))

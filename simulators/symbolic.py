@@ -53,7 +53,7 @@ from mistlab.stages.stage_batch import (
 
 # Computes the costs of single stages, from which the cost of a pipeline follows.
 #
-# Axes: C candidates.
+# Axes of arrays: C candidates.
 
 
 # The bytes of a stage must stay below this (8 EiB), so that they fit in 64-bit integers.
@@ -78,8 +78,8 @@ class KnownStage:
 def known_stages(
     costs: StageCosts, figures: StageFigures, num_gpus: Ints, gpus_per_node: int
 ) -> Iterator[KnownStage]:
-    """Every candidate as a stage with its costs; ``gpus`` are the numbers of GPUs of each,
-    ``gpus_per_node`` of a node.
+    """Every candidate as a stage with its costs; ``gpus`` has the number of GPUs of each candidate,
+    ``gpus_per_node`` that of a node.
     """
     pipeline_s = _rows(*(getattr(costs.seconds, name) for name in TIMES))
     return map(
@@ -122,7 +122,8 @@ def _predictions(
 
 def _stage_prediction(times: list[float], sizes: list[int]) -> StagePrediction:
     peak, reserved, host, weights, gradients, optimizer, kept, buffers, logits, *phases = sizes
-    # At the peak, the activations of the block that is running count as temporaries.
+    # The activations of the block that is running at the peak count as temporaries, not as
+    # activations.
     states = weights + gradients + optimizer + buffers
     # If the optimizer steps all layers at once after all passes, activations and logits have been
     # freed by then.
@@ -158,7 +159,7 @@ def _rows(*columns: Floats) -> list[list[float]]:
 
 
 def _whole_rows(*columns: Floats) -> list[list[int]]:
-    """The bytes of stages as integers; refuses sizes beyond 64 bits."""
+    """The bytes of stages as integers; refuses stages whose bytes need more than 64 bits."""
     table = np.stack(columns, axis=1).round()
     if not (np.abs(table) < MOST_BYTES).all():
         refuse(
@@ -169,16 +170,16 @@ def _whole_rows(*columns: Floats) -> list[list[int]]:
     return rows
 
 
-# The closed form: predicts plans, and computes the costs of candidates for stages as columns.
+# The closed form: predicts plans, and computes the costs of many candidates for stages at once, as
+# columns.
 
 
 NAME = "symbolic"
-# The number of stages per engine whose costs are cached, about 30 MB; when there are more, the
+# How many stages per engine are cached with their costs, about 30 MB; when there are more, the
 # cache is cleared.
 MOST_KNOWN = 1 << 14
-# The largest number of stages whose costs are computed together. With so few, the result for a
-# stage does not depend on the other stages, to the last digit, and intermediate results stay in the
-# CPU's cache.
+# How many stages are computed together at most. With so few, a stage's result does not depend on
+# the others to the last digit, and intermediate results stay in the CPU's cache.
 STAGES_AT_ONCE = FEW_ROWS
 
 
@@ -189,7 +190,7 @@ def as_they_are(tasks: TaskModel) -> TaskModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMode:
-    """An engine's name, and whether its plans may overlap communication."""
+    """The name of an engine, and whether its plans may overlap communication."""
 
     engine: Engine
     overlap_communication: bool
@@ -197,8 +198,8 @@ class EngineMode:
 
 @dataclass(slots=True, kw_only=True)
 class SymbolicPredictor:
-    """Predicts plans of one workload on one cluster in closed form; compiles expressions in the
-    first prediction.
+    """Predicts plans of one workload on one cluster in closed form; the first prediction compiles
+    the cost expressions.
 
     The cost of a stage does not depend on the other stages, so it is kept for other plans.
     ``altered`` changes the times of tasks before anything is predicted from them.
@@ -220,7 +221,7 @@ class SymbolicPredictor:
     def predict_many(self, plans: Sequence[Plan]) -> list[Prediction]:
         """The predicted cost of each plan, in order; equal stages are computed once."""
         predictions: dict[int, Prediction] = {}
-        # Plans with the same engine, order of passes and number of stages are predicted together.
+        # Plans with the same engine, pipeline schedule and number of stages are predicted together.
         together: dict[tuple[EngineMode, PipelineOrder | None, int], list[int]] = defaultdict(list)
         for number, plan in enumerate(plans):
             together[_mode_of(plan), _order_of(plan), plan.num_stages].append(number)
@@ -240,7 +241,7 @@ class SymbolicPredictor:
         return bool(has_room and fullest <= 1)
 
     def predict_stage(self, plan: Plan, stage: int) -> Prediction:
-        """Predict one stage of a plan, as if it never waited for other stages.
+        """Predict one stage of a plan as if it never waited for other stages.
 
         On a cluster of one GPU it sends nothing either, and runs by itself.
         """
@@ -274,7 +275,7 @@ class SymbolicPredictor:
         ), "ratios between zero and more have no common bound"
         mode = EngineMode(engine=engine_row, overlap_communication=True)
         peaks = self._stages(engine).peaks
-        # The candidates that have a range of recomputed blocks; both of its ends are evaluated.
+        # Candidates with a range of recomputed blocks are evaluated at both ends of the range.
         differ = np.flatnonzero(least.value(RECOMPUTED) != most.value(RECOMPUTED))
         others = least.chosen(differ).with_columns(**{RECOMPUTED: most.value(RECOMPUTED)[differ]})
         host_bytes, rows = peaks(StageBatch.joined([least, others])).host_bytes, len(least)
@@ -293,8 +294,8 @@ class SymbolicPredictor:
     def part_seconds(
         self, least: StageBatch, most: StageBatch | None = None, *, engine: str = "mistlab"
     ) -> StageSeconds:
-        """The times of parts of models (chunks of stages), for orders of passes other than 1F1B;
-        with ``most``, lower bounds over all candidates between ``least`` and ``most``.
+        """The times of stages' chunks (parts of the model), for schedules other than 1F1B. If
+        ``most`` is given, they are lower bounds over all candidates between ``least`` and ``most``.
         """
         engine_row = ENGINES[engine].in_named_order()
         model = self._model(EngineMode(engine=engine_row, overlap_communication=True))
@@ -309,8 +310,8 @@ class SymbolicPredictor:
         engine: str = "mistlab",
         of_others: bool = False,
     ) -> Bools:
-        """Whether each candidate for a stage fits in the memory of its GPUs; with ``of_others``,
-        whether a candidate with smaller ratios or fewer recomputed blocks may fit.
+        """Whether each candidate for a stage fits in the memory of its GPUs. With ``of_others``,
+        true also if it might fit with smaller ratios or fewer recomputed blocks.
         """
         model = self._stages(engine)
         if in_order is None:
@@ -338,8 +339,8 @@ class SymbolicPredictor:
         return iteration_s(StageTimes.of(seconds, len(micro_batches), -1), micro_batches)
 
     def iterations_of(self, plans: Sequence[Plan], engine: Engine) -> list[float]:
-        """The iteration time of each plan in seconds, under the given engine instead of the plan's
-        own.
+        """The iteration time of each plan in seconds if the given engine runs it instead of the
+        plan's own.
         """
         of_plan: dict[int, float] = {}
         together: dict[tuple[bool, PipelineOrder | None, int], list[int]] = defaultdict(list)
@@ -363,7 +364,7 @@ class SymbolicPredictor:
     def _predict_alike(
         self, mode: EngineMode, plans: Sequence[Plan], order: PipelineOrder | None
     ) -> Iterator[Prediction]:
-        """Predict plans with the same engine, order of passes and number of stages."""
+        """Predict plans that have the same engine, pipeline schedule and number of stages."""
         if order is None:
             stages = self._stages_of(mode, [row for plan in plans for row in self._rows(plan)])
             iterations = _iterations(stages, [plan.micro_batches for plan in plans])
@@ -385,7 +386,7 @@ class SymbolicPredictor:
 
     def _slowest_s(self, mode: EngineMode, plans: Sequence[Plan]) -> list[float]:
         """The iteration time of each plan on the slowest cluster on which its engine was measured;
-        0 if there is none.
+        0 if it was measured on none.
 
         Pipelines alone are slower there.
         """
@@ -409,8 +410,8 @@ class SymbolicPredictor:
         slowest_s: float = 0.0,
         first_rank: int = 0,
     ) -> Prediction:
-        """The prediction of a pipeline whose first stage begins at rank ``first_rank``: ``seconds``
-        is its iteration time, ``slowest_s`` its time on the slowest known cluster, ``flop`` its
+        """The prediction of a pipeline whose first stage begins at rank ``first_rank``. ``seconds``
+        is its iteration time, ``slowest_s`` its time on the slowest known cluster, and ``flop`` its
         number of operations.
         """
         gpus = [stage.num_gpus for stage in stages]
@@ -437,8 +438,8 @@ class SymbolicPredictor:
         )
 
     def _stages_of(self, mode: EngineMode, rows: Sequence[StageRow]) -> list[KnownStage]:
-        """The stages that these rows describe, with their costs; each is computed once and
-        cached.
+        """The stages that these rows describe, with their costs; equal stages are computed once,
+        and cached.
         """
         known = self._known.setdefault(mode, {})
         new = list(dict.fromkeys(row for row in rows if row not in known))
@@ -451,12 +452,12 @@ class SymbolicPredictor:
         return stages
 
     def _ordered(self, mode: EngineMode, plans: Sequence[Plan]) -> list[KnownStage]:
-        """The stages of plans in an order of passes other than 1F1B."""
+        """The stages of plans whose schedule is not 1F1B, with their costs."""
         return [*self._known_of(mode, StageBatch.of_plans(plans), self._figures(plans))]
 
     def _figures(self, plans: Sequence[Plan]) -> StageFigures:
-        """The memory and work of the stages of plans under one engine, including what their order
-        of passes adds.
+        """The memory and the work of the stages of plans under one engine, including the memory
+        that their pipeline schedule adds.
         """
         model = self._stages(plans[0].engine)
         if all(plan.order == DEFAULT_ORDER for plan in plans):
@@ -473,8 +474,8 @@ class SymbolicPredictor:
         return known_stages(costs, figures, num_gpus(batch.value), self.cluster.gpus_per_node)
 
     def _rows(self, plan: Plan) -> list[StageRow]:
-        # Two stages have equal rows only if they begin at the same position of the repeating
-        # pattern of block kinds.
+        # Two stages have equal rows only if their blocks begin at the same position of the
+        # repeating pattern of block kinds.
         return rows_of(plan, len(self._stages(plan.engine).types.pattern))
 
     def _stages(self, engine: str) -> StageModel:
@@ -493,13 +494,15 @@ class SymbolicPredictor:
         )
 
     def _has_room(self, reserved: Floats, batch: StageBatch) -> Bools | bool:
-        """Whether the GPUs of each candidate stage are of one kind, and have ``reserved`` bytes."""
+        """For each candidate stage, whether its GPUs are of one kind and have ``reserved`` bytes of
+        memory.
+        """
         room = room_at(self.cluster, batch)
         return (reserved <= room) & in_one_group(self.cluster, batch)
 
     def asynchronous_exchanges_s(self, plan: Plan) -> tuple[float, float]:
-        """The seconds of a rank's exchange with asynchronous servers, and the seconds for which a
-        server is busy with the messages of all ranks.
+        """The seconds of a rank's exchange with asynchronous parameter servers, and the seconds for
+        which a server is busy with the messages of all ranks.
         """
         both_s, busy_s = asynchronous_exchanges_s(self._model(_mode_of(plan)), [plan])[:, 0]
         return float(both_s), float(busy_s)
@@ -527,15 +530,15 @@ def _mode_of(plan: Plan) -> EngineMode:
 
 
 def _order_of(plan: Plan) -> PipelineOrder | None:
-    """The order of a plan's passes, shortened to fewer micro-batches if it is periodic; None for
-    1F1B, whose iteration time has a closed form.
+    """The schedule of a plan as an order of passes, shortened to fewer micro-batches if it is
+    periodic; None for 1F1B, whose iteration time has a closed form.
     """
     return None if plan.order == DEFAULT_ORDER else order_of_plan(shortened(plan))
 
 
 def _remarks(workload: Workload) -> tuple[str, ...]:
-    """The notes of a prediction: on the model and its context length, and on how ranks reduce
-    gradients.
+    """The notes that come with a prediction: on the model and its context length, and on how ranks
+    reduce gradients.
     """
     if workload.reduces_plainly:
         return workload.remarks
@@ -550,8 +553,8 @@ def _unmeasured(plan: Plan) -> str:
 
 
 def _iterations(stages: Sequence[KnownStage], micro_batches: Sequence[int]) -> list[float]:
-    """The iteration time of each pipeline, from the stages of all pipelines in order; all pipelines
-    have the same number of stages.
+    """The iteration time of each pipeline, from a list of all pipelines' stages in order; all
+    pipelines have equally many stages.
     """
     columns = np.array([stage.times for stage in stages]).T.reshape(
         len(stages[0].times), len(micro_batches), -1

@@ -1,4 +1,4 @@
-"""Writes a simulated iteration as a trace file, which Perfetto and chrome://tracing can show.
+"""Writes a simulated iteration as a trace file for Perfetto or chrome://tracing.
 
 The format is Chrome's Trace Event Format, with times in microseconds. A stage is a process and its
 lanes are threads. A task is a complete event. A send is a flow from its task to the task that
@@ -38,8 +38,8 @@ WORDS: Mapping[Kind, str] = {
 
 
 def trace_of(simulation: "Simulation", memory: Sequence[MemoryOverTime] = ()) -> dict[str, Any]:
-    """The events of the trace as JSON values: first the names of its tracks, then the tasks in the
-    order of time.
+    """The events of the trace as JSON values: first the names of its tracks, then the tasks by
+    time.
     """
     events = _tasks(simulation) + _flows(simulation) + _counters(memory)
     events.sort(key=lambda event: event["ts"])
@@ -110,7 +110,7 @@ def _flows(simulation: "Simulation") -> list[Event]:
                 "tid": LANES.index(simulation.graph.lane(task)),
                 "ts": simulation.times.starts_s[task] * MICROSECONDS,
             }
-            # With ``bp: e``, an arrow in the trace ends at the task around its end, rather than at
-            # the next task.
+            # ``bp: e`` makes an arrow end at the task that runs at its end, rather than at the next
+            # task.
             events.append({**event, "bp": "e"} if phase == "f" else event)
     return events

@@ -1,5 +1,5 @@
-"""Changes the times of a simulated iteration's tasks: slow stages, slow links, slow clocks and
-random jitter.
+"""Changes the times of a simulated iteration's tasks: by slow stages, slow links, slow GPU clocks
+and random jitter.
 
 It changes the times of single tasks in a graph before the tasks are played. The factors by which
 streams slow one another down do not change, nor does the time of an iteration outside its tasks.
@@ -23,7 +23,7 @@ QUANTILES = (0.05, 0.5, 0.95)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variability:
-    """Factors on the predicted times of tasks; the default factors change nothing.
+    """Factors on the predicted times of tasks; with the default factors nothing changes.
 
     ``slow_stage_factor`` is for computing on stage ``slow_stage`` (counted from 0),
     ``clock_factor`` for computing on every stage. ``slow_links_factor`` is for tasks of the other
@@ -47,8 +47,8 @@ class Variability:
             )
 
     def disturbed(self, graph: TaskGraph, sample: int = 0) -> TaskGraph:
-        """The task graph with changed times; samples with the same seed differ only in their
-        jitter.
+        """The task graph with changed times of tasks; samples with the same seed differ only in
+        their random jitter.
 
         Raises ``FieldError`` if the graph has no stage ``slow_stage``.
         """
@@ -68,7 +68,7 @@ class Variability:
         return replace(graph, seconds=seconds.tolist())
 
     def _factors(self, graph: TaskGraph) -> np.ndarray:
-        """The factor by which the time of each task is multiplied."""
+        """For each task, the factor by which its time is multiplied."""
         stages, lanes = np.divmod(np.array(graph.lanes, dtype=int), len(LANES))
         sends = np.array([kind == "X" for kind, _, _ in graph.labels], dtype=bool)
         computes = (lanes == _COMPUTE) & ~sends
@@ -94,8 +94,8 @@ class Quantiles(Checked):
 
     @classmethod
     def of(cls, iterations_s: Iterable[float], seed: int) -> Self:
-        """The quantiles of at least one iteration time; values between two iterations are
-        interpolated.
+        """The quantiles of iteration times, of which there must be at least one; values between two
+        iterations are interpolated.
         """
         iterations_s = list(iterations_s)
         check_field(cls, "samples", len(iterations_s))

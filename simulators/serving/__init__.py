@@ -1,3 +1,3 @@
 """Serving, simulated request by request: admission, batches, preemption, memory of GPUs and hosts,
-and changes of layout (parallel degrees).
+and changes of parallel degrees.
 """

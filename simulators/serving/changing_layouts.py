@@ -1,5 +1,5 @@
-"""Simulates serving as Seesaw does, which changes layouts (parallel degrees) between prefill and
-decoding: executes the schedule of ``mistlab.serving.phase_schedule`` in simulated time.
+"""Simulates serving as Seesaw does it, with different parallel degrees (layouts) for prefill and
+for decoding: runs the schedule of ``mistlab.serving.phase_schedule`` in simulated time.
 
 Copies to and from the host run one after another, beside passes and steps; a change of layouts
 waits for them.
@@ -33,9 +33,9 @@ from simulators.serving.step_clock import StepClock
 
 @dataclass(slots=True, kw_only=True)
 class PlayedPhases:
-    """A simulated serving run with changing layouts: its requests and actions, its seconds and what
-    they were spent on, the number of changes, and the most blocks of keys and values in use on GPUs
-    and hosts.
+    """The result of a simulated serving run whose GPUs change their parallel degrees: its requests
+    and actions, the seconds spent on each activity, the number of changes, and the most blocks of
+    keys and values on GPUs and hosts.
     """
 
     requests: list[PlayedRequest]
@@ -56,8 +56,8 @@ class PlayedPhases:
 
 
 class _PhasePlayer:
-    """Executes the actions of a phase schedule in simulated time, and answers the schedule's
-    questions about time.
+    """Executes the actions of a schedule of prefill and decode phases in simulated time, and
+    answers the schedule's questions about time.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class _PhasePlayer:
         self.changes = 0
         self.keeps_tokens = False
 
-    # Answers to what the schedule asks about the simulated time.
+    # Answers the schedule's questions about the simulated time.
 
     def arrived(self) -> list[int]:
-        """The numbers of the requests that have arrived since the last call."""
+        """The numbers of the requests that have arrived since the previous call."""
         come = []
         while self.arriving and self.arriving[0].arrival_s <= self.environment.now + 1e-12:
             come.append(self.arriving.popleft().number)
@@ -96,7 +96,7 @@ class _PhasePlayer:
         return self.requests[request].ready_s <= self.environment.now
 
     def most_steps(self, requests: Sequence[Sequence[int]]) -> int:
-        """The number of decode steps until another request can be decoded: because it arrives, or
+        """How many decode steps run before another request can join them: because it arrives, or
         because its copy from the host ends.
         """
         coming = [*self._next_fetched(), *[one.arrival_s for one in list(self.arriving)[:1]]]
@@ -106,14 +106,14 @@ class _PhasePlayer:
         return int(ahead_s / self._step_s(requests, 1)) + 1
 
     def _next_fetched(self) -> list[float]:
-        """When the next copy from the host ends, in a list; empty if no copy is under way. Copies
-        end in the order in which they start.
+        """A list with the time at which the next copy from the host ends; empty if no copy is under
+        way. Copies end in the order in which they started.
         """
         while self.fetched_s and self.fetched_s[0] <= self.environment.now:
             self.fetched_s.popleft()
         return list(self.fetched_s)[:1]
 
-    # Execution of the schedule's actions.
+    # Carries out the schedule's actions in simulated time.
 
     def process(self) -> Generator[simpy.Event, Any, None]:
         for action in self.schedule.actions():
@@ -143,8 +143,9 @@ class _PhasePlayer:
         self.copied_at_s = max(self.copied_at_s, self.environment.now) + seconds
 
     def _read(self, action: ReadPrompts) -> Generator[simpy.Event, Any, None]:
-        """Prefill prompts on one of the replicas, which take passes in turn. Passes are pipelined
-        through stages: a phase takes the sum of all, plus the longest for each further stage.
+        """Prefill prompts on one of the replicas, one pass after another. The passes are pipelined
+        through the stages: together they take the sum of all, plus the longest once for each
+        further stage.
         """
         tokens = sum(action.tokens)
         pairs = sum(one**2 / 2 for one in action.tokens)
@@ -167,7 +168,7 @@ class _PhasePlayer:
                 self._made(self.requests[number], action.steps, start_s + each_s, each_s)
 
     def _step_s(self, requests: Sequence[Sequence[int]], steps: int) -> float:
-        """The seconds of one decode step, taken from the middle one of several steps; all replicas
+        """The seconds of one decode step: of several steps, those of the middle one. All replicas
         decode at the same time.
         """
         slowest_s = 0.0
@@ -202,8 +203,8 @@ class _PhasePlayer:
         yield self.environment.timeout(seconds)
 
     def _moved_s(self, moved: Sequence[Moved], moves: Moves) -> float:
-        """The seconds until the busiest rank has received its part of the keys and values that stay
-        on the GPUs.
+        """The seconds until the rank that receives the most has its part of the keys and values
+        that stay on the GPUs.
         """
         tokens: dict[tuple[int, int], int] = {}
         for move in moved:
@@ -228,8 +229,8 @@ def play_phases(
     *,
     keeps_tokens: bool = False,
 ) -> PlayedPhases:
-    """Simulate a load on GPUs that change layouts; ``clocks`` give the durations of steps in the
-    prefill and in the decode layout.
+    """Simulate a load on GPUs that change their parallel degrees; ``clocks`` has the durations of
+    steps with the degrees for prefill and with those for decoding.
     """
     environment = simpy.Environment()
     player = _PhasePlayer(load, clocks, limits, times, environment)

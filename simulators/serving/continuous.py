@@ -20,15 +20,15 @@ from mistlab.core.values import refuse
 from mistlab.serving.load import ServingLoad
 from simulators.serving.step_clock import StepClock
 
-# The largest number of steps that are simulated at once; all take as long as the middle one.
+# How many steps are simulated at once at most; all of them take as long as the middle one.
 MOST_TOGETHER = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
     """The limits of a replica's batches: prompt tokens per step (``budget``), running requests
-    (``sequences``), tokens in all blocks of keys and values (``capacity``), and tokens per block.
-    Unless it ``mixes``, a step either prefills or decodes.
+    (``sequences``), tokens for which there is memory (``capacity``), and tokens per block of keys
+    and values. Unless it ``mixes``, a step either prefills or decodes.
     """
 
     budget: int = 8192
@@ -41,8 +41,8 @@ class Batching:
 @dataclass(slots=True, kw_only=True)
 class PlayedRequest:
     """A request while it is served; times are None until they are known. ``made`` counts output
-    tokens, ``read`` the tokens that were prefilled: of the prompt and, after a preemption, of
-    earlier output.
+    tokens; ``read`` counts prefilled tokens of the prompt and, after a preemption, of earlier
+    output.
     """
 
     number: int
@@ -54,26 +54,24 @@ class PlayedRequest:
     first_s: float | None = None
     end_s: float | None = None
     dropped: int = 0
-    # When the request's keys and values are back on the GPUs.
+    # The time at which the request's keys and values are back on the GPUs.
     ready_s: float = 0.0
-    # The number of the step in which the request's last token is made; below, of the step in which
-    # its decoding began.
+    # The number of the step that makes the request's last token. The next field: the number of the
+    # step in which its decoding began.
     until: int = 0
     since: int = 0
     token_times: list[float] = field(default_factory=list)
 
     @property
     def to_read(self) -> int:
-        """The number of tokens that must have been prefilled before the request's next output
-        token.
-        """
+        """How many tokens must be prefilled before the request's next output token."""
         return self.prompt + self.made
 
 
 @dataclass(slots=True, kw_only=True)
 class PlayedLoad:
     """The result of a simulated load: its requests, its seconds, and the most tokens for which
-    blocks of keys and values were allocated.
+    memory was allocated.
     """
 
     requests: list[PlayedRequest]
@@ -89,8 +87,8 @@ class PlayedLoad:
 
 @dataclass(slots=True, kw_only=True)
 class Replica:
-    """One replica: its waiting, prefilling and decoding requests, and the blocks of keys and values
-    that they hold.
+    """One replica of the model: its waiting, prefilling and decoding requests, and the blocks of
+    keys and values that they occupy.
     """
 
     clock: StepClock
@@ -100,8 +98,8 @@ class Replica:
     waiting: deque[PlayedRequest] = field(default_factory=deque)
     running: dict[int, PlayedRequest] = field(default_factory=dict)
     finishing: list[tuple[int, int]] = field(default_factory=list)
-    # For each step modulo the block size, how many running requests need another block of keys and
-    # values in it.
+    # Entry i counts the running requests that need another block of keys and values in steps whose
+    # number leaves the remainder i when divided by the block size.
     phases: list[int] = field(default_factory=list)
     blocks: int = 0
     context: int = 0
@@ -150,15 +148,13 @@ class Replica:
         self.steps += 1
 
     def _admit(self) -> list[tuple[PlayedRequest, int]]:
-        """The prompts that this step prefills, each with the number of its tokens that it
-        prefills.
-        """
+        """The prompts that this step prefills, each with how many of its tokens."""
         if self.batching.mixes:
             self._make_room(1)
         read = self._read_next()
         if not read and not self.running:
-            # Partly prefilled prompts hold blocks that the first of them needs: free all of these
-            # blocks, and prefill these prompts again later.
+            # Partly prefilled prompts occupy blocks that the first of them needs, so all of these
+            # prompts are evicted and prefilled again later.
             for request in self.waiting:
                 self.blocks -= self._blocks_for(request.read)
                 request.read = 0
@@ -173,17 +169,17 @@ class Replica:
         budget = self.batching.budget * self.clock.batches
         budget -= len(self.running) if self.batching.mixes else 0
         read: list[tuple[PlayedRequest, int]] = []
-        # The number of blocks that partly prefilled prompts will still need.
+        # How many more blocks the partly prefilled prompts need to be completed.
         unread = 0
         for request in self.waiting:
             if budget <= 0 or len(self.running) + len(read) >= self.batching.sequences:
                 break
-            # The chunks of a prompt run in successive steps, one in each step.
+            # The chunks of one prompt run in successive steps, one chunk in each step.
             count = min(budget, self.batching.budget, request.to_read - request.read)
             held = self._blocks_for(request.read)
             more = self._blocks_for(request.read + count) - held
-            # Running requests get blocks for their next tokens first, then partly prefilled prompts
-            # for the rest of theirs.
+            # Free blocks go first to the next tokens of running requests, then to the rest of
+            # partly prefilled prompts, and only then to new requests.
             if self.blocks + more + self._next_blocks() + unread > self.most_blocks:
                 break
             unread += self._blocks_for(request.to_read) - held - more
@@ -199,8 +195,8 @@ class Replica:
         return -(-tokens // self.batching.block)
 
     def _make_room(self, steps: int) -> None:
-        """Preempt requests, those admitted last first, until enough blocks are free for the next
-        steps.
+        """Preempt requests, the last admitted one first, until enough blocks are free for the next
+        ``steps`` steps.
         """
         while self.running and self.blocks + self._needed(steps) > self.most_blocks:
             half_read = [request for request in self.waiting if request.read]
@@ -219,7 +215,8 @@ class Replica:
     def _drop(self, number: int) -> None:
         request = self.running.pop(number)
         made = request.made + self.step - request.since
-        # The last output token has no keys and values yet: the next step would have computed them.
+        # The last output token has no keys and values yet, since the next step would have computed
+        # them.
         held = request.prompt + made - 1
         self.blocks -= self._blocks_for(held)
         self.context -= held
@@ -230,14 +227,14 @@ class Replica:
         self.waiting.appendleft(request)
 
     def _phase_of(self, held: int) -> int:
-        """The step, modulo the block size, in which a request with ``held`` tokens needs another
-        block.
+        """The remainder, modulo the block size, of the steps in which a request with ``held``
+        tokens needs another block.
         """
         return (self.step - held) % self.batching.block
 
     def _together(self, now_s: float) -> int:
-        """The number of steps that can be simulated at once: until a request is admitted or ends,
-        or blocks run out.
+        """How many steps can be simulated at once: until a request is admitted or ends, or blocks
+        run out.
         """
         while self.finishing and self._is_stale(self.finishing[0]):
             heapq.heappop(self.finishing)
@@ -312,7 +309,7 @@ class Replica:
 
 def _passes(read: Sequence[tuple[PlayedRequest, int]], batches: int) -> list[tuple[int, float]]:
     """Distribute a step's prompts over the batches in flight, each to the batch with the fewest
-    tokens so far; returns for each batch its tokens and the mean context length of a token.
+    tokens so far; returns each batch's tokens and their mean context length.
     """
     tokens, pairs = [0] * batches, [0.0] * batches
     for request, count in read:
@@ -323,7 +320,7 @@ def _passes(read: Sequence[tuple[PlayedRequest, int]], batches: int) -> list[tup
 
 
 def played_requests(load: ServingLoad) -> list[PlayedRequest]:
-    """The requests of a load, before any is served."""
+    """The requests of a load, before any of them is served."""
     return [
         PlayedRequest(number=number, arrival_s=arrival_s, prompt=prompt, output=output)
         for number, (arrival_s, prompt, output) in enumerate(
@@ -352,7 +349,7 @@ def play_continuous(
     replicas: int = 1,
     keeps_tokens: bool = False,
 ) -> PlayedLoad:
-    """Simulate a load on equal replicas, which get the requests in turn."""
+    """Simulate a load on equal replicas, which receive the requests in turn."""
     check_room(load, batching)
     requests = played_requests(load)
     left = deque(requests)

@@ -1,5 +1,4 @@
-"""How long the steps of a serving layout (parallel degrees) take, interpolated in a table of the
-closed form's costs.
+"""How long the steps of a serving replica take, interpolated in a table of the closed form's costs.
 
 A played run asks for hundreds of thousands of steps, one by one. Costs are smooth in the tokens
 looked at, so they are tabulated by columns and read with linear interpolation.
@@ -15,7 +14,8 @@ from mistlab.serving.engine_constants import DEFAULTS
 from mistlab.serving.steady import decode_step_s, prompt_pass_s
 from mistlab.serving.step_cost import LayoutColumns, RankLayout
 
-# The context lengths at which costs are tabulated; below, the numbers of tokens of a prefill pass.
+# The context lengths at which costs are tabulated. The next line: the numbers of tokens of a
+# prefill pass.
 CONTEXTS = (0, 256, 1024, 4096, 16384, 65536, 262144)
 PASSES = (
     1,
@@ -41,8 +41,8 @@ SEQUENCES = 1024
 
 @dataclass(slots=True, kw_only=True)
 class StepClock:
-    """The seconds of one replica's steps: of decoding some sequences with a mean context length,
-    and of prefilling some tokens.
+    """The seconds of one replica's steps: for decoding some sequences of a mean context length, and
+    for prefilling some tokens.
     """
 
     decode: list[list[float]]
@@ -51,16 +51,16 @@ class StepClock:
     host_s: float
     stages: int
     ranks: int
-    # The number of batches that prefill at the same time: one for each pipeline stage, times one
-    # for each rank where ranks run in lockstep.
+    # The number of batches that prefill at the same time: the number of pipeline stages, times the
+    # number of ranks that run in lockstep.
     batches: int
 
     @classmethod
     def of(
         cls, layout: RankLayout, constants: Mapping[str, float] | None = None, most: int = SEQUENCES
     ) -> "StepClock":
-        """The clock of a serving layout with an engine's fitted constants, for at most
-        ``sequences`` sequences.
+        """The step times of a serving layout (parallel degrees) with an engine's fitted constants,
+        for at most ``sequences`` sequences.
         """
         values = {**DEFAULTS, **(constants or {})}
         by = {name: np.array([value]) for name, value in values.items()}
@@ -87,8 +87,8 @@ class StepClock:
         return _between(CONTEXTS, row, context)
 
     def pass_s(self, tokens: int, looked: float) -> float:
-        """The seconds that a prefill pass over these tokens, with this mean context length, takes
-        on each pipeline stage.
+        """The seconds that each pipeline stage takes for a prefill pass over these tokens with this
+        mean context length.
         """
         interval = max(0, min(bisect_right(PASSES, tokens) - 1, len(PASSES) - 2))
         low, high = PASSES[interval], PASSES[interval + 1]
@@ -98,14 +98,15 @@ class StepClock:
 
     def step_s(self, sequences: int, context: float, passes: Sequence[tuple[int, float]]) -> float:
         """The seconds of a step that decodes sequences and prefills prompts; each batch in flight
-        has a number of prompt tokens, with a mean context length.
+        has a number of prompt tokens with a mean context length.
         """
         seconds = self.decode_s(sequences, context) if sequences else self.host_s
-        # Ranks of attention data parallelism that prefill together share the prompts of each batch.
+        # Ranks of attention data parallelism that prefill together divide the prompts of each batch
+        # among themselves.
         divided = self.ranks * self.stages / self.batches
         factor = (self.stall if sequences else 1.0) / divided
         each = [factor * self.pass_s(tokens, looked) for tokens, looked in passes if tokens]
-        # A batch is done when it has passed all stages; no batch overtakes the longest one.
+        # A batch is done when it has passed all stages, and no batch can overtake the longest one.
         of_all_s = sum(each) * divided / self.ranks
         return seconds + max(of_all_s, self.stages * max(each, default=0.0))
 
