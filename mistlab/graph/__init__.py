@@ -1,3 +1,3 @@
-"""Layer graphs (the operators, saved tensors and peaks of a model's layers), and the expressions
-for stages' memory and work that are built from them.
+"""Layer graphs: the operators, saved tensors and memory peaks of a model's layers, and the
+expressions for a pipeline stage's memory and work that are built from them.
 """

@@ -1,5 +1,5 @@
 """Changes traced layer graphs to ways of training that were not traced: low-rank adapters, a
-recomputed loss, multi-token prediction, and the tensors that eager or compiled torch keeps.
+recomputed loss, multi-token prediction, and blocks run by eager or compiled torch.
 
 A product with a frozen weight keeps nothing of its input, but where an adapter does, which keeps
 the thin product in between too. The embedding has no backward pass. Work stays that of the whole
@@ -16,12 +16,12 @@ from typing import Any
 from mistlab.graph.stored_graph import DTYPE, DTYPE_OF_4, Plain, StoredGraph, made_once, numel
 from mistlab.graph.sums import Sum, sum_from
 
-# The symbol of an adapter's rank; then the names of the modules of a block whose GEMMs may have
-# low-rank adapters (LoRA).
+# The symbol of an adapter's rank. Below it, the modules of a block whose GEMMs may have low-rank
+# adapters (LoRA).
 RANK = "x"
 ATTENTION, NETWORKS = "attention.", ("mlp.", "shared.", "experts.")
-# The names of GEMMs that compute several matrices side by side, each split by output rows over
-# tensor-parallel ranks: queries, keys and values; or gate and values of the feed-forward network.
+# The names of GEMMs that compute several matrices at once: queries, keys and values; or gate and
+# values of the feed-forward network. Tensor-parallel ranks split each of these matrices.
 _QUERIES, _FIRST = ("attention.qkv", 3), ".up"
 _WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Adapters compute in 16 bits even where their GEMMs compute in 8 or 4 bits.
@@ -33,8 +33,9 @@ def with_adapters(
     stored: StoredGraph, targets: str, *, is_gated: bool, kept_inputs: int = 0
 ) -> StoredGraph:
     """The layer graph of a model with low-rank adapters beside the GEMMs of its blocks: all GEMMs,
-    or only those of ``attention``. ``kept_inputs`` is the number of micro-batches whose inputs even
-    frozen GEMMs keep.
+    or only those of ``attention``.
+
+    ``kept_inputs`` is the number of micro-batches whose inputs even frozen GEMMs keep.
     """
     graph = stored.mapping
     parts = (ATTENTION,) if targets == "attention" else (ATTENTION, *NETWORKS)
@@ -68,8 +69,9 @@ def with_loss_again(stored: StoredGraph) -> StoredGraph:
 
 
 def _adapted(block: Plain, parts: tuple[str, ...], kept_inputs: int, gates: int) -> Plain:
-    """A block's graph with adapters beside the GEMMs of the modules ``parts``; all GEMMs also keep
-    the inputs of ``kept_inputs`` micro-batches.
+    """A block's layer graph with adapters beside the GEMMs of the modules ``parts``.
+
+    All GEMMs also keep the inputs of ``kept_inputs`` micro-batches.
     """
     keeping = (ATTENTION, *NETWORKS) if kept_inputs else parts
     before = [{**one, "is_input": False} for one in _inputs(block)] * max(0, kept_inputs - 1)
@@ -85,17 +87,19 @@ def _adapted(block: Plain, parts: tuple[str, ...], kept_inputs: int, gates: int)
     }
 
 
-# How often the adapter of a GEMM reads and writes a tensor as large as the GEMM's input, and one as
-# large as its output: each a pair of reads and writes. Forward: read the input, write the adapter's
-# output, scale it, add it to the GEMM's. Backward: scale the gradient, read it for both low-rank
-# matrices, read the input, add to the input's gradient.
+# For each pass, how often a GEMM's adapter reads and writes a tensor as large as the GEMM's input,
+# then one as large as its output. Forward: read the input, write the adapter's output, scale it,
+# add it to the GEMM's. Backward: scale the gradient, read it for both low-rank matrices, read the
+# input, add to the input's gradient.
 _ADAPTER_MOVES = {"forward": ((1, 0), (2, 4)), "backward": ((4, 1), (3, 1))}
 ADAPTER = "mistlab.adapter"
 
 
 def _beside(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
-    """The operators of a block's adapters, one per phase for each GEMM that has an adapter; they
-    count the bytes moved and no FLOP, since memory bandwidth limits the thin GEMMs of adapters.
+    """The operators of a block's adapters, one in each pass for each GEMM that has an adapter.
+
+    They count the bytes moved and no FLOP, since memory bandwidth limits the thin GEMMs of
+    adapters.
     """
     for product, side_by_side in _adapted_products(block, parts, gates):
         wide, result = (
@@ -124,8 +128,8 @@ def _beside(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]
 def _adapted_products(
     block: Plain, parts: tuple[str, ...], gates: int
 ) -> Iterator[tuple[Plain, int]]:
-    """Each forward GEMM that has adapters, with the number of matrices that it computes side by
-    side.
+    """The forward GEMMs of a block that have adapters, each with the number of matrices that it
+    computes at once.
     """
     matrices = {
         one["name"].removesuffix(".weight") for one in block["parameters"] if len(one["shape"]) > 1
@@ -141,8 +145,9 @@ def _adapted_products(
 
 
 def _kept(layer: Plain, parts: tuple[str, ...]) -> Iterator[Plain]:
-    """The tensors that a layer with adapters keeps for its backward pass; a frozen GEMM without an
-    adapter need not keep its input.
+    """The tensors that a layer with adapters keeps for its backward pass.
+
+    A frozen GEMM without an adapter need not keep its input.
     """
     inputs = [*_inputs(layer)]
     for tensor in layer["saved"]:
@@ -151,8 +156,8 @@ def _kept(layer: Plain, parts: tuple[str, ...]) -> Iterator[Plain]:
 
 
 def _inputs(layer: Plain) -> Iterator[Plain]:
-    """The tensors that a layer's GEMMs keep as their inputs, without those of routers, which are
-    trained even where GEMMs are frozen.
+    """The tensors that a layer's GEMMs keep as inputs, except those of routers, which are trained
+    even where GEMMs are frozen.
     """
     matrices = {
         one["name"].removesuffix(".weight") for one in layer["parameters"] if len(one["shape"]) > 1
@@ -165,8 +170,8 @@ def _inputs(layer: Plain) -> Iterator[Plain]:
 
 
 def _thin(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
-    """The outputs of the first (down) projections of a block's adapters, which are kept for the
-    backward pass.
+    """The outputs of the down projections of a block's adapters, which are kept for the backward
+    pass.
     """
     own_tokens = next(one["shape"][:-1] for one in block["saved"] if one["is_input"])
     for product, side_by_side in _adapted_products(block, parts, gates):
@@ -186,49 +191,48 @@ def _thin(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
         }
 
 
-# Layer graphs with the tensors that torch keeps for the backward pass where a block has no fused
+# Adds the tensors that torch keeps for the backward pass where it runs a block without fused
 # kernels.
-#
-# ``eager`` torch runs a block's operators one by one. RMSNorm works on a 32-bit copy of its input,
-# which it keeps instead of the input, and also keeps its 16-bit result before scaling. The gate's
-# activation keeps its result beside its input. ``compiled`` blocks keep none of these, since cheap
-# operators are recomputed. Both repeat keys and values to as many heads as there are queries, and
-# keep the copies. Inputs of 8-bit GEMMs are kept in 16 bits (torchao's ``float8_linear.py``).
-#
-# Under ``autocast`` (32-bit weights, GEMMs in 16 bits) blocks pass on 32-bit activations, as norms
-# do: each GEMM casts its own copy.
-#
-# ``tiled`` blocks run their feed-forward network on a tile of tokens at a time, as many tokens as
-# the model is wide (Snowflake's TiledMLP), so that only one tile of the network's wide tensors
-# exists at any moment.
-#
-# The text of the graph's file is changed, so that no expression is parsed. Bytes that kernels move
-# are rules of engines (``mistlab.engines.engine``).
 
 
 EAGER = "eager"
 AUTOCAST = "autocast"
 TILED = "tiled"
-# Replacements in the text of tensor sizes: the size of all tokens' feed-forward (or expert)
-# activations, and the size of one tile of as many tokens as the model is wide.
+# Pairs of tensor sizes as text: activations of all tokens in the feed-forward network (or in
+# experts), and of one tile of as many tokens as the model is wide.
 _TILES = (("b*f*s", "f*h"), ("A*b*j*s", "A*j*h"))
 
-# The bytes per value that eager RMSNorm keeps in addition: a 32-bit input and a 16-bit result,
-# instead of the layer graph's 16-bit input.
+# Eager RMSNorm keeps so many bytes more per value: a 32-bit input and a 16-bit result, instead of a
+# 16-bit input.
 _OF_NORM = 4
-# The bytes per value that RMSNorm keeps in addition under autocast: a 32-bit input, a 32-bit
-# result, and a 16-bit copy for each GEMM that reads it except one, which is half a copy per norm
-# (three GEMMs, two norms).
+# Under autocast RMSNorm keeps so many bytes more per value: a 32-bit input, a 32-bit result, and on
+# average half a 16-bit copy of the result (each GEMM after the first makes one).
 _OF_CAST_NORM = 9
-# The bytes per value that the gate's activation keeps in addition: its 16-bit result, as wide as
-# the gate.
+# The activation of a gate keeps so many bytes more per value: its 16-bit result.
 _OF_GATE = 2
 
 
 @made_once
 def kept_by_torch(stored: StoredGraph, kept_by: str) -> StoredGraph:
-    """The layer graph of a model whose blocks keep the tensors that torch keeps for the backward
-    pass if it runs in the way ``kept_by`` (eager, compiled, autocast or tiled).
+    """The layer graph of a model whose blocks keep the tensors that torch keeps if it runs in the
+    way ``kept_by`` (eager, compiled, autocast or tiled).
+
+    ``eager`` torch runs a block's operators one by one. RMSNorm works on a 32-bit copy of its
+    input, which it keeps instead of the input, and also keeps its 16-bit result before scaling. The
+    gate's activation keeps its result beside its input. ``compiled`` blocks keep none of these,
+    since cheap operators are recomputed. Both repeat keys and values to as many heads as there are
+    queries, and keep the copies. Inputs of 8-bit GEMMs are kept in 16 bits (torchao's
+    ``float8_linear.py``).
+
+    Under ``autocast`` (32-bit weights, GEMMs in 16 bits) blocks pass on 32-bit activations, as
+    norms do: each GEMM casts its own copy.
+
+    ``tiled`` blocks run their feed-forward network on a tile of tokens at a time, as many tokens as
+    the model is wide (Snowflake's TiledMLP), so that only one tile of the network's wide tensors
+    exists at any moment.
+
+    The text of the graph's file is changed, so that no expression is parsed. Bytes that kernels
+    move are rules of engines (``mistlab.engines.engine``).
     """
     graph = stored.mapping
     mapping = {**graph, "block": _changed(graph["block"], kept_by)}
@@ -242,7 +246,9 @@ def _changed(block: Plain, kept_by: str) -> Plain:
 
 
 def _keeping(layer: Plain, kept_by: str) -> Plain:
-    """A layer's graph with the tensors that eager, compiled or autocast torch keeps in addition."""
+    """A layer's graph with the further tensors that eager, compiled or autocast torch keeps for the
+    backward pass.
+    """
     forward = [one for one in layer["operators"] if one["phase"] == "forward"]
     kept = [tensor for one in forward for tensor in _kept_more(one, kept_by)]
     if kept_by == AUTOCAST:
@@ -267,7 +273,7 @@ def _tiled(layer: Plain) -> Plain:
 
 
 def _kept_more(operator: Plain, kept_by: str) -> Iterator[Plain]:
-    """The tensors that torch keeps for a forward operator in addition to those of the layer
+    """The further tensors that torch keeps for a forward operator, beyond those of the layer
     graph.
     """
     is_eager = kept_by in (EAGER, AUTOCAST)
@@ -294,17 +300,7 @@ def _tensor(operator: Plain, shape: Sequence[str], width: int, less: Sequence[st
     }
 
 
-# Heads for multi-token prediction (DeepSeek V3, arXiv 2412.19437).
-#
-# Each further token is predicted in five steps: a norm of the last block's output, and a norm of
-# the previous token's embedding; a GEMM that joins both; a block of the last block's kind; a
-# further norm; logits, and a loss. The tables of embedding and head are the model's own; the last
-# stage of a pipeline has a copy of the embedding table.
-#
-# All of this becomes part of the head's graph, so it is on the last stage, is kept for one
-# micro-batch, and is never recomputed.
-#
-# The text of the graph's file is changed.
+# Adds multi-token prediction to a model's head, as in DeepSeek V3 (arXiv 2412.19437).
 
 
 MODULE = "head.further"
@@ -314,6 +310,14 @@ _TYPES = {"half": (2, "bfloat16"), "single": (4, "float32")}
 def with_further_tokens(stored: StoredGraph, tokens: int, *, tied: bool) -> StoredGraph:
     """The layer graph of a model whose head also predicts ``tokens`` tokens after the next one
     (multi-token prediction).
+
+    Each further token is predicted in five steps: a norm of the last block's output, and a norm of
+    the previous token's embedding; a GEMM that joins both; a block of the last block's kind; a
+    further norm; logits, and a loss. The tables of embedding and head are the model's own; the last
+    stage of a pipeline has a copy of the embedding table.
+
+    All of this becomes part of the head's graph, so it is on the last stage, is kept for one
+    micro-batch, and is never recomputed. The text of the graph's file is changed.
 
     With ``tied`` embeddings the head has the embedding's table already.
     """
@@ -343,8 +347,10 @@ def _made(stored: StoredGraph, tokens: int, tied: bool) -> StoredGraph:
 
 
 def _peaks(head: Plain, block: Plain, joint: Plain, tokens: int) -> Iterator[Plain]:
-    """The bytes at those moments at which multi-token prediction may make the head's memory peak:
-    during the last further token, when the tensors of all others are kept.
+    """The bytes in use at the moments at which multi-token prediction may make the head's memory
+    peak.
+
+    That is during the last further token, when the tensors of all others are kept.
     """
     of_further = _kept_bytes(joint) + _kept_bytes(block) + _kept_bytes(head)
     before = _kept_bytes(head) + of_further * (tokens - 1) + _kept_bytes(joint)
@@ -369,16 +375,16 @@ def _is_table(parameter: Plain) -> bool:
 
 
 def _joint(graph: Plain) -> Plain:
-    """The start of a multi-token prediction module: norms of the last block's output and of the
-    embedding, and the GEMM that joins both.
+    """The operators with which multi-token prediction begins: norms of the last block's output and
+    of the embedding, and the GEMM that joins both.
     """
     norms = [one for one in graph["head"]["operators"] if one["module"] == "head.norm"]
     of_norm = [one for one in graph["head"]["parameters"] if one["name"].startswith("head.norm")]
     weight = {"name": f"{MODULE}.weight", "shape": ["h/tp", "2*h"]}
     tokens = graph["head"]["operators"][0]["outputs"][0][1]
     width, dtype = _TYPES[graph["precision"]]
-    # The tensors that are kept for the backward pass: the embedding, which the norm of it reads,
-    # and the results of both norms, which the GEMM reads.
+    # Kept for the backward pass are the embedding, which its norm reads, and the results of both
+    # norms, which the GEMM reads.
     saved = [
         {
             "module": MODULE,
@@ -397,8 +403,9 @@ def _joint(graph: Plain) -> Plain:
 
 
 def _product(splits: bool, width: int, dtype: str) -> Iterator[Plain]:
-    """The operators of the GEMM that maps the joined vectors of 2h channels to h channels;
-    tensor-parallel ranks split its output columns, and all-gather the result.
+    """The operators of the GEMM that maps the joined vectors of 2h channels to h channels.
+
+    Tensor-parallel ranks split its output columns, and all-gather the result.
     """
     rows, wide, part, weight = "b*s", "2*h", "h/tp", ["h/tp", "2*h"]
     flop, whole = "4*b*s*h**2/tp", f"2*{width}*b*s*h"

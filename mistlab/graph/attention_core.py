@@ -1,5 +1,5 @@
-"""The core of attention (from queries, keys and values to the output), and blocks that recompute
-the core in the backward pass.
+"""Finds the core of attention (from queries, keys and values to the output), and makes blocks that
+recompute it in the backward pass.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from mistlab.graph.sums import expanded, factors_of, names_in, sympy, total
 
 
 def core_recomputed(block: LayerGraph) -> LayerGraph:
-    """The graph of a block that recomputes the core of its attention: it keeps only the core's
-    inputs and output, not its scores, probabilities, masks and sums (Korthikanti et al. 2022).
+    """The graph of a block that recomputes the core of its attention (Korthikanti et al. 2022).
+
+    It keeps only the core's inputs and output, not its scores, probabilities, masks and sums.
 
     What is dropped is missing at every moment, but those at which the core itself runs.
     """
@@ -27,8 +28,8 @@ def core_recomputed(block: LayerGraph) -> LayerGraph:
 
 
 def _is_of_core(tensor: SavedTensor) -> bool:
-    """Whether a kept tensor holds attention scores or probabilities: its size depends on heads and
-    positions, but not on channels.
+    """Whether a kept tensor holds attention scores or probabilities, judging by its size, which
+    depends on heads and positions but not on channels.
     """
     symbols = names_in(tensor.size_bytes)
     return bool(symbols & {"n", "k"}) and not symbols & {"d", "h", "r", "f"}
@@ -39,8 +40,9 @@ def _runs_in_core(operator: Operator) -> bool:
 
 
 def without(peak: Peak, gone: sympy.Expr) -> Peak:
-    """A peak moment without the bytes that are no longer kept; unchanged if the moment is in the
-    core of attention itself, or before these bytes exist.
+    """A memory peak without the bytes that are no longer kept.
+
+    It is unchanged if the peak is in the core of attention itself, or before these bytes exist.
     """
     left = expanded(peak.size_bytes - gone)
     had_all = all(share > 0 for share in factors_of(left).values())
@@ -49,10 +51,10 @@ def without(peak: Peak, gone: sympy.Expr) -> Peak:
     return replace(peak, size_bytes=left)
 
 
-# The name of the module that is the core of attention; and the beginning of the names of rotary
-# embedding's operators, which have the same module but precede the core.
+# The name of the module that is the core of attention, and how the names of rotary embedding's
+# operators begin, which have that module too but come before the core.
 ATTENTION, ROTATES = "attention", "mistlab.rotate_"
-# The operators of attention's core, forward and backward, during which memory may peak.
+# The operators of attention's core, forward and backward; memory may peak while one of them runs.
 OF_CORE = frozenset(
     (
         *("aten.clone", "aten.baddbmm", "aten.bmm", "aten.mul", "aten.cat"),

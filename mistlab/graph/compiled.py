@@ -1,4 +1,6 @@
-"""Compiles expressions to NumPy functions, and caches the functions' source text on disk."""
+"""Compiles expressions in sizes to NumPy functions, and caches the functions' source text on
+disk.
+"""
 
 import ast
 import hashlib
@@ -23,14 +25,10 @@ from numpy.typing import NDArray
 from mistlab.core.arrays import Floats, Ints
 from mistlab.graph.sums import Value, source_of_sums, sympy
 
-# Turns the source text of compiled expressions into a function, if it consists of arithmetic only.
-#
-# The text may come from a folder, so it is parsed first. Every node must be one that printed
-# expressions contain. Anything else (an import, an attribute of anything except NumPy, a call of
-# another name, a loop) is refused, so that running the text never does more than arithmetic.
+# Turns source text into a function, if the text contains nothing but arithmetic on NumPy columns.
 
 
-# The NumPy functions that the source text of compiled expressions may call.
+# Source text of compiled expressions may call these NumPy functions only.
 FUNCTIONS = frozenset(
     (
         *("maximum", "minimum", "amax", "amin", "where", "select", "mod", "floor", "ceil"),
@@ -43,7 +41,8 @@ NODES = (
     *(ast.Load, ast.Store, ast.Constant, ast.List, ast.Tuple, ast.keyword, ast.Expr),
     *(ast.BinOp, ast.UnaryOp, ast.Compare, ast.operator, ast.unaryop, ast.cmpop),
 )
-# For speed, the fields with the children of the syntax tree's most frequent node types.
+# The attributes that hold the children of the most frequent kinds of syntax tree nodes; looking
+# them up here is faster than a general search.
 _CHILDREN: Mapping[type[ast.AST], tuple[str, ...]] = {
     ast.BinOp: ("left", "right"),
     ast.UnaryOp: ("operand",),
@@ -54,11 +53,16 @@ NAME = "compiled"
 
 
 class RefusedError(Exception):
-    """The source text of compiled expressions contains more than arithmetic on columns."""
+    """The error for source text that contains more than arithmetic on columns."""
 
 
 def function_of(source: str) -> Callable[..., tuple[Any, ...]]:
-    """The function that a source text defines; refuses a text that does more than arithmetic."""
+    """Make the function that a source text defines; refuses a text that does more than arithmetic.
+
+    The text may come from a folder, so it is parsed first. Every node must be one that printed
+    expressions contain. Anything else (an import, an attribute of anything except NumPy, a call of
+    another name, a loop) is refused, so that running the text never does more than arithmetic.
+    """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -71,8 +75,8 @@ def function_of(source: str) -> Callable[..., tuple[Any, ...]]:
 
 
 def function_printed_here(source: str) -> Callable[..., tuple[Any, ...]]:
-    """The function that a source text defines, without a check, since this process has printed the
-    text itself.
+    """Make the function that a source text defines, without a check, since this process has printed
+    the text itself.
     """
     return _run(source, NAME)
 
@@ -85,7 +89,7 @@ def _run(source: str | ast.Module, name: str) -> Callable[..., tuple[Any, ...]]:
 
 
 def _check_all(tree: ast.AST) -> None:
-    """Refuse the syntax tree of a source text if a node of it is not arithmetic.
+    """Refuse a source text if any node of its syntax tree is not arithmetic.
 
     Operators and contexts of names have no parts, and any of them is arithmetic. So only the fields
     of ``_CHILDREN`` are followed, which takes a third of the time of ``ast.walk``.
@@ -126,13 +130,7 @@ def _is_arithmetic(node: ast.AST) -> bool:
             return isinstance(node, NODES)
 
 
-# Expressions compiled to NumPy, and evaluated over columns of candidates.
-#
-# Several expressions become the source text of one function of NumPy columns. Candidates are
-# evaluated in groups that fit in the processor's cache, so the time for a candidate does not depend
-# on their number.
-#
-# Axes: E expressions, C candidates.
+# Compiles expressions to NumPy functions, and evaluates them for many candidates at once.
 
 
 ROWS_AT_ONCE = 8192
@@ -141,6 +139,9 @@ ROWS_AT_ONCE = 8192
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
     """Several expressions compiled to one function of NumPy columns, with its source text.
+
+    Candidates are evaluated in groups that fit in the processor's cache, so the time for a
+    candidate does not depend on their number.
 
     ``numbers`` are whole numbers that belong to the expressions and depend on no column. Text that
     was not ``printed_here``, by this process, is checked before it is run.
@@ -158,12 +159,14 @@ class Compiled:
         object.__setattr__(self, "function", made(self.source))
 
     def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], Self], tuple[Mapping[str, Any]]]:
-        """Pickle only the source text; another process compiles the function again."""
+        """Pickle the source text only; the process that unpickles it compiles the function
+        again.
+        """
         return type(self).from_mapping, (self.to_mapping(),)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Read compiled expressions from the mapping that ``to_mapping`` makes; raises
+        """Read compiled expressions from a mapping that ``to_mapping`` made; raises
         ``RefusedError`` if their text does more than arithmetic.
         """
         return cls(
@@ -174,7 +177,7 @@ class Compiled:
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """The compiled expressions as JSON values, for the cache."""
+        """Convert compiled expressions to JSON values, for the cache."""
         return {
             "names": self.names,
             "columns": self.columns,
@@ -185,8 +188,9 @@ class Compiled:
     def __call__(
         self, columns: Mapping[str, NDArray[Any]], shared: "Shared | None" = None
     ) -> Floats:
-        """The values (E, C) of all expressions for ``columns`` of length C each, in the order of
-        ``names``.
+        """Compute the values of all expressions for each candidate, in the order of ``names``.
+
+        ``columns`` have an entry for each candidate; the result is (E, C).
 
         Columns whose values many candidates have in common may be given as ``shared``.
         """
@@ -207,15 +211,15 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shared:
-    """Columns of sizes in which few distinct rows repeat: a short table of the distinct rows, and
-    each candidate's index into it.
+    """Columns of sizes in which the same rows repeat: a short table of the distinct rows, and for
+    each candidate the index of its row.
     """
 
     table: Mapping[str, Floats]
     index: Ints
 
     def column(self, name: str, block: slice) -> Floats:
-        """One column of sizes, for the candidates in a slice."""
+        """The values of one size for the candidates in a slice."""
         return self.table[name][self.index[block]]
 
 
@@ -226,8 +230,8 @@ def compile_expressions(
     constants: Mapping[str, int],
     numbers: Mapping[str, int] | None = None,
 ) -> Compiled:
-    """Compile ``expressions`` to a NumPy function; their symbols are names of columns or of
-    constants.
+    """Compile ``expressions`` to one NumPy function of ``columns``; constants replace other
+    symbols.
     """
     from mistlab.graph.printing import source_of  # noqa: PLC0415 (needs SymPy)
 
@@ -243,7 +247,7 @@ def compile_expressions(
 def compile_sums(
     sums: Mapping[str, Value], *, columns: tuple[str, ...], numbers: Mapping[str, int] | None = None
 ) -> Compiled:
-    """Compile sums of products of sizes to a NumPy function; sizes are names of columns."""
+    """Compile sums of products of sizes to one NumPy function of columns."""
     return Compiled(
         names=tuple(sums),
         columns=columns,
@@ -253,31 +257,33 @@ def compile_sums(
     )
 
 
-# Recipes: texts that identify a call which compiles expressions, by its function and arguments.
-#
-# Two calls with equal recipes give equal expressions, in any process with the same version of the
-# package. Some values have no unique text: an object of another package, or a function defined in a
-# script or a test. They have no recipe, and their expressions are compiled in every process.
+# Makes recipes: texts that identify a call that compiles expressions, by its function and
+# arguments, across processes.
 
 
 PACKAGE = Path(__file__).parents[1]
 
 
 class NoRecipeError(Exception):
-    """An argument has no unique text, so the call that compiles expressions cannot be cached
-    between processes.
+    """The error for an argument without a unique text; the call that compiles expressions is then
+    not cached between processes.
     """
 
 
 def recipe_of(make: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
-    """The recipe of a call that compiles expressions: its function and arguments as text."""
+    """The recipe of a call that compiles expressions: its function and arguments as text.
+
+    Two calls with equal recipes give equal expressions, in any process with the same version of the
+    package. Some values have no unique text: an object of another package, or a function defined in
+    a script or a test. They have no recipe, and their expressions are compiled in every process.
+    """
     return json.dumps([_plain(make), [_plain(one) for one in arguments]], sort_keys=True)
 
 
 @cache
 def version() -> str:
-    """A digest of all code that turns a recipe into source text; files of the cache are valid for
-    one digest.
+    """A digest of all code that turns a call into source text; cached files are valid only for the
+    same digest.
 
     This is the package's own sources, and the versions of SymPy, NumPy and Python. SymPy is not
     imported.
@@ -323,8 +329,9 @@ def _values(value: Any) -> Any:
 
 
 def _function(function: FunctionType) -> Any:
-    """The name of a function of this package, as a part of a recipe; a change of the function's
-    code changes the cache's version instead.
+    """The name of a function of this package as part of a recipe.
+
+    A change of the function's code changes the cache's version instead.
 
     A function without a name of its own (``<lambda>``) is named by its place and its code.
     """
@@ -350,36 +357,37 @@ def _name_of(what: Any) -> str:
     return f"{what.__module__}.{what.__qualname__}"
 
 
-# The folder that caches the source text of compiled expressions between processes.
-#
-# ``MISTLAB_CACHE`` names the folder. The default is ``mistlab`` in the user's cache folder; an
-# empty ``MISTLAB_CACHE=`` disables the cache. Each version of the package has a subfolder, and each
-# recipe a file. Files are renamed into place, so processes may share the folder, may be killed, and
-# may delete the folder at any time. If the folder is unusable, one warning says so, and expressions
-# are compiled without it. Only speed depends on the cache.
-#
-# A folder that other users may write to is not used, since they could plant wrong numbers. In
-# addition, ``mistlab.graph.compiled`` limits what the text of a file can do when it runs.
+# Stores the source text of compiled expressions in a folder, so that other processes need not
+# compile them again.
 
 
 VARIABLE = "MISTLAB_CACHE"
-# The cache keeps the folders of at most this many versions of the package.
+# The cache keeps the folders of at most this many versions of the package, and deletes older ones.
 MOST_VERSIONS = 8
 MOST_BYTES = 4 * 2**20
 
 
 class CacheWarning(UserWarning):
-    """The cache folder, or a file in it, cannot be used."""
+    """The warning that the cache folder, or a file in it, cannot be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFolder:
-    """The cache folder of one version of the package, with a JSON file for each recipe."""
+    """The cache folder of one version of the package, with a JSON file for each compiled call.
+
+    ``MISTLAB_CACHE`` names the folder. The default is ``mistlab`` in the user's cache folder; an
+    empty ``MISTLAB_CACHE=`` disables the cache. Files are renamed into place, so processes may
+    share the folder, may be killed, and may delete the folder at any time. If the folder is
+    unusable, one warning says so, and expressions are compiled without it. Only speed depends on
+    the cache.
+
+    A folder that other users may write to is not used, since they could plant wrong numbers.
+    """
 
     path: Path
 
     def read(self, recipe: str) -> Mapping[str, Any] | None:
-        """The cached value of a recipe; None if there is none, or if its file cannot be trusted."""
+        """The cached value of a recipe, or None if there is none or its file cannot be trusted."""
         path = self._file(recipe)
         try:
             text = _trusted_text(path)
@@ -401,7 +409,7 @@ class KeptFolder:
         return kept if kept.get("recipe") == recipe else None
 
     def write(self, recipe: str, value: Mapping[str, Any]) -> None:
-        """Write the value of a recipe to the cache, if the folder can be written."""
+        """Write the value of a recipe to the cache, if the folder is writable."""
         content = json.dumps({"recipe": recipe, **value})
         try:
             if not self.path.is_dir():
@@ -463,7 +471,7 @@ def _kept_folder(given: str | None, caches: str | None) -> KeptFolder | None:
 
 
 def _trusted_text(path: Path) -> str | None:
-    """The text of a cache file; None if other users may have written it."""
+    """The text of a cache file, or None if other users may have written it."""
     with path.open("rb") as file:
         for status in (os.fstat(file.fileno()), path.parent.stat()):
             if not _is_ours(status):
@@ -486,24 +494,21 @@ def _digest(text: str) -> str:
 
 @cache
 def _say(text: str) -> None:
-    """Issue a warning about the cache, at most once per process."""
+    """Warn about the cache, at most once per process."""
     warnings.warn(text, CacheWarning, stacklevel=2)
 
 
 # Caches compiled expressions: in memory within a process, as source text between processes.
-#
-#     @kept
-#     def layers(graph: StoredGraph) -> Compiled: ...
-#
-# A small question spends most of its time in SymPy, which turns expressions into source text. If
-# the text is cached, SymPy is not even imported.
 
 
 P = ParamSpec("P")
 
 
 def kept(make: Callable[P, Compiled]) -> Callable[P, Compiled]:
-    """A decorator that caches the results of a function that compiles expressions.
+    """Decorator that caches the results of a function that compiles expressions.
+
+    A small question spends most of its time in SymPy, which turns expressions into source text. If
+    the text is cached, SymPy is not even imported.
 
     The function may depend only on its arguments and on the package's sources.
     """

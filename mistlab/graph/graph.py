@@ -60,7 +60,8 @@ class Operator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTensor:
-    """A tensor storage that the forward pass keeps for the backward pass; views of it count once.
+    """A tensor that the forward pass keeps for the backward pass; several views of one storage
+    count once.
 
     ``module`` is the first module that kept it. The layer's input is marked, because a checkpointed
     layer keeps only its input.
@@ -90,8 +91,8 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """The bytes allocated while one operator runs; for some sizes no other operator of the phase
-    has more.
+    """The bytes in use while one operator of a layer runs, which may be the most of all operators,
+    depending on the sizes.
 
     They count the layer's input, its saved tensors and temporaries and, in the backward pass,
     gradients of activations. They do not count parameters, accumulated gradients of parameters and
@@ -105,8 +106,8 @@ class Peak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGraph:
-    """The operators, saved tensors and peaks of one layer; ``again`` are the operators that are
-    recomputed before its backward pass.
+    """The operators, saved tensors and memory peaks of one layer; ``again`` are the operators that
+    are recomputed before its backward pass.
     """
 
     name: str
@@ -148,8 +149,8 @@ class LayerGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """A size and a divisor of it: the layer graph is valid only where the size is a multiple of the
-    divisor.
+    """A size that must be a multiple of a divisor for a layer graph to be valid, such as heads and
+    tensor-parallel ranks.
     """
 
     size: sympy.Expr
@@ -158,8 +159,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelGraph:
-    """The layer graphs of a model's embedding, block and head, and the conditions on sizes under
-    which their expressions hold.
+    """The layer graphs of a model's embedding, blocks and head, and the conditions on sizes under
+    which they hold.
 
     ``assumptions`` are the comparisons on which the traced code branched, as text. The graph is
     exact if they hold. The conditions must hold in any case. Blocks are alike unless there are
@@ -188,19 +189,20 @@ class ModelGraph:
         return self.embedding, self.block, self.head
 
 
-# The collectives inside layers: which collective each communication operator is, and over which
-# group of ranks.
+# Lists the collectives inside layers: the communication operators, which collective each of them
+# is, and which ranks take part.
 
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
-# The kernels that can overlap with a collective: in a backward pass GEMMs of weight gradients
-# ("weights"), or of a layer's input gradient ("input"); in both passes attention.
+# Says which arithmetic overlaps with a collective: GEMMs for weight gradients ("weights") or for a
+# layer's input gradient ("input") in a backward pass, or attention.
 Beside = Literal["weights", "input", "attention"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Exchange:
-    """A collective inside a layer; ``EXCHANGES`` lists them by the name of their operator.
+    """A collective inside a layer: its kind, the group of ranks, and the arithmetic that it
+    overlaps with.
 
     Ranks of a ``group`` of the mesh call it. It can run ``beside`` kernels: beside attention
     always, beside products if the engine's slot table overlaps them.
@@ -213,28 +215,29 @@ class Exchange:
 
 EXCHANGES: Mapping[str, Exchange] = {
     "mistlab.all_reduce_": Exchange(collective="all_reduce", beside="weights"),
-    # Sequence parallelism: tokens are gathered before, and reduce-scattered after, GEMMs whose
-    # weights are split over ranks.
+    # With sequence parallelism, tokens are gathered before GEMMs with split weights and
+    # reduce-scattered after them.
     "mistlab.gather_tokens": Exchange(collective="all_gather"),
     "mistlab.gather_again": Exchange(collective="all_gather", beside="input"),
     "mistlab.scatter_tokens": Exchange(collective="reduce_scatter"),
-    # Context parallelism: ranks pass keys and values around a ring; this is timed as an all-gather.
+    # With context parallelism, ranks may pass keys and values around a ring; that takes as long as
+    # an all-gather.
     "mistlab.ring_keys": Exchange(collective="all_gather", group="context", beside="attention"),
-    # Other ways of context parallelism: each rank gathers all keys and values, or ranks exchange
-    # parts of the sequence for parts of the heads (Ulysses).
+    # Ranks with parts of the sequence may also gather all keys and values, or exchange them for
+    # parts of the heads (Ulysses).
     "mistlab.gather_keys": Exchange(collective="all_gather", group="context"),
     "mistlab.scatter_keys": Exchange(collective="reduce_scatter", group="context"),
     "mistlab.exchange_heads": Exchange(collective="all_to_all", group="context"),
     "mistlab.scatter_gradient": Exchange(collective="reduce_scatter", beside="weights"),
-    # Expert parallelism: tokens go to the ranks that hold their experts; where ranks split experts,
-    # to all ranks with a part of the expert.
+    # With expert parallelism, tokens go to the ranks that hold their experts, or to all ranks with
+    # a part of the expert.
     "mistlab.all_to_all": Exchange(collective="all_to_all", group="experts"),
     "mistlab.gather_rows": Exchange(collective="all_gather", group="expert tensor"),
     "mistlab.scatter_rows": Exchange(collective="reduce_scatter", group="expert tensor"),
 }
 
-# Kernels beside attention that combine, reorder or concatenate the keys, values and results which
-# context-parallel ranks exchange, each with the way of exchanging keys that needs it.
+# The operators that combine or reorder what context-parallel ranks exchange beside attention, each
+# with the way to exchange keys that needs it.
 JOINS: Mapping[str, int] = {
     "mistlab.join_parts": RING,
     "mistlab.order_keys": GATHER,

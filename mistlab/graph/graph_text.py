@@ -1,4 +1,4 @@
-"""Writes expressions as text, and reads such a text without evaluating it as code.
+"""Writes expressions as text, and reads such text without running it as code.
 
 A graph file holds arithmetic on size symbols, ``Max``, ``Mod`` and comparisons. Anything else is
 refused, so a file from a stranger can be read.
@@ -52,7 +52,7 @@ def expression_from(text: str) -> sympy.Expr:
 
 @cache
 def relation_from(text: str) -> sympy.Basic:
-    """The comparison of expressions that a text printed by SymPy stands for.
+    """The comparison of two expressions that a text printed by SymPy stands for.
 
     >>> relation_from("s < 4096")
     s < 4096
@@ -97,8 +97,9 @@ def _build(node: ast.expr) -> sympy.Expr:
 
 
 def _terms(node: ast.expr) -> list[sympy.Expr]:
-    """The terms of a sum in a parsed text, one by one; SymPy builds a sum faster from a list than
-    by repeated addition.
+    """The terms of the sum that a parsed text is.
+
+    SymPy builds a sum faster from a list than by repeated addition.
     """
     last: list[sympy.Expr] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
@@ -110,14 +111,11 @@ def _terms(node: ast.expr) -> list[sympy.Expr]:
     return [_build(node), *reversed(last)]
 
 
-# Writes and reads layer graphs as JSON.
-#
-# A file holds the graph of one model, as a mapping of dataclass fields. Expressions are texts. An
-# operator is one line, so that files can be compared line by line.
+# Writes layer graphs to JSON and reads them.
 
 
 def to_mapping(graph: ModelGraph) -> dict[str, Any]:
-    """A model's layer graphs as mappings, lists and texts."""
+    """Convert a model's layer graphs to mappings, lists and texts."""
     mapping: dict[str, Any] = _plain(graph)
     return mapping
 
@@ -128,8 +126,8 @@ def from_mapping(
     *,
     read: Callable[[str], Any] = expression_from,
 ) -> ModelGraph:
-    """The layer graphs in mappings, lists and texts as ``to_mapping`` makes them; error messages
-    name their file ``where``.
+    """Convert mappings, lists and texts back to layer graphs; error messages name their file
+    ``where``.
 
     ``read`` makes an expression of its text: one of SymPy, or a sum of products.
     """
@@ -138,7 +136,7 @@ def from_mapping(
 
 
 def dumps(mapping: Mapping[str, Any]) -> str:
-    """A graph as JSON text, with one line for each innermost list or mapping."""
+    """Write a layer graph as JSON, with one line for each operator."""
     return _lines(mapping, "") + "\n"
 
 

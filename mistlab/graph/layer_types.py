@@ -1,4 +1,4 @@
-"""Layer types, layer graphs under context parallelism, and sums over the operators of layers."""
+"""Makes the layer graphs of all types of layers of a model, and sums over their operators."""
 
 from __future__ import annotations
 
@@ -29,24 +29,22 @@ from mistlab.plan.lean_sets import ALL
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 
 # Derives the layer graphs of a context-parallel rank from those of a rank with whole sequences.
-#
-# A rank has s tokens of each sequence of s cp tokens. Only attention needs other ranks' tokens:
-# keys and values go round a ring while each rank attends to those that it has (Liu et al. 2023), or
-# each rank gathers them all, or ranks exchange tokens for heads. Of a causal sequence each rank
-# takes one part of the first half and one of the second, which balances work. With one rank (cp is
-# 1) the graphs are unchanged.
 
 
 Part = TypeVar("Part", Operator, SavedTensor, Peak)
 
 RING_KEYS = "mistlab.ring_keys"
-# Bytes per value in each precision in which layer graphs are traced.
+# The bytes per value in the precisions of traced layer graphs.
 _WIDTHS = {"half": 2, "single": 4}
 
 
 def split_over_context(graph: ModelGraph, exchange: int = RING) -> ModelGraph:
-    """The layer graphs of a context-parallel rank, which has s of the s cp tokens of each sequence
-    and exchanges keys in the way ``exchange`` (``mistlab.schedule.context_ways``).
+    """The layer graphs of a context-parallel rank, which has only its part of each sequence.
+
+    A rank has s of the s cp tokens, and exchanges keys in the way ``exchange``
+    (``mistlab.schedule.context_ways``); only attention needs other ranks' tokens. Of a causal
+    sequence each rank takes one part of the first half and one of the second, which balances work.
+    With one rank (cp is 1) the graphs are unchanged.
     """
     width = _WIDTHS[graph.precision]
 
@@ -64,13 +62,13 @@ def split_over_context(graph: ModelGraph, exchange: int = RING) -> ModelGraph:
 
 
 def _attends(layer: LayerGraph) -> bool:
-    """Whether a block has attention, and not a state-space scan or nothing in its place."""
+    """Whether a block has attention, instead of a state-space scan or nothing."""
     has_mixer = any(one.module.startswith("attention") for one in layer.operators)
     return has_mixer and not any(one.kind == "scan" for one in layer.operators)
 
 
 def _with_whole_tables(layer: LayerGraph) -> LayerGraph:
-    """The layer with its whole table of learned positions, which context ranks never split."""
+    """A layer with its whole table of learned positions, which context ranks do not split."""
     parameters = (
         replace(parameter, shape=tuple(_of_all_tokens(size) for size in parameter.shape))
         for parameter in layer.parameters
@@ -79,7 +77,7 @@ def _with_whole_tables(layer: LayerGraph) -> LayerGraph:
 
 
 def _with_wide_scores(layer: LayerGraph) -> LayerGraph:
-    """The layer with attention scores of a rank's s queries with all s cp keys."""
+    """A layer whose attention scores include the keys of all context-parallel ranks."""
     return replace(
         layer,
         operators=tuple(_widened(one, _OF_OPERATORS) for one in layer.operators),
@@ -93,7 +91,7 @@ _OF_TENSORS = ("size_bytes",)
 
 
 def _widened(part: Part, names: Sequence[str]) -> Part:
-    """An operator, saved tensor or peak whose sizes that are quadratic in s count all s cp keys."""
+    """An operator, saved tensor or peak whose sizes include the keys of all context ranks."""
     sizes = {name: getattr(part, name) for name in names}
     wide: dict[str, Any] = {name: _wide(size) for name, size in sizes.items()}
     return part if wide == sizes else replace(part, **wide)
@@ -101,18 +99,18 @@ def _widened(part: Part, names: Sequence[str]) -> Part:
 
 @cache
 def _of_all_tokens(size: Sum) -> Sum:
-    """A size that is proportional to a rank's s tokens, for all s cp tokens instead."""
+    """What a rank's size would be if it held the tokens of all context-parallel ranks."""
     return _with_more(size, lambda power: power)
 
 
 @cache
 def _wide(size: Sum) -> Sum:
-    """A size that is quadratic in s, with one s (that of the keys) replaced by s cp."""
+    """A size with the keys of all context ranks, where it is quadratic in a rank's tokens s."""
     return _with_more(size, lambda power: int(power == 2))
 
 
 def _with_more(size: Sum, ranks: Callable[[int], int]) -> Sum:
-    """A sum of sizes, each term multiplied by cp to the power ``ranks(power of s in the term)``."""
+    """A sum with each term multiplied by cp to the power ``ranks(power of s in the term)``."""
     if "s" not in size.names:
         return size
     cp = Sum.named("cp")
@@ -123,9 +121,7 @@ def _with_more(size: Sum, ranks: Callable[[int], int]) -> Sum:
 
 
 def _with_exchange(layer: LayerGraph, width: int, exchange: int) -> LayerGraph:
-    """A block with the collectives, kernels and buffers by which context-parallel ranks exchange
-    keys in the way ``exchange``, if there are several ranks.
-    """
+    """A block with the operators and buffers by which context ranks exchange keys."""
     is_split = where("numpy.greater(cp, 1)")
     way = _WAYS[exchange](width)
     name = next(name for name, of_way in JOINS.items() if of_way == exchange)
@@ -145,9 +141,7 @@ def _with_exchange(layer: LayerGraph, width: int, exchange: int) -> LayerGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """What one way to exchange keys adds to a block: collectives by phase, the bytes that kernels
-    around attention move in each phase, and the buffers allocated during attention.
-    """
+    """What one way to exchange keys between context-parallel ranks adds to a block."""
 
     messages: tuple[tuple[str, Phase, Sum], ...]
     joined: Mapping[Phase, Sum]
@@ -155,15 +149,17 @@ class _Way:
 
 
 def _own_bytes(width: int) -> tuple[Sum, Sum]:
-    """The bytes of the queries, and of the keys and values together, of a rank's own tokens."""
+    """The bytes of a rank's own queries, and those of its own keys and values together."""
     b, s, n, k, d, tp = map(Sum.named, ("b", "s", "n", "k", "d", "tp"))
     return width * b * s * n * d / tp, 2 * width * b * s * k * d / tp
 
 
 def _round(width: int) -> _Way:
-    """The ring exchange of context parallelism: keys and values go round the ring of ranks; in the
-    backward pass again, with their gradients. A rank has two buffers: for the part of the keys that
-    it attends to, and for the part that arrives.
+    """What context parallelism by a ring adds to a block: keys and values go round the ring of
+    ranks, in the backward pass with their gradients.
+
+    A rank has two buffers: for the part of the keys that it attends to, and for the part that
+    arrives.
 
     Each part has an attention of its own, which reads all queries and writes an outcome as large;
     outcomes and gradients are then joined, one part after another. Counted is the last rank, which
@@ -173,8 +169,9 @@ def _round(width: int) -> _Way:
     sums, further = _log_sums_bytes(), Sum.named("cp") + Sum.of(-1)
     every = keys * Sum.named("cp")
     half = Sum.of(Fraction(1, 2)) * keys
-    # Attention to one part of the keys moves queries and output; backward also the output, its
-    # gradient, and the gradient of queries. Adding two results reads two tensors and writes one.
+    # Attention to one part of the keys reads queries and writes output; backward it also reads the
+    # output and its gradient, and writes the gradient of queries. Adding two results reads two
+    # tensors and writes one.
     forward = 2 * keys + 2 * queries + 2 * sums + further * (2 * queries + 3 * queries + 3 * sums)
     backward = 2 * keys + 2 * queries + 5 * half + further * (4 * queries + 3 * queries + 3 * half)
     return _Way(
@@ -185,8 +182,8 @@ def _round(width: int) -> _Way:
 
 
 def _gathered(width: int) -> _Way:
-    """All-gather exchange: a context-parallel rank gathers all keys and values before it attends,
-    again before the backward pass, and then reduce-scatters their gradients (Llama 3).
+    """What context parallelism by all-gathers adds to a block: a rank gathers all keys and values
+    before attention, and reduce-scatters their gradients (Llama 3).
 
     Gathered keys are put into the order of tokens. The two halves of a rank's queries have an
     attention each, and copy their outcomes. Backward, gradients of all keys begin as zeros; those
@@ -209,10 +206,12 @@ def _gathered(width: int) -> _Way:
 
 
 def _of_heads(width: int) -> _Way:
-    """The exchange of heads in context parallelism: ranks exchange queries, keys and values of
-    their tokens for a part of the heads of all tokens, and the output back (Jacobs et al. 2023). An
-    exchange has separate buffers for sending and receiving. Each of the four tensors is copied
-    three times: packed before, unpacked after, and put into token order.
+    """What context parallelism by heads adds to a block: ranks exchange queries, keys and values of
+    their tokens for those of a part of the heads (Jacobs et al. 2023).
+
+    The output is exchanged back. An exchange has separate buffers for sending and receiving. Each
+    of the four tensors is copied three times: packed before, unpacked after, and put into token
+    order.
     """
     queries, keys = _own_bytes(width)
     each = (queries, keys / 2, keys / 2, queries)
@@ -234,7 +233,7 @@ _WAYS: Mapping[int, Callable[[int], _Way]] = {RING: _round, GATHER: _gathered, H
 
 
 def _join(name: str, phase: Phase, moved: Sum, width: int) -> Operator:
-    """The kernels that context parallelism adds around attention, combined into one operator."""
+    """An operator for all kernels that context parallelism adds around attention."""
     half = Sum.of(Fraction(1, 2)) * moved
     return replace(
         _collective(name, phase, half, width),
@@ -260,11 +259,7 @@ def _collective(name: str, phase: Phase, message: Sum, width: int) -> Operator:
     )
 
 
-# Types of a model's layers: kinds of layers, and for blocks the way to run them (recomputed, ...).
-#
-# A model has an embedding, blocks and a head. Its blocks are of one kind, or of several kinds in a
-# repeating pattern; a stage runs each block in one way, its treatment. Layers of one type take
-# equally long and keep equally many bytes.
+# Lists the types of a model's layers: embedding, head, and blocks by the way to run them.
 
 
 EMBEDDING, HEAD = "embedding", "head"
@@ -272,7 +267,10 @@ EMBEDDING, HEAD = "embedding", "head"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTypes:
-    """The layer types of a model with a ``pattern`` of block kinds and these ways to run blocks.
+    """The types of a model's layers: embedding, head, and blocks by kind and way to run them.
+
+    The model repeats a ``pattern`` of kinds of blocks. Layers of one type take equally long and
+    keep equally many bytes.
 
     >>> LayerTypes(pattern=("block",), treatments=("recomputed",)).names
     ('embedding', 'block', 'block_recomputed', 'head')
@@ -283,35 +281,37 @@ class LayerTypes:
 
     @classmethod
     def of(cls, pattern: Sequence[str]) -> LayerTypes:
-        """The layer types of a model with all ways to run a block that ``TREATMENTS`` lists."""
+        """The types of a model's layers, with all ways to run a block that ``TREATMENTS`` lists."""
         return cls(pattern=tuple(pattern), treatments=tuple(TREATMENTS))
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The different kinds of blocks of the model."""
+        """The distinct kinds of blocks of the model, such as dense and with experts."""
         return tuple(dict.fromkeys(self.pattern))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all layer types: embedding, blocks by kind and way to run them, head."""
+        """The names of all types of layers: embedding, blocks by kind and way to run them, head."""
         return (EMBEDDING, *self.of_blocks, HEAD)
 
     @property
     def of_blocks(self) -> tuple[str, ...]:
-        """The types that are blocks: for each kind the plain one, then one for each treatment."""
+        """The types of layers that are blocks, the plain one of each kind first."""
         ways = (PLAIN, *self.treatments)
         return tuple(type_of(kind, way) for kind in self.kinds for way in ways)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns of candidates that decide which layers a stage has."""
+        """The names of the columns of candidates from which a stage's layers follow."""
         counts = tuple(TREATMENTS[name].dimension for name in self.treatments)
         names = ("layers", *counts, "has_embedding", "has_head")
         return (*names, "first_block") if len(self.pattern) > 1 else names
 
     def runs(self, columns: Mapping[str, Floats]) -> tuple[Floats, Ints]:
-        """The layers of J stages in order, with consecutive layers of one type joined into R runs:
-        each run's length (R, J), and the index of its type among ``names`` (R, J or R, 1).
+        """The numbers of equal layers in a row in each stage, and their types.
+
+        J stages have R runs: each run's length is (R, J), the index of its type among ``names`` (R,
+        J or R, 1).
         """
         if len(self.pattern) > 1:
             return self._runs_of_patterns(columns)
@@ -321,14 +321,14 @@ class LayerTypes:
         return np.stack(runs).astype(np.float64), np.arange(len(runs))[:, None]
 
     def counts(self, columns: Mapping[str, Floats]) -> Floats:
-        """The number of layers of each type (T, J) in stages that these columns describe."""
+        """The number of layers of each type in the stages that these columns describe."""
         sizes, places = self.runs(columns)
         places = np.broadcast_to(places, sizes.shape)
         types = range(len(self.names))
         return np.stack([np.where(places == one, sizes, 0.0).sum(axis=0) for one in types])
 
     def _runs_of_patterns(self, columns: Mapping[str, Floats]) -> tuple[Floats, Ints]:
-        """``runs`` for stages whose kinds of blocks alternate; unused runs R have length 0."""
+        """The numbers of equal layers in a row in stages whose kinds of blocks alternate."""
         names = ("first_block", "layers", "has_embedding", "has_head")
         first, layers, begins, ends = (columns[name].astype(np.int64) for name in names)
         position = np.arange((begins + layers + ends).max())[:, None]
@@ -349,7 +349,7 @@ class LayerTypes:
         return sizes[: run.max() + 1], of_run[: run.max() + 1]
 
     def of_stages(self, column: Callable[[str], Floats]) -> list[list[int]]:
-        """The types of each stage's layers in order; ``column`` returns a column of the stages."""
+        """The types of some stages' layers, in order; ``column`` returns a column of the stages."""
         rows = zip(*(column(name).tolist() for name in self.columns), strict=True)
         return [self.of_stage(dict(zip(self.columns, row, strict=True))) for row in rows]
 
@@ -366,7 +366,7 @@ class LayerTypes:
 
 
 def type_of(kind: str, treatment: str) -> str:
-    """The name of the type of a kind of block with a treatment, such as ``block_recomputed``."""
+    """The name of a kind of block that is run in a certain way, such as ``block_recomputed``."""
     return kind if treatment == PLAIN else f"{kind}_{treatment}"
 
 
@@ -376,8 +376,9 @@ def graphs_of(
     exchange: int = RING,
     lean: int = ALL,
 ) -> dict[str, LayerGraph]:
-    """The layer graph of each type of layer, in the order of ``LayerTypes.names``; context-parallel
-    ranks exchange keys in the way ``exchange``, and lean blocks use the operators ``lean``.
+    """The layer graph of each type of layer, in the order of ``LayerTypes.names``.
+
+    ``exchange`` is how context-parallel ranks exchange keys, ``lean`` the operators of lean blocks.
     """
     graph = split_over_context(graph, exchange)
     graphs = {EMBEDDING: graph.embedding}
@@ -388,14 +389,12 @@ def graphs_of(
     return {**graphs, HEAD: graph.head}
 
 
-# Sums over the operators and tensors of a layer graph: work by operator class, and memory.
+# Sums up a layer graph: operations and bytes by operator class, and memory.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorWork:
-    """The work of one operator class in a layer's forward or backward pass, for one micro-batch on
-    a rank.
-    """
+    """The operations and bytes of one class of operators in one pass of a layer."""
 
     operators: int
     flop: sympy.Expr
@@ -404,8 +403,9 @@ class OperatorWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerMemory:
-    """The bytes of a layer for one micro-batch on one rank. ``saved_bytes`` are kept for the
-    backward pass; the bytes at peaks include them.
+    """The bytes that a layer saves, takes in and puts out, and those at its memory peaks.
+
+    ``saved_bytes`` are kept for the backward pass; the bytes at peaks include them.
     """
 
     parameters: sympy.Expr
@@ -419,22 +419,22 @@ class LayerMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerExpressions(LayerMemory):
-    """The work and memory of a layer; recomputed operators count in the backward pass."""
+    """The operations, bytes and memory of a layer; it recomputes in the backward pass."""
 
     work: Mapping[tuple[Phase, Kind], OperatorWork]
 
     def flop(self, phase: Phase) -> sympy.Expr:
-        """The floating-point operations of the layer in a phase, over all operator classes."""
+        """The floating-point operations of the layer in a pass, over all operator classes."""
         return self._total(work.flop for (p, _), work in self.work.items() if p == phase)
 
     def moved_bytes(self, phase: Phase) -> sympy.Expr:
-        """The bytes that the layer's kernels read and write in a phase, collectives excluded."""
+        """The bytes that the layer's kernels read and write in a pass, without collectives."""
         return self._total(
             w.moved_bytes for (p, k), w in self.work.items() if p == phase and k != "collective"
         )
 
     def collective_bytes(self, phase: Phase) -> sympy.Expr:
-        """The bytes of the messages of the layer's tensor-parallel collectives in a phase."""
+        """The bytes of the messages of the layer's tensor-parallel collectives in a pass."""
         work = self.work.get((phase, "collective"))
         return self._total(()) if work is None else work.moved_bytes
 
@@ -463,7 +463,7 @@ def expressions_of(graph: LayerGraph) -> LayerExpressions:
 
 
 def _work(operators: list[Operator]) -> OperatorWork:
-    # A collective works in place, so its message counts once, not as bytes read and bytes written.
+    # A collective works in place, so its message counts once, not as bytes both read and written.
     moved = [
         o.read_bytes if o.kind == "collective" else o.read_bytes + o.written_bytes
         for o in operators
@@ -477,7 +477,7 @@ def _work(operators: list[Operator]) -> OperatorWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSums(LayerMemory):
-    """The sums over one layer from which stages' expressions are built, as sizes or symbols."""
+    """The operations, bytes and parameters of one layer, for the expressions of stages."""
 
     forward_flop: sympy.Expr
     backward_flop: sympy.Expr
@@ -488,7 +488,7 @@ class LayerSums(LayerMemory):
 
     @classmethod
     def of(cls, graph: LayerGraph) -> Self:
-        """Compute a layer's sums of bytes and operations from its graph."""
+        """Sum up a layer's bytes, operations and parameters over its graph."""
         layer = expressions_of(graph)
         plain = {entry.name: getattr(layer, entry.name) for entry in fields(LayerMemory)}
         phases: dict[str, sympy.Expr] = {}
@@ -502,7 +502,7 @@ class LayerSums(LayerMemory):
 
     @classmethod
     def symbols(cls, layer: str) -> Self:
-        """Symbols that stand for a layer's sums of bytes and operations, to get values later."""
+        """Symbols for the sums over a layer, which get values later."""
         return cls(
             **{
                 entry.name: sympy.Symbol(sum_name(layer, entry.name), nonnegative=True)
@@ -512,24 +512,20 @@ class LayerSums(LayerMemory):
 
 
 def sum_name(layer: str, name: str) -> str:
-    """The name of the symbol for one of the sums over a layer, such as its parameters."""
+    """The name of the symbol for a sum over a layer, such as its number of parameters."""
     return f"{layer}_{name}"
 
 
-# Sums over a stage's blocks by the way to run them, from which expressions of stages are built.
-#
-# Where all blocks are of one kind, these are the sums of one block. Where kinds alternate, they are
-# the sums of an imaginary block that represents all blocks with one treatment: totals are averaged
-# over its blocks, and peaks are the maximum over any block of the stage.
-#
-# Axes: C candidates, each with its sizes and its stage.
+# Sums up a stage's blocks that are run in the same way, such as recomputed.
 
 
 Table = Mapping[str, Floats]
 
-# Names of sums over a stage's blocks begin with this word, and end with the way to run them.
+# The names of sums over a stage's blocks begin with this word and end with the way to run the
+# blocks.
 BLOCKS = "blocks"
-# Names of the parameters of a stage's largest block, on which the size of buffers depends.
+# The names of the numbers of parameters of a stage's largest block, on which the size of buffers
+# depends.
 LARGEST_BLOCK = "largest_block_parameters"
 LARGEST_EXPERTS = "largest_block_expert_parameters"
 
@@ -538,7 +534,11 @@ _AT_ONE_MOMENT = ("output_bytes", "input_bytes")
 
 
 def sums_of_blocks(types: LayerTypes, sums: Table, stages: Table) -> Table:
-    """The sums over the blocks with each treatment (C), from the sums over a layer of each type."""
+    """The sums over each stage's blocks, for each way to run blocks, from those over layers.
+
+    Where kinds of blocks alternate, totals are averaged over the blocks that are run in one way,
+    and peaks are the maximum over any block of the stage.
+    """
     names = [entry.name for entry in fields(LayerSums)]
     ways = (PLAIN, *types.treatments)
     if len(types.pattern) == 1:
@@ -560,7 +560,7 @@ def sums_of_blocks(types: LayerTypes, sums: Table, stages: Table) -> Table:
 
 
 def _largest(types: LayerTypes, sums: Table, counts: Floats) -> Table:
-    """The parameters of a stage's largest block: all of them, and those of its experts."""
+    """The number of parameters of a stage's largest block, and that of the block's experts."""
     sizes = np.stack([sums[sum_name(kind, "parameters")] for kind in types.kinds]) * (counts > 0)
     experts = np.stack([sums[sum_name(kind, "expert_parameters")] for kind in types.kinds])
     largest, every = sizes.argmax(axis=0), np.arange(sizes.shape[1])
@@ -568,7 +568,7 @@ def _largest(types: LayerTypes, sums: Table, counts: Floats) -> Table:
 
 
 def _of_kinds(types: LayerTypes, sums: Table, counts: Table, way: str, name: str) -> Floats:
-    """One sum (C) of the imaginary block that represents all kinds of blocks with one treatment."""
+    """One sum over the blocks run in one way: an average over kinds, or their maximum."""
 
     def of_each(sum_key: str) -> Floats:
         return np.stack([sums[sum_name(type_of(kind, way), sum_key)] for kind in types.kinds])
@@ -579,7 +579,7 @@ def _of_kinds(types: LayerTypes, sums: Table, counts: Table, way: str, name: str
         of_way = np.stack([_counted(counts, kind, (way,)) for kind in types.kinds]) > 0
         saved = of_each("saved_bytes") * of_way
         return np.asarray(((of_each(name) - saved) * of_way).max(axis=0) + saved.max(axis=0))
-    # Parameters are counted over all blocks of the stage, however the blocks are run.
+    # A stage has the same parameters in whichever way its blocks are run.
     is_state = name in ("parameters", "expert_parameters")
     every = (PLAIN, *types.treatments) if is_state else (way,)
     weights = np.stack([_counted(counts, kind, every) for kind in types.kinds])
@@ -592,7 +592,7 @@ def _counted(counts: Table, kind: str, ways: Sequence[str]) -> Floats:
 
 
 def _counts(types: LayerTypes, stages: Table) -> Table:
-    """The number of layers of each type in each candidate's stage (C), by the type's name."""
+    """The number of layers of each type in each candidate's stage."""
     sizes, places = types.runs(stages)
     return {
         name: np.where(places == number, sizes, 0.0).sum(axis=0)

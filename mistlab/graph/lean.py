@@ -1,5 +1,5 @@
-"""Lean blocks, whose operators keep fewer bytes for the backward pass, after Tempo (Andoorveedu et
-al. 2022).
+"""Makes blocks whose operators keep fewer bytes for the backward pass, after Tempo (Andoorveedu et
+al. 2022); they are called lean.
 
 GELU keeps its output and a byte a value, LayerNorm its output and one deviation a row, attention's
 core its shares and mask but not the shares after dropout, dropout after products nothing. What is
@@ -20,8 +20,9 @@ from mistlab.plan.lean_sets import KINDS
 if TYPE_CHECKING:
     import sympy
 
-# The number of channels whose normalised values a lean LayerNorm keeps: those with the smallest
-# gains, since a norm's output does not determine its input where the gain is 0.
+# A lean LayerNorm keeps its output instead of its input, and the normalised values of so many
+# channels: those with the smallest gains, since an output does not determine its input where the
+# gain is 0.
 KEPT_CHANNELS = 8
 
 GELU, NORM, DROPOUT = "aten.gelu", "aten.native_layer_norm", "aten.native_dropout"
@@ -36,8 +37,8 @@ _BYTE = "bool"
 
 
 def lean(block: LayerGraph, kinds: Collection[str] = KINDS) -> LayerGraph:
-    """The graph of a block with lean operators of these kinds (GELU, norms, attention core,
-    dropout).
+    """The graph of a block with lean operators, which keep fewer bytes, of these kinds (GELU,
+    norms, attention core, dropout).
     """
     for kind in KINDS:
         if kind in kinds:
@@ -81,7 +82,8 @@ def _lean_gelu(block: LayerGraph) -> LayerGraph:
                 outputs=(*operator.outputs, operator.outputs[0]),
                 written_bytes=operator.written_bytes + values,
             )
-        # The backward operator reads GELU's output and a byte per value, instead of GELU's input.
+        # The backward pass of a lean GELU reads GELU's output and a byte per value instead of its
+        # input.
         inputs = (*operator.inputs, operator.inputs[-1])
         return replace(renamed, inputs=inputs, read_bytes=operator.read_bytes + values)
 
@@ -89,8 +91,8 @@ def _lean_gelu(block: LayerGraph) -> LayerGraph:
     changed = [saved(tensor) for tensor in block.saved]
     kept = total((one.size_bytes for one in changed), like=values)
     # At the forward peak, GELU's input still exists beside its output and the byte per value. At
-    # the backward peak, GELU's output still exists where the gradient of its input is a tensor of
-    # its own: beside the residual's gradient, or beside that of a norm at the block's end.
+    # the backward peak, GELU's output still exists if the gradient of its input has a tensor of its
+    # own.
     is_behind = _ends_with_norm(block.of_phase("forward"))
     moments = (
         Peak(phase="forward", operator=_LEAN[GELU], size_bytes=kept + values * width),
@@ -110,12 +112,13 @@ def _lean_gelu(block: LayerGraph) -> LayerGraph:
 
 
 def _lean_norms(block: LayerGraph) -> LayerGraph:
-    """The graph of a block whose norms keep their outputs, which GEMMs keep anyway, and the values
-    of a few channels, instead of their inputs and means.
+    """The graph of a block whose norms keep their outputs instead of their inputs.
+
+    GEMMs keep the outputs anyway; norms also keep the values of a few channels, and no means.
     """
     for operator in block.of_phase("forward"):
-        # A norm at the end of half a block, before the residual addition, stays plain, since no
-        # GEMM keeps its output.
+        # No GEMM keeps the output of a norm at the end of half a block, so such a norm is not made
+        # lean.
         if operator.name == NORM and not operator.module.endswith("post_norm"):
             block = _lean_norm(block, operator)
     return block
@@ -161,16 +164,16 @@ def _lean_norm(block: LayerGraph, norm: Operator) -> LayerGraph:
     def changed(peak: Peak) -> Peak:
         has_all = _has_all(peak, block)
         # In the forward pass, the residual stream still holds a norm's input, so a lean norm only
-        # adds the channels that it keeps. Post-norm blocks are the exception: no residual holds the
-        # input of a norm, except of the last norm while it runs.
+        # adds the channels that it keeps. In post-norm blocks no residual holds it, except for the
+        # last norm while it runs.
         if peak.phase == "forward" and not (has_all and is_behind and position < len(forward) - 1):
             return _less(peak, -moved)
         if has_all:
             return _less(peak, gone)
         names = names_in(peak.size_bytes)
         is_before = position < (network if "f" in names else attention)
-        # In its own backward pass a lean norm has its output instead of its input, so it only adds
-        # the channels that it keeps.
+        # While a lean norm itself runs backward, it only adds the channels that it keeps, since its
+        # output takes the place of its input.
         if peak.operator.startswith(NORM) and ("n" not in names or not is_before):
             return _less(peak, -moved)
         return _less(peak, gone) if is_before else peak
@@ -181,14 +184,14 @@ def _lean_norm(block: LayerGraph, norm: Operator) -> LayerGraph:
 
 
 def _lean_core(block: LayerGraph) -> LayerGraph:
-    """The graph of a block that recomputes the attention probabilities after dropout from those
-    before it and the mask.
+    """The graph of a block that recomputes attention probabilities after dropout from those before
+    it and the dropout mask.
     """
     forward = _named(block, DROPOUT, "forward", module=ATTENTION)
     if forward is None:
         return block
-    # The size of a rank's scores, its own queries times all ranks' keys, is taken from bytes, since
-    # traced shapes lack the other ranks.
+    # The size of a rank's attention scores is derived from their bytes, since traced shapes lack
+    # the keys of other context-parallel ranks.
     width = _WIDTHS[forward.dtype]
     dropped = expanded(forward.written_bytes / (width + 1) * width)
     saved, is_gone = [], False
@@ -217,7 +220,9 @@ def _lean_core(block: LayerGraph) -> LayerGraph:
 
 
 def _lean_dropout(block: LayerGraph) -> LayerGraph:
-    """The graph of a block that regenerates the dropout masks after its GEMMs from their seeds."""
+    """The graph of a block that makes the dropout masks after its GEMMs again from their random
+    seeds.
+    """
     forward = _named(block, DROPOUT, "forward", module="dropout")
     if forward is None:
         return block
@@ -237,8 +242,8 @@ def _lean_dropout(block: LayerGraph) -> LayerGraph:
     def less(peak: Peak) -> Peak:
         if not _has_all(peak, block):
             return peak
-        # In the backward pass the last dropout's mask is freed first, so that only the masks before
-        # it are still there.
+        # In the backward pass the last dropout frees its mask first, so only the masks of earlier
+        # dropouts still exist.
         is_last = peak.phase == "backward" and not peak.operator.startswith(DROPOUT)
         return _less(peak, mask * (len(masks) - is_last))
 
@@ -255,14 +260,14 @@ _OF_KIND = {
 
 
 def _named(block: LayerGraph, name: str, phase: Phase, *, module: str = "") -> Operator | None:
-    """The first operator with this name in a phase, in this module if one is given."""
+    """The first operator of a pass with this name, in this module if one is given."""
     return next(
         (o for o in block.of_phase(phase) if o.name == name and module in ("", o.module)), None
     )
 
 
 def _renamed(operator: Operator, plain: str) -> Operator:
-    """The operator with the name of its lean version."""
+    """The operator under the name of its lean version, which keeps fewer bytes."""
     return replace(operator, name=operator.name.replace(plain, _LEAN[plain]))
 
 
@@ -281,7 +286,7 @@ def _ends_with_norm(forward: Sequence[Operator]) -> bool:
 
 
 def _has_all(peak: Peak, block: LayerGraph) -> bool:
-    """Whether all tensors that a block keeps exist at a peak moment, judging by the sizes of
+    """Whether all tensors that a block keeps exist at a memory peak, judging by the sizes of
     both.
     """
     left = expanded(peak.size_bytes - block.saved_bytes)

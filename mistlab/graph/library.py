@@ -1,4 +1,6 @@
-"""The library of layer graphs: the kinds of blocks of a model, and the graph of each kind."""
+"""Finds the layer graphs of a workload's model in the files that come with the package, or derives
+them.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,12 @@ from mistlab.plan.workload import Activation, Family, ModelSpec, Window, Workloa
 if TYPE_CHECKING:
     from mistlab.graph.graph import Condition
 
-# The kinds of blocks of a model: what distinguishes each kind (experts, window, ...), and which of
-# the model's blocks are of which kind.
+# Finds the kinds of blocks of a model (with experts, with a window, ...), and which block of the
+# model is of which kind.
 
 
-# Parts that a block may have beyond those of its model family, in the order in which names of layer
-# graphs list them.
+# The parts that blocks may have beyond those of their model family, in the order in which the names
+# of layer graphs list them.
 PARTS = (
     *("rotary", "positionless", "gated"),
     *("qk_norm", "attention_gate", "sinks", "window", "latent", "whole_queries", "post_norms"),
@@ -48,14 +50,14 @@ PARTS = (
     *("mixer_missing", "network_missing"),
 )
 
-# The name of the kind of a model's last block; most models have no other kind.
+# The name of the kind of a model's last block; most models have no other kind of block.
 BLOCK = "block"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockKinds:
-    """The kinds of blocks of a model, in a repeating ``pattern``, and the ``parts`` (experts,
-    window, ...) that each kind has.
+    """The kinds of blocks of a model, which repeat in a ``pattern``, and the ``parts`` (experts,
+    window, ...) of each kind.
     """
 
     pattern: tuple[str, ...]
@@ -63,23 +65,25 @@ class BlockKinds:
 
 
 def kinds_of(model: ModelSpec) -> BlockKinds:
-    """The kinds of blocks of a model of a known family; every block has the model's attention
-    window, except each ``full_every``-th.
+    """The kinds of blocks of a model of a known family.
+
+    Every block has the model's attention window, except each ``full_every``-th.
     """
     if model.pattern:
         return _of_pattern(model)
     dense = 0 if model.experts is None else model.experts.dense_blocks
     turns = 1 if model.window is None else max(model.window.full_every, 1)
-    # The blocks of one period of the pattern; if the first blocks are dense, all blocks of the
-    # model.
+    # Blocks repeat after one period of the pattern; if the first blocks are dense, the period is
+    # the whole model.
     blocks = [_parts_of(model, block) for block in range(model.layers if dense else turns)]
     names = [_name(parts, blocks[-1]) for parts in blocks]
     return BlockKinds(pattern=tuple(names), parts=dict(zip(names, blocks, strict=True)))
 
 
 def _of_pattern(model: ModelSpec) -> BlockKinds:
-    """The kinds of blocks of a hybrid model; the kind of the pattern's last block is named
-    ``block``.
+    """The kinds of blocks of a hybrid model, by the letters of its pattern.
+
+    The kind of the pattern's last block is named ``block``.
     """
     pattern = model.pattern[: model.layers]
     names = {letter: BLOCK if letter == pattern[-1] else _LETTERS[letter] for letter in pattern}
@@ -89,7 +93,7 @@ def _of_pattern(model: ModelSpec) -> BlockKinds:
     )
 
 
-# The kinds of blocks of hybrid models, by the letters of their patterns.
+# What each letter in the pattern of a hybrid model stands for.
 _LETTERS = {
     "M": "scan",
     "*": "attention",
@@ -102,7 +106,9 @@ _LETTERS = {
 
 
 def _parts_of_letter(model: ModelSpec, letter: str) -> tuple[str, ...]:
-    """The parts (experts, scan, ...) that a letter of a hybrid model's pattern stands for."""
+    """The parts (experts, scan, ...) of the kind of block that a letter in a hybrid model's pattern
+    stands for.
+    """
     experts, scan = model.experts, model.state_space
     has_experts = experts is not None and letter in "EGA"
     scans = scan is not None and letter in "MG"
@@ -148,8 +154,8 @@ def _has_window(window: Window, block: int) -> bool:
 
 
 def _structure(model: ModelSpec) -> dict[str, bool]:
-    """The structural features (rotary embedding, no positions, a gate) in which a model's blocks
-    differ from those of its family.
+    """The features (such as rotary embedding or a gate) by which a model's blocks differ from those
+    of its family.
     """
     plain = family_structure(model.family)
     is_other = model.position_embedding != plain.position_embedding
@@ -162,7 +168,7 @@ def _structure(model: ModelSpec) -> dict[str, bool]:
 
 @cache
 def family_structure(family: Family) -> ModelSpec:
-    """The smallest model of a family, which has the structural features of the family."""
+    """The smallest model of a family; it has the features that all models of the family share."""
     return ModelSpec.of(family=family, hidden=128, layers=1, heads=1)
 
 
@@ -174,12 +180,12 @@ def _name(parts: tuple[str, ...], last: tuple[str, ...]) -> str:
     return " ".join(traits)
 
 
-# Masks of the candidates with sizes for which a layer graph is valid.
+# Checks for which candidates' sizes a layer graph is valid.
 
 
 def remainders(conditions: Sequence[Condition], columns: tuple[str, ...]) -> Compiled:
-    """The remainders of sizes divided by the divisors that a layer graph requires, as sums; zero
-    where a divisor divides.
+    """The remainder of each size divided by the divisor that a layer graph requires, as an
+    expression; zero where it divides.
     """
     left_over = {
         f"{condition.size} over {condition.divisor}": Sum.named(
@@ -191,8 +197,7 @@ def remainders(conditions: Sequence[Condition], columns: tuple[str, ...]) -> Com
 
 
 def divides(compiled: Compiled, columns: Mapping[str, NDArray[Any]]) -> Bools:
-    """A mask of the candidates whose sizes are multiples of all divisors that a layer graph
-    requires.
+    """A mask of the candidates whose sizes are divisible as a layer graph requires.
 
     For example, heads that do not divide over the tensor-parallel ranks make a row infeasible.
     """
@@ -203,7 +208,7 @@ def holds(
     assumptions: Sequence[str],
     columns: Mapping[str, NDArray[Any]],
 ) -> Bools:
-    """A mask of the candidates whose sizes satisfy all comparisons on which the traced code
+    """A mask of the candidates whose sizes satisfy all comparisons on which the traced model's code
     branched.
     """
     values = _indicators(tuple(assumptions), tuple(columns))(columns)
@@ -211,15 +216,17 @@ def holds(
 
 
 def broken_at(assumptions: Sequence[str], sequence_length: int) -> list[str]:
-    """The comparisons of the traced code that a sequence length violates, whatever the other sizes
-    are.
+    """The comparisons on which the traced model's code branched that a sequence length violates for
+    any other sizes.
     """
     return [*_broken(tuple(assumptions), sequence_length).numbers]
 
 
 @kept
 def _indicators(assumptions: tuple[str, ...], columns: tuple[str, ...]) -> Compiled:
-    """An expression for each comparison of the traced code: 1 where it holds, else 0."""
+    """Make an expression for each comparison on which the traced code branched: 1 where it holds,
+    else 0.
+    """
     from mistlab.graph.graph_text import relation_from  # noqa: PLC0415 (needs SymPy)
 
     indicators = {
@@ -230,8 +237,8 @@ def _indicators(assumptions: tuple[str, ...], columns: tuple[str, ...]) -> Compi
 
 @kept
 def _broken(assumptions: tuple[str, ...], sequence_length: int) -> Compiled:
-    """The comparisons that a sequence length violates, as the names in ``numbers``, so that results
-    can be cached.
+    """The comparisons that a sequence length violates, as the names in ``numbers``, which can be
+    cached.
     """
     from mistlab.graph.graph_text import relation_from  # noqa: PLC0415 (needs SymPy)
 
@@ -240,7 +247,8 @@ def _broken(assumptions: tuple[str, ...], sequence_length: int) -> Compiled:
     return compile_expressions({}, columns=(), constants={}, numbers=dict.fromkeys(false, 1))
 
 
-# The layer graphs shipped with the package, and the graph of each workload.
+# Finds the layer graph of each workload, in the files shipped with the package or derived from
+# them.
 
 
 FAMILIES = ("gpt", "llama", "falcon")
@@ -248,7 +256,7 @@ FAMILIES = ("gpt", "llama", "falcon")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """All that decides a layer graph besides sizes: model family, attention, precision, biases,
+    """What decides a layer graph besides sizes: model family, attention, precision, biases,
     dropout, and the parts of blocks.
 
     ``precision`` is ``half`` (two bytes) or ``single`` (four bytes). With ``sequence_parallel``
@@ -268,7 +276,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The name of the file with the variant's layer graph, without its extension."""
+        """The name of the variant's layer graph file, without its extension."""
         parts = [self.family, self.attention, self.precision]
         parts += ["biases"] * self.biases + ["dropout"] * self.dropout
         parts += ["whole"] * self.whole_shares
@@ -279,8 +287,10 @@ class Variant:
 
 @cache
 def variants() -> tuple[Variant, ...]:
-    """The variants whose layer graphs are shipped: each family, GPT with and without biases and
-    dropout, current models, and encoders; each also with sequence parallelism.
+    """The variants of models whose layer graphs are shipped with the package, each also with
+    sequence parallelism.
+
+    They are each family, GPT with and without biases and dropout, current models, and encoders.
     """
     plain = [
         Variant(family=family, attention=attention, precision=precision)
@@ -307,9 +317,9 @@ def variants() -> tuple[Variant, ...]:
 _EXPERTS, _LATENT = ("experts",), ("latent",)
 _SINKS = ("sinks",)
 _SHARED = (*_EXPERTS, "shared_experts")
-# Variants of current models, each with family, attention, biases, and parts of blocks. First
-# Mixtral, Qwen 3, gpt-oss, DeepSeek V2 and V3; GPT with experts as Megatron trains it; hybrid
-# models.
+# Variants of current models: family, attention, whether there are biases, and parts of blocks. The
+# first rows are Mixtral, Qwen 3, gpt-oss, DeepSeek V2 and V3, GPT with experts as Megatron trains
+# it, and hybrid models.
 _OF_TODAY: tuple[tuple[str, str, bool, tuple[str, ...]], ...] = (
     ("llama", "flash", False, _EXPERTS),
     ("llama", "flash", False, _SHARED),
@@ -319,32 +329,32 @@ _OF_TODAY: tuple[tuple[str, str, bool, tuple[str, ...]], ...] = (
     ("llama", "flash", True, (*_SINKS, "window", *_EXPERTS)),
     ("llama", "flash", False, _LATENT),
     ("llama", "flash", False, (*_LATENT, *_SHARED)),
-    # The variant of DeepSeek-V2-Lite and Moonlight.
+    # This variant is for DeepSeek-V2-Lite and Moonlight.
     ("llama", "flash", False, (*_LATENT, "whole_queries")),
     ("llama", "flash", False, (*_LATENT, "whole_queries", *_SHARED)),
     ("gpt", "flash", False, _EXPERTS),
     ("gpt", "math", False, _EXPERTS),
-    # The variant of Nemotron-H and Nemotron 3, whose blocks are each only a mixer or only a
+    # This variant is for Nemotron-H and Nemotron 3, whose blocks are each only a mixer or only a
     # network.
     ("nemotron", "flash", False, ("state_space", "network_missing")),
     ("nemotron", "flash", False, ("network_missing",)),
     ("nemotron", "flash", False, ("mixer_missing",)),
     ("nemotron", "flash", False, (*_SHARED, "mixer_missing")),
     ("nemotron", "flash", False, (*_SHARED, "latent_experts", "mixer_missing")),
-    # Variants of Qwen3-Next and Qwen 3.5, with experts and without; and of GLM 4.5.
+    # These variants are for Qwen3-Next and Qwen 3.5, with experts and without, and for GLM 4.5.
     ("llama", "flash", False, (*_SHARED, "state_space", "delta_rule")),
     ("llama", "flash", False, ("state_space", "delta_rule")),
     ("llama", "flash", False, ("qk_norm", "attention_gate", *_SHARED)),
     ("llama", "flash", False, ("qk_norm", "attention_gate")),
     ("llama", "flash", False, ("qk_norm", *_SHARED)),
-    # Variants of Llama with biases; with norms before and after each half of a block: Gemma 2 and
-    # 3, GLM 4.
+    # These variants are for Llama with biases, and for models with norms before and after each half
+    # of a block: Gemma 2 and 3, GLM 4.
     ("llama", "flash", True, ()),
     ("llama", "flash", False, ("post_norms",)),
     ("llama", "flash", False, ("qk_norm", "post_norms")),
-    # Variants of GPT with rotary embedding (StarCoder 2), and without positions (BLOOM and MPT,
-    # which have ALiBi); of Falcon with biases (GPT-NeoX) and with a gate (Command R); of Nemotron's
-    # networks after attention with rotary embedding (Arcee, Apertus).
+    # These variants are for GPT with rotary embedding (StarCoder 2) and without positions (BLOOM
+    # and MPT, which have ALiBi), for Falcon with biases (GPT-NeoX) and with a gate (Command R), and
+    # for Nemotron's networks after attention with rotary embedding (Arcee, Apertus).
     ("gpt", "flash", False, ("rotary",)),
     ("gpt", "flash", True, ("rotary",)),
     ("gpt", "flash", False, ("positionless",)),
@@ -362,8 +372,8 @@ def shipped(variant: Variant) -> ModelGraph:
 
 
 def _of(variant: Variant) -> StoredGraph | None:
-    """The stored layer graph of a variant: shipped, or derived from a shipped one; None if there is
-    neither.
+    """The layer graph of a variant, shipped or derived from a shipped one; None if neither is
+    possible.
     """
     if variant in variants():
         return _stored(variant)
@@ -407,9 +417,10 @@ def graph_of(
     fuses_loss: bool = False,
     quantised_inputs: int = 0,
 ) -> StoredGraph:
-    """The layer graph of a workload: a shipped graph, or the graph of its traced model. ``kept_by``
-    names the implementation (eager torch, ...) whose kept tensors count, if these are not the
-    graph's own.
+    """The layer graph of a workload: a shipped graph, or that of the model's trace.
+
+    ``kept_by`` names the implementation (eager torch, ...) whose kept tensors count, if these are
+    not the graph's own.
     """
     model = workload.model
     precision = "single" if workload.precision == "fp32" else "half"
@@ -427,7 +438,7 @@ def sequence_graph_of(
     fuses_loss: bool = False,
     quantised_inputs: int = 0,
 ) -> StoredGraph | None:
-    """The layer graph of a workload under sequence parallelism; None for a model that was traced
+    """The layer graph of a workload under sequence parallelism, or None for a model that was traced
     without it.
     """
     if workload.model.family == "custom":
@@ -438,8 +449,8 @@ def sequence_graph_of(
 
 
 def _kept_by(graph: StoredGraph, workload: Workload, kept_by: str) -> StoredGraph:
-    """A layer graph in a workload's precision, with the tensors that the implementation ``kept_by``
-    keeps for the backward pass.
+    """A layer graph in a workload's precision, with the tensors that an implementation such as
+    eager torch (``kept_by``) keeps for the backward pass.
     """
     made = in_precision(graph, workload.precision, keeps_wide=bool(kept_by))
     return kept_by_torch(made, kept_by) if kept_by else made
@@ -497,8 +508,9 @@ def _of_family(
 
 @cache
 def _with_kinds(variants_of_kinds: tuple[tuple[str, Variant], ...]) -> StoredGraph:
-    """The layer graph of a model whose blocks are of several kinds, in the order in which kinds
-    first occur.
+    """The layer graph of a model whose blocks are of several kinds.
+
+    Kinds are in the order in which they first occur.
     """
     variants = dict(variants_of_kinds)
     graph = _known(variants[BLOCK]).mapping
@@ -520,7 +532,9 @@ def _known(variant: Variant) -> StoredGraph:
 
 
 def _has_known_structure(model: ModelSpec) -> bool:
-    """Whether a model's blocks differ from its family's only in parts that variants describe."""
+    """Whether a model's blocks differ from its family's only in parts that ``Variant``
+    describes.
+    """
     plain = family_structure(model.family)
     is_gated = model.mlp_type == "gated_mlp"
     return (
@@ -533,15 +547,15 @@ def _has_known_structure(model: ModelSpec) -> bool:
 
 
 def _same_kernel(activation: Activation) -> Activation:
-    """The activation function whose kernel costs as much as this one's: both versions of GELU count
-    as one operator.
+    """The activation function to which this one counts as equal, since its kernel costs as much:
+    both versions of GELU count as one.
     """
     return "gelu_tanh" if activation == "gelu" else activation
 
 
 def _seen(workload: Workload) -> ModelSpec:
-    """The workload with its model as layer graphs see it: without an attention window that no
-    sequence exceeds.
+    """The workload without an attention window that no sequence exceeds, since layer graphs need
+    not know of it.
     """
     model = workload.model
     if model.window is None or model.window.size < workload.sequence_length:
@@ -567,8 +581,8 @@ def _traced(workload: Workload, precision: str) -> StoredGraph:
 
 
 def _check_assumptions(graph: StoredGraph, workload: Workload) -> None:
-    """Refuse a sequence length at which a traced model's code would take another branch than in its
-    trace.
+    """Refuse a sequence length at which the code of a traced model would branch otherwise than in
+    its trace.
     """
     broken = broken_at(graph.assumptions, workload.sequence_length) if graph.assumptions else []
     if broken:

@@ -14,7 +14,7 @@ from mistlab.graph.sums import largest
 def source_of(
     expressions: Sequence[sympy.Expr], columns: tuple[str, ...], constants: Mapping[str, int]
 ) -> str:
-    """The source of a function of ``columns`` that returns the expressions' values."""
+    """The source text of a function of ``columns`` that returns the values of some expressions."""
     substituted = [with_constants(e, constants) for e in expressions]
     free = {symbol.name for e in substituted for symbol in e.free_symbols}
     unknown = sorted(free - set(columns))
@@ -30,7 +30,7 @@ def source_of(
 
 
 def with_constants(expression: sympy.Expr, constants: Mapping[str, int]) -> sympy.Expr:
-    """An expression with numbers in place of the symbols that have a constant value."""
+    """Replace the symbols that have constant values by numbers in an expression."""
     known = {
         symbol: sympy.Integer(constants[symbol.name])
         for symbol in expression.free_symbols
@@ -38,7 +38,7 @@ def with_constants(expression: sympy.Expr, constants: Mapping[str, int]) -> symp
     }
     if not known:
         return expression
-    # Once numbers replace the model's sizes, few terms of a maximum can still be the largest.
+    # With numbers in place of the model's sizes, fewer terms of a maximum can still be the largest.
     return sympy.expand(expression.subs(known)).replace(sympy.Max, lambda *terms: largest(terms))
 
 
@@ -54,7 +54,7 @@ _UNEVALUATED = {sympy.Max: _Maximum, sympy.Min: _Minimum}
 
 
 def _unevaluated(expression: sympy.Basic) -> sympy.Basic:
-    """An expression rebuilt such that its maxima and minima are not simplified.
+    """Rebuild an expression such that its maxima and minima are not simplified.
 
     SymPy compares all terms of a maximum whenever it makes one, which takes most of the time of
     finding common parts.
@@ -66,7 +66,9 @@ def _unevaluated(expression: sympy.Basic) -> sympy.Basic:
 
 
 class _Printer(NumPyPrinter):  # type: ignore[misc]
-    """Prints maxima and case distinctions as the two-argument functions that NumPy runs fastest."""
+    """Prints expressions as NumPy source text, with maxima and case distinctions as two-argument
+    functions, which are fastest.
+    """
 
     def _print__Maximum(self, expression: sympy.Expr) -> str:  # noqa: N802
         return self._in_pairs("maximum", expression)
@@ -83,7 +85,7 @@ class _Printer(NumPyPrinter):  # type: ignore[misc]
     def _print_Piecewise(self, expression: sympy.Expr) -> str:  # noqa: N802
         *choices, (last, _) = expression.args
         if last == 0 and len(choices) == 1:
-            # Multiplying a value by a 0-or-1 condition takes a fifth of the time of
+            # Multiplying a value by a condition (0 or 1) takes a fifth of the time of
             # ``numpy.where``.
             ((value, condition),) = choices
             return f"(({self._print(value)})*({self._print(condition)}))"

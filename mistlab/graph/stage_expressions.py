@@ -1,5 +1,5 @@
-"""Expressions for the bytes and the work of a pipeline stage: states, buffers, activations,
-peaks.
+"""Builds expressions for the memory and work of a pipeline stage: weights and other states,
+buffers, activations, peaks.
 """
 
 from __future__ import annotations
@@ -19,18 +19,14 @@ from mistlab.graph.symbols import choice_symbol, size_symbol
 from mistlab.graph.treatments import Treatment
 from mistlab.plan.dimensions import AXES, DIMENSIONS, GROUPS, STATE_AXES, Axis, states_as_changed
 
-# Expressions for the bytes of weights, gradients and optimizer states, by ZeRO level and offload
-# ratio.
-#
-# The engine gives the bytes per parameter (``mistlab.engines.engine``). A ratio is a share of the
-# rank's bytes of blocks after sharding. The states of embedding and head stay on the device,
-# because each pass needs them first and last.
+# Builds expressions for the bytes of weights, gradients and optimizer states on a rank, by ZeRO
+# level and offload ratio.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """The bytes of weights, gradients, optimizer states or activations of one rank: on its GPU and
-    on its host.
+    """The bytes of one rank's weights, gradients, optimizer states or activations: those on its GPU
+    and those on its host.
     """
 
     device: sympy.Expr
@@ -39,7 +35,7 @@ class States:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """The numbers of parameters on one rank: all parameters, and those of experts alone.
+    """The numbers of parameters on one rank: of all parameters, and of those in experts.
 
     Other ranks have the same experts than those that have the same other parameters.
     """
@@ -51,25 +47,28 @@ class Parameters:
         return type(self)(every=self.every + other.every, experts=self.experts + other.experts)
 
     def times(self, factor: sympy.Expr) -> Self:
-        """Both numbers of parameters (all, and those of experts), multiplied by a factor."""
+        """Multiply both numbers of parameters (all, and those in experts) by a factor."""
         return type(self)(every=self.every * factor, experts=self.experts * factor)
 
 
 def weights(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> States:
-    """The bytes of a rank's weights; sharded over data-parallel ranks from ZeRO-3 on."""
+    """The bytes of a rank's weights on GPU and host; from ZeRO-3 on, data-parallel ranks shard
+    them.
+    """
     if memory.frozen_weight:
         blocks = blocks.times(sympy.Float(memory.frozen_weight / memory.weight))
     return _states(blocks, ends, memory.weight, level=3, ratio="ww")
 
 
 def gradients(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> States:
-    """The bytes of a rank's accumulated gradients; sharded from ZeRO-2 on."""
+    """The bytes of a rank's accumulated gradients on GPU and host; sharded from ZeRO-2 on."""
     return _states(blocks, ends, memory.gradient, level=2, ratio="wg")
 
 
 def optimizer(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> States:
-    """The bytes of a rank's optimizer states; sharded from ZeRO-1 on. The states of a local-SGD
-    outer optimizer stay on the device.
+    """The bytes of a rank's optimizer states on GPU and host; sharded from ZeRO-1 on.
+
+    The states of a local-SGD outer optimizer stay on the device.
     """
     states = _states(blocks, ends, memory.optimizer, level=1, ratio="wo")
     if not memory.outer:
@@ -78,8 +77,8 @@ def optimizer(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> Sta
 
 
 def sharded(whole: Parameters, *, level: int) -> sympy.Expr:
-    """The parameters in a rank's shard of a state that data-parallel ranks shard from the ZeRO
-    ``level`` on.
+    """The number of parameters whose state a rank holds, if data-parallel ranks shard the state
+    from this ZeRO ``level`` on.
 
     Ranks that have the same experts divide the experts' state.
     """
@@ -90,8 +89,8 @@ def sharded(whole: Parameters, *, level: int) -> sympy.Expr:
 
 
 def ranks_that_share() -> sympy.Expr:
-    """The number of ranks that shard the same states among them: the size of the group
-    ``gather``.
+    """The number of ranks that shard the same states among them, as an expression of parallel
+    degrees.
     """
     others = [axis for name, axis in STATE_AXES.items() if name not in GROUPS["gather"]]
     return _degree(AXES.values()) / _degree(others)
@@ -108,11 +107,7 @@ def _states(blocks: Parameters, ends: Parameters, each: float, *, level: int, ra
     return States(device=local * (1 - share) + kept, host=local * share)
 
 
-# Expressions for a stage's memory, its peak moments and its work, as sums over its layers.
-#
-# A stage has L blocks, some of them treated (recomputed, offloaded, ...), and q micro-batches in
-# flight; e and t are 1 where it has the embedding or the head. All bytes are of one rank. The
-# engine decides which bytes are allocated only while a block computes, and when layers step.
+# Builds expressions for a stage's memory, its peaks and its work, as sums over its layers.
 
 
 L, q = choice_symbol("L"), choice_symbol("q")
@@ -122,7 +117,7 @@ ww, wg, wo, wa = (choice_symbol(name) for name in ("ww", "wg", "wo", "wa"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageExpressions:
-    """The memory and work of one rank of a stage, as expressions in sizes and in the plan's
+    """Expressions for the memory and work of one rank of a stage, in sizes and in the plan's
     choices.
 
     ``buffers_bytes`` is room for states that are gathered from other ranks or fetched from the
@@ -147,7 +142,9 @@ class StageExpressions:
 
     @property
     def host_bytes(self) -> sympy.Expr:
-        """The bytes of the rank's states and activations in host memory."""
+        """The bytes of the rank's weights, gradients, optimizer states and activations in host
+        memory.
+        """
         held = (self.weights, self.gradients, self.optimizer, self.activations)
         return sympy.Add(*(states.host for states in held))
 
@@ -158,7 +155,12 @@ def stage_expressions(
     tied_embeddings: bool,
     treatments: Sequence[tuple[str, Treatment]],
 ) -> StageExpressions:
-    """Build the expressions for a stage, in symbols that stand for the sums over its layers."""
+    """Build the expressions for a stage from symbols that stand for the sums over its layers.
+
+    A stage has L blocks, some of them treated (recomputed, offloaded, ...), and q micro-batches in
+    flight; e and t are 1 where it has the embedding or the head. The engine decides which bytes are
+    allocated only while a block computes, and when layers step.
+    """
     memory = states_as_changed(memory, lambda name: choice_symbol(DIMENSIONS[name].symbol))
     embedding, block, head = (LayerSums.symbols(name) for name in ("embedding", BLOCKS, "head"))
     head = _recomputed_in_chunks(head, memory) if memory.loss_again else _in_chunks(head, memory)
@@ -170,7 +172,7 @@ def stage_expressions(
     blocks = _parameters(block).times(L)
     ends = _parameters(embedding).times(e) + _parameters(head).times(t)
     if tied_embeddings:
-        # A stage with both embedding and head stores the embedding table that they share only once.
+        # A stage with both embedding and head stores their shared table only once.
         table = size_symbol("V") * size_symbol("h") / size_symbol("tp")
         ends = replace(ends, every=ends.every - e * t * table)
     largest_block = replace(
@@ -204,8 +206,8 @@ def stage_expressions(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Treated:
-    """The blocks of a stage that run in one way (plain, recomputed, ...): bytes and operations
-    summed over one such block, and the number of these blocks.
+    """The blocks of a stage that are run in one way (plain, recomputed, ...): the bytes and
+    operations of one such block, and their number.
     """
 
     layer: LayerSums
@@ -214,9 +216,10 @@ class _Treated:
 
     @classmethod
     def of(cls, name: str, row: Treatment, gates: sympy.Expr) -> Self:
-        """The blocks of a stage with one treatment. ``gates`` are the bytes that the engine keeps
-        of a block beyond its layer graph's: they count at each block's peaks, and in what the block
-        keeps if its treatment keeps them.
+        """The blocks of a stage that are run in one way other than plain.
+
+        ``gates`` are the bytes that the engine keeps of a block beyond its layer graph's: they
+        count at each block's peaks, and in what the block keeps if its treatment keeps them.
         """
         layer = LayerSums.symbols(type_of(BLOCKS, name))
         return cls(
@@ -227,24 +230,25 @@ class _Treated:
 
 
 def _parameters(layer: LayerSums) -> Parameters:
-    """The numbers of a layer's parameters on a rank: all, and those of its experts."""
+    """The numbers of a layer's parameters on a rank: of all, and of those in experts."""
     return Parameters(every=layer.parameters, experts=layer.expert_parameters)
 
 
 def _gates(memory: EngineMemory) -> sympy.Expr:
-    """The bytes that a block keeps under this engine beyond those of its layer graph: results of
-    gates, and whole tensors under sequence parallelism.
+    """The bytes that this engine keeps of a block beyond those of its layer graph: results of
+    gates, and tensors that are whole under sequence parallelism.
     """
     b, s, f, h, tp = (size_symbol(name) for name in ("b", "s", "f", "h", "tp"))
     gates = memory.kept_gates * b * s * f / tp
-    # The layer graph counts a rank's own part of the tensors that the engine gathers whole already.
+    # Of the tensors that the engine keeps whole, the layer graph already counts the rank's own
+    # part.
     whole = memory.whole_tensors * choice_symbol("sp") * b * s * h * (1 - 1 / tp)
     ahead = memory.blocks_ahead / sympy.Max(memory.blocks_ahead, L * q)
     return memory.weight * sympy.sympify(gates + whole * ahead)
 
 
 def _with_gates(block: LayerSums, gates: sympy.Expr, *, keeps: bool) -> LayerSums:
-    """A block with ``gates`` additional bytes while it runs; if it ``keeps`` them, also until its
+    """A block that needs so many bytes more while it runs and, if it ``keeps`` them, until its
     backward pass.
     """
     return replace(
@@ -256,16 +260,17 @@ def _with_gates(block: LayerSums, gates: sympy.Expr, *, keeps: bool) -> LayerSum
 
 
 def _share_of_tokens(tokens: int) -> sympy.Expr:
-    """The share of a micro-batch's tokens that a chunk of ``tokens`` tokens has, at most 1."""
-    # A case distinction instead of Min(1, n / x), which SymPy would simplify to 1 for an integer x.
+    """The share of a micro-batch's tokens that is in a chunk of ``tokens`` tokens, at most 1."""
+    # SymPy would simplify Min(1, n / x) to 1 for an integer x, so cases are distinguished instead.
     every = size_symbol("b") * size_symbol("s")
     return sympy.Piecewise((tokens / every, every > tokens), (1, True))
 
 
 def _recomputed_in_chunks(head: LayerSums, memory: EngineMemory) -> LayerSums:
-    """A head that keeps only its input and recomputes its forward pass in its backward pass, chunk
-    by chunk of tokens: at its peak it has the logits of one chunk, or twice that if its loss is not
-    fused.
+    """A head that keeps only its input and recomputes its forward pass in its backward pass, one
+    chunk of tokens after another.
+
+    At its peak it has the logits of one chunk, or twice that if its loss is not fused.
     """
     b, s, vocab, tp = (size_symbol(name) for name in ("b", "s", "V", "tp"))
     logits = memory.weight * b * s * vocab / tp
@@ -280,8 +285,9 @@ def _recomputed_in_chunks(head: LayerSums, memory: EngineMemory) -> LayerSums:
 
 
 def _in_chunks(head: LayerSums, memory: EngineMemory) -> LayerSums:
-    """A head that has the logits of one chunk of tokens or of all tokens at once; what it holds
-    besides its input shrinks in proportion to the chunk.
+    """A head that computes logits for one chunk of tokens after another, or for all at once.
+
+    What it holds besides its input shrinks in proportion to the chunk.
     """
     if not memory.loss_tokens:
         return head
@@ -304,7 +310,7 @@ def _kept(blocks: Sequence[_Treated]) -> sympy.Expr:
 
 
 def _last(blocks: Sequence[_Treated], name: str) -> sympy.Expr:
-    """The sum called ``name`` over the last block of a stage; ``blocks`` are in the stage's
+    """The value called ``name`` of the last block of a stage; ``blocks`` are in the stage's
     order.
     """
     first, *others = blocks
@@ -330,8 +336,10 @@ def _buffers(
     head: LayerSums,
     memory: EngineMemory,
 ) -> sympy.Expr:
-    """The bytes of a stage's buffers for states that are gathered from ranks or fetched from the
-    host: rings of two layers, or weights that stay gathered.
+    """The bytes of a stage's buffers for weights and gradients that are gathered from ranks or
+    fetched from the host.
+
+    They are rings of two layers, or weights that stay gathered.
 
     Under ZeRO all layers pass through the rings; with offloading only blocks do. From ZeRO-2 on
     there are two rings for gradients: for whole gradients until they are reduced, and for the
@@ -366,22 +374,23 @@ def _buffers(
 
 
 def _shards(level: int) -> sympy.Basic:
-    """The condition that several ranks share a stage's states, and that the ZeRO level is at least
-    ``level``.
+    """The condition that the ZeRO level is at least ``level``, and that several ranks share a
+    stage's states.
     """
     return sympy.And(choice_symbol("z") >= level, ranks_that_share() > 1)
 
 
 def _logits(head: LayerSums) -> sympy.Expr:
-    """The bytes that the head keeps for its backward pass, its input excluded: logits, or the
-    tensors that its loss keeps instead.
+    """The bytes that the head keeps for its backward pass beyond its input: logits, or what its
+    loss keeps instead.
     """
     return head.saved_bytes - head.input_bytes
 
 
 def _wide_logits(memory: EngineMemory) -> sympy.Expr:
-    """By how many times the bytes of a rank's logits the head's peaks are higher than in its layer
-    graph: for a 32-bit copy and, where tensor-parallel ranks do not split the vocabulary, for the
+    """How many times a rank's logits more the head needs at its peaks than in its layer graph.
+
+    That is for a 32-bit copy and, where tensor-parallel ranks do not split the vocabulary, for the
     whole logits on each rank.
     """
     copies = int(memory.wide_logits)
@@ -391,8 +400,8 @@ def _wide_logits(memory: EngineMemory) -> sympy.Expr:
 
 
 def _bucket(memory: EngineMemory) -> sympy.Expr:
-    """The bytes of the bucket through which a ZeRO optimizer reduces gradients, however many ranks
-    there are.
+    """The bytes of the buffer in which a ZeRO optimizer collects gradients to reduce them; they do
+    not depend on the number of ranks.
     """
     size = memory.gradient * memory.bucket_elements
     return sympy.Piecewise((size, choice_symbol("z") >= 1), (0, True))
@@ -419,18 +428,20 @@ def _moments(
     step_buffer: sympy.Expr,
     memory: EngineMemory,
 ) -> Mapping[Phase, tuple[sympy.Expr, ...]]:
-    """The bytes at those moments at which a stage's memory may peak: its last block or its head
-    runs while all blocks' activations are kept; the first block of a treatment (recomputed, ...)
-    runs after one with another; the embedding runs while only other micro-batches are kept. With
-    ring buffers, optimizer steps run in the first forward pass, with one micro-batch in flight;
-    otherwise with none.
+    """The bytes of activations and temporaries at each moment at which a stage's memory may peak,
+    by pass.
+
+    Its last block or its head runs while all blocks' activations are kept; the first block of a
+    treatment (recomputed, ...) runs after one with another; the embedding runs while only other
+    micro-batches are kept. With ring buffers, optimizer steps run in the first forward pass, with
+    one micro-batch in flight; otherwise with none.
 
     While a block runs, all its activations are on the device, and so are its neighbour's, which are
     on their way out or in. While the embedding or the head runs, those of the nearest block are. A
     stage of one block is its own neighbour, in another micro-batch.
     """
     last = _last(blocks, "saved_bytes")
-    # The outputs that a stage sends are kept until their gradients return.
+    # A stage keeps the outputs that it has sent until their gradients return.
     sent = (q - 1) * (1 - t) * blocks[0].layer.output_bytes
     all_kept = _activations(embedding, blocks).device + sent
     has_neighbour = sympy.Or(L > 1, q > 1)
@@ -459,9 +470,11 @@ def _moments(
 
 
 def _between(blocks: Sequence[_Treated], all_kept: sympy.Expr, peak: str) -> Iterator[sympy.Expr]:
-    """The bytes at those moments at the border between two treatments of blocks at which memory may
-    peak: the first block of a treatment (recomputed, ...) runs after the block before it, and that
-    block itself runs, if its peak can be higher.
+    """The bytes at the moments at which memory may peak where a stage's blocks change from one way
+    to run them to another.
+
+    The first block of a treatment (recomputed, ...) runs after the block before it, and that block
+    itself runs, if its peak can be higher.
     """
     for number in range(1, len(blocks)):
         before, block, after = blocks[:number], blocks[number], blocks[number:]

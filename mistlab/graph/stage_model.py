@@ -1,4 +1,4 @@
-"""Computes the memory and work of pipeline stages for columns of candidates, with compiled
+"""Computes the memory and work of pipeline stages for many candidates at once, with compiled
 expressions.
 
 There are two steps. Sums of layers depend on a model's graph and on sizes; they are compiled once
@@ -57,8 +57,8 @@ _Dimensions = tuple[tuple[str, Dimension], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Sizes:
-    """A table over the distinct micro-batch sizes and tensor-parallel degrees: the values of all
-    sizes, and the sums over each layer.
+    """The values of all sizes and the sums over each layer, in a table over the distinct
+    micro-batch sizes and tensor-parallel degrees.
 
     ``feasible`` says whether the model's sizes divide.
     """
@@ -69,8 +69,8 @@ class _Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageModel:
-    """Computes the memory and work of stages of one workload under one engine, for columns of
-    candidates.
+    """Computes the memory and work of stages of one workload under one engine, for many candidates
+    at once.
     """
 
     workload: Workload
@@ -108,7 +108,7 @@ class StageModel:
 
     @property
     def memory(self) -> EngineMemory:
-        """The engine's memory constants in the workload's precision, with its optimizer."""
+        """The engine's memory constants for the workload's precision and optimizer."""
         return _memory_of(self.workload, self.engine)
 
     def figures(self, batch: StageBatch) -> StageFigures:
@@ -117,15 +117,15 @@ class StageModel:
         return StageFigures(feasible=feasible, **values)
 
     def layers_of(self, batch: StageBatch) -> Mapping[str, Floats]:
-        """The sums over one layer of each type in each candidate's stage, by the name that
-        ``sum_name`` gives.
+        """The sums over one layer of each type (bytes, operations, parameters) for each candidate
+        stage, by the names that ``sum_name`` gives.
         """
         sizes, rows = self._sizes_of(batch)
         return {name: sizes.table[name][rows] for name in self.layers.names}
 
     def beyond_graphs(self, batch: StageBatch) -> tuple[Floats, frozenset[str]]:
-        """The bytes (C) that this engine allocates on a rank while a block runs, beyond those of
-        the layer graph; and the types of blocks that keep these bytes for their backward pass.
+        """The bytes that this engine allocates while a block runs beyond those of the layer graph,
+        for each candidate, and the types of blocks that keep these bytes for their backward pass.
         """
         sizes, rows = self._sizes_of(batch)
         b, s, f, h, tp = (sizes.table[name][rows] for name in ("b", "s", "f", "h", "tp"))
@@ -138,8 +138,8 @@ class StageModel:
         return self.memory.weight * (gates + whole * ahead), types
 
     def peaks(self, batch: StageBatch) -> StagePeaks:
-        """The memory figures that decide whether each candidate fits, in half the time that all
-        figures take.
+        """The memory figures that decide whether each candidate fits; computing all figures takes
+        twice as long.
         """
         feasible, values = self._values(batch, _peaks)
         return StagePeaks(feasible=feasible, **values)
@@ -161,8 +161,10 @@ class StageModel:
         return sizes.feasible[rows], named
 
     def _with_adapters(self, batch: StageBatch, values: Mapping[str, Floats]) -> dict[str, Floats]:
-        """The memory figures with the weights, gradients and optimizer states of low-rank adapters
-        added; neither the largest layer nor the head has trained parameters of its own.
+        """Add the weights, gradients and optimizer states of low-rank adapters to the memory
+        figures.
+
+        Neither the largest layer nor the head has trained parameters of its own.
         """
         work = self.workload
         memory = _memory_of(
@@ -190,13 +192,13 @@ class StageModel:
         return {**added, "largest_parameters": untrained, "head_parameters": untrained}
 
     def _sizes_of(self, batch: StageBatch) -> tuple[_Sizes, Ints]:
-        """The distinct sizes among the candidates, as a table, and each candidate's index into
-        it.
+        """The distinct sizes among the candidates, and for each candidate the index of its
+        sizes.
         """
         names = [*layer_columns().values()]
         if len(self.types.pattern) == 1:
             return self._known([batch.value(name) for name in names], self._sizes)
-        # If kinds of blocks alternate, stages have too many distinct sums for a table.
+        # If kinds of blocks alternate, stages have too many distinct sums over layers for a table.
         kinds = self.types.columns
         distinct = distinct_rows([batch.value(name) for name in (*names, *kinds)])
         known, rows = self._known(distinct.columns[: len(names)], self._sizes)
@@ -206,8 +208,8 @@ class StageModel:
         return _Sizes(feasible=known.feasible[rows], table=table), distinct.index
 
     def _sizes(self, degrees: Sequence[NDArray[Any]]) -> _Sizes:
-        """The values of all sizes, and the sums over each layer for these sizes, given columns of
-        those sizes that candidates choose.
+        """The values of all sizes and the sums over each layer for them, given columns of the sizes
+        that candidates choose.
         """
         columns = size_columns(self.workload, dict(zip(layer_columns(), degrees, strict=True)))
         values = by_graph(self.layers, self._other_layers, columns)
@@ -221,8 +223,8 @@ class StageModel:
         return _Sizes(feasible=feasible, table={**sums, **of_blocks, **columns})
 
     def _splits(self, columns: Mapping[str, Floats]) -> Bools:
-        """A mask of the candidates whose tokens can be split among tensor-parallel ranks, where
-        they choose sequence parallelism.
+        """A mask of the candidates whose tensor-parallel ranks can split the tokens, if they choose
+        sequence parallelism.
         """
         whole = ~splits_tokens(columns)
         if self.split is None or whole.all():
@@ -231,7 +233,9 @@ class StageModel:
 
     def _exchanges(self, columns: Mapping[str, Floats]) -> Bools:
         """A mask of the candidates whose context-parallel ranks can exchange keys in the way that
-        they choose: to exchange heads, the ranks must divide the heads.
+        they choose.
+
+        To exchange heads, the ranks must divide the heads.
         """
         ranks = np.where(exchanges_of(columns) == HEADS, columns["tp"] * columns["cp"], 1)
         return np.asarray((columns["n"] % ranks == 0) & (columns["k"] % ranks == 0))
@@ -268,9 +272,9 @@ def _remainders(graph: StoredGraph, columns: tuple[str, ...]) -> Compiled:
     return remainders(graph.counts.conditions, columns)
 
 
-# The type of a function that compiles a stage's expressions; results are cached by its arguments:
-# the engine's memory constants, whether embeddings are tied, and the tables of dimensions and
-# treatments.
+# A function that compiles a stage's expressions; its results are cached by its arguments: the
+# engine's memory constants, whether embeddings are tied, and the tables of the plan's choices and
+# of the ways to run blocks.
 _StageCompiler = Callable[[EngineMemory, bool, _Dimensions, _Treatments], Compiled]
 
 

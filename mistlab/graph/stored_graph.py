@@ -1,4 +1,4 @@
-"""Layer graphs as files store them, and the variants derived from them without SymPy."""
+"""Holds layer graphs as the text of their files, and derives other layer graphs from them."""
 
 from __future__ import annotations
 
@@ -19,33 +19,26 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-# The number of operators that a host issues for one operator of a layer graph, where it is not one.
-#
-# The gated delta rule is one operator of a graph. Megatron's ``GatedDeltaNet`` and the kernels of
-# flash-linear-attention run it as a chain of kernels issued from Python. Forward: copies in another
-# axis order (8), norms of queries and keys (2), their repetition for more heads (2), decays and
-# rates (7), the kernels of chunks (6) and a separate norm (1). Backward: the kernels of chunks (9,
-# of which two recompute the forward pass and three add up), decays and rates (9), sums over heads
-# (2), norms (3), copies (3), and concatenations (2).
-
+# The number of kernels that a host launches for some operators of a layer graph; for all others it
+# is one.
 
 ISSUED: Mapping[str, int] = {
-    # Conversions to 8 bits are partly fused into the kernels before them, so the host issues none.
+    # Conversions to 8 bits are partly fused into other kernels, so their launches do not count.
     "mistlab.cast": 0,
     "mistlab.delta_rule": 26,
     "mistlab.delta_rule_backward": 28,
 }
 
 
-# A layer graph as the text of its file; expressions are parsed only when they are needed.
-#
-# Parsing expressions imports SymPy. Two graphs are compared by a digest of their texts, so
-# expressions compiled earlier from the same text are found in the cache without SymPy.
+# Holds a layer graph as the text of its file; its expressions are parsed only if needed.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredGraph:
-    """The layer graphs of a model as their file holds them; ``where`` names the file in errors.
+    """The layer graphs of a model as the text of their file; ``where`` names the file in errors.
+
+    Parsing expressions imports SymPy. Two graphs are compared by a digest of their texts, so
+    expressions compiled earlier from the same text are found in the cache without SymPy.
 
     ``turns`` are the kinds of a model's blocks, if they are not in the file. Expressions do not
     depend on how often kinds take turns.
@@ -58,7 +51,7 @@ class StoredGraph:
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any], where: str) -> StoredGraph:
-        """The layer graphs in a file's mapping; refuses a mapping that holds no layer graphs."""
+        """Take the layer graphs from a file's mapping; refuses a mapping without layer graphs."""
         if not _has_texts(mapping):
             _from_mapping(mapping, where)
         text = json.dumps(mapping, sort_keys=True)
@@ -71,7 +64,7 @@ class StoredGraph:
 
     @property
     def counts(self) -> ModelGraph:
-        """The layer graphs with sums of products of sizes as expressions, which need no SymPy."""
+        """The layer graphs with sums of products of sizes as expressions, without SymPy."""
         return _counted(self)
 
     @property
@@ -96,13 +89,19 @@ class StoredGraph:
 
     @property
     def block_operators(self) -> float:
-        """Number of operators in a block's two passes, a mean over kinds, 8-bit casts excluded."""
+        """The number of operators in a block's passes, a mean over kinds, without 8-bit casts.
+
+        8-bit casts do not count.
+        """
         of_kind = {kind: sum(self.operators_of(kind).values()) for kind in {*self.pattern}}
         return mean(of_kind[kind] for kind in self.pattern)
 
     def operators_of(self, kind: str) -> Mapping[str, int]:
-        """The number of operators that a host issues for a kind of block in each pass, conversions
-        excluded.
+        """The number of operators that a host issues for a kind of block in each pass.
+
+        Megatron's ``GatedDeltaNet`` issues a delta rule forward as copies of axes (8), norms (2),
+        repetition for more heads (2), decays and rates (7), chunks (6) and a norm (1); backward as
+        chunks (9), decays and rates (9), sums over heads (2), norms (3), copies (3), joins (2).
         """
         further = {one["name"]: one for one in self.mapping.get("further_blocks", ())}
         operators = further.get(kind, self.mapping["block"])["operators"]
@@ -113,7 +112,7 @@ class StoredGraph:
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """The divisibility conditions on sizes under which the layer graphs are valid."""
+        """The conditions on sizes (one divides another) under which the layer graphs are valid."""
         return self.graph.conditions
 
     @property
@@ -140,9 +139,7 @@ class StoredGraph:
 def made_once(
     change: Callable[Concatenate[StoredGraph, P], StoredGraph],
 ) -> Callable[Concatenate[StoredGraph, P], StoredGraph]:
-    """Decorator for functions that change a stored graph: caches results by the graph's text, and
-    gives the result the block pattern of the graph.
-    """
+    """Decorator for functions that derive a layer graph from another: caches their results."""
     made = cast("Callable[Concatenate[StoredGraph, P], StoredGraph]", cache(change))
 
     @wraps(change)
@@ -153,7 +150,7 @@ def made_once(
 
 
 def _has_texts(mapping: object) -> bool:
-    """Whether a mapping has the fields that ``StoredGraph`` reads without parsing expressions."""
+    """Whether a mapping has the fields that ``StoredGraph`` reads as text."""
     if not isinstance(mapping, Mapping):
         return False
     assumptions = mapping.get("assumptions")
@@ -180,21 +177,12 @@ def _from_mapping(mapping: Mapping[str, Any], where: str) -> ModelGraph:
     return graphfile.from_mapping(mapping, where)
 
 
-# Layer graphs with 8-bit and 4-bit GEMMs, derived from 16-bit graphs.
-#
-# GEMMs of blocks with weights take 8-bit operands and give 16-bit results. Their input and the
-# gradient of their output are converted, each in two layouts: one for the GEMM along rows, one for
-# the GEMM along columns, which computes the weight gradient. The input is kept for the backward
-# pass in 8 bits. Attention, norms, routers, embedding and head stay in 16 bits. Weights are held in
-# 8 bits in two layouts, which take as many bytes as 16-bit weights.
-#
-# The text of the graph's file is changed, so that no expression is parsed.
-
+# Derives layer graphs with 8-bit and 4-bit GEMMs from 16-bit graphs.
 
 DTYPE = "float8_e4m3fn"
 DTYPE_OF_4 = "float4_e2m1fn_x2"
 CAST = "mistlab.cast"
-# Modules whose GEMMs stay in 16 bits where the model's other GEMMs take 8-bit operands.
+# The GEMMs of these modules stay in 16 bits where the model's other GEMMs have 8-bit operands.
 IN_16_BITS = ("experts.router",)
 
 _GRADIENT_OF_WEIGHT = "mistlab.grouped_product_of_weight"
@@ -203,7 +191,14 @@ Plain = Mapping[str, Any]
 
 
 def in_precision(stored: StoredGraph, precision: str, *, keeps_wide: bool = False) -> StoredGraph:
-    """The layer graphs in a precision; with ``keeps_wide``, 8-bit GEMMs keep 16-bit inputs."""
+    """The layer graphs in a training precision; ``keeps_wide`` GEMMs keep 16-bit inputs.
+
+    GEMMs of blocks with weights take 8-bit operands and give 16-bit results. Their input and the
+    gradient of their output are converted, each in two layouts: one for the GEMM along rows, one
+    for the GEMM along columns, which computes the weight gradient. The input is kept for the
+    backward pass in 8 bits. Attention, norms, routers, embedding and head stay in 16 bits. Weights
+    are held in 8 bits in two layouts, which take as many bytes as 16-bit weights.
+    """
     if precision not in ("fp8", "fp4"):
         return stored
     made = eight_bit(stored, keeps_wide=keeps_wide)
@@ -212,7 +207,7 @@ def in_precision(stored: StoredGraph, precision: str, *, keeps_wide: bool = Fals
 
 @made_once
 def four_bit(stored: StoredGraph) -> StoredGraph:
-    """The layer graphs with 4-bit GEMMs in blocks, made from graphs with 8-bit GEMMs in blocks.
+    """The layer graphs with 4-bit GEMMs in blocks, derived from those with 8-bit GEMMs.
 
     Operands are read in 4 bits. Conversions take as many bytes as those to 8 bits: values are read
     once more, to be scaled by what is largest. What is kept stays in 8 bits. Products of experts
@@ -268,7 +263,8 @@ def _block(block: Plain) -> Plain:
             less.append(f"- {half}")
         saved.append(kept_tensor)
     for operator in operators:
-        # Another operator keeps this GEMM's input in 16 bits; the GEMM's 8-bit copy is kept too.
+        # Where another operator keeps a GEMM's input in 16 bits anyway, the GEMM's 8-bit copy is
+        # kept too.
         is_product = operator["dtype"] == DTYPE and operator["name"] != CAST
         if is_product and operator["phase"] == "forward" and operator["module"] in modules:
             size = numel(operator["inputs"][0])
@@ -287,13 +283,14 @@ def _operators(operators: Sequence[Plain]) -> Iterator[Plain]:
             yield operator
         else:
             if operator["phase"] == "forward" or not _makes_weight(operator):
-                # A gradient is converted once for both GEMMs of the backward pass that read it.
+                # The gradient of a GEMM's output is converted once, for both GEMMs of the backward
+                # pass that read it.
                 yield _cast(operator)
             yield {**operator, "dtype": DTYPE, "read_bytes": f"({operator['read_bytes']})/2"}
 
 
 def _makes_weight(operator: Plain) -> bool:
-    """Whether a GEMM of a backward pass computes a weight gradient, not an input's gradient."""
+    """Whether a GEMM of a backward pass computes the gradient of a weight."""
     if operator["name"].startswith("mistlab."):
         return bool(operator["name"] == _GRADIENT_OF_WEIGHT)
     return not any("b" in _symbols(size) for size in operator["outputs"][0])
@@ -334,15 +331,8 @@ def _symbols(size: str) -> set[str]:
     return set("".join(c if c.isalpha() else " " for c in size).split())
 
 
-# Layer graphs of variants that were not traced, derived from graphs that were.
-#
-# Dropout keeps a mask for each of a block's residual additions, and one for the embedding. Unfused
-# attention keeps its scores; with dropout also the dropped scores and their mask. Scores have one
-# kernel that writes them and one that reads them. A window has a kernel with fewer operations,
-# which moves and keeps the bytes of fused attention. Other kernels are those of the traced graph.
-#
-# The text of the graph's file is changed, so that no expression is parsed.
-
+# Derives the layer graphs of models with dropout, unfused attention or attention windows from
+# graphs without.
 
 _SCORES = ("b", "n/tp", "s", "s")
 _WIDTHS = {"half": (2, "bfloat16"), "single": (4, "float32")}
@@ -352,8 +342,10 @@ _WIDTHS = {"half": (2, "bfloat16"), "single": (4, "float32")}
 def with_dropout(
     stored: StoredGraph, *, sums: int = 2, drops_shares: bool = True, sequence_parallel: bool
 ) -> StoredGraph:
-    """The layer graphs of a model with dropout on this many residual additions per block, and on
-    attention probabilities if ``drops_shares``, derived from those without dropout.
+    """The layer graphs of a model with dropout, derived from those without.
+
+    A mask is kept for each of a block's residual additions (``sums``), one for the embedding and,
+    if ``drops_shares``, one for attention probabilities.
     """
     graph = stored.mapping
     tokens = ("b", "s/tp" if sequence_parallel else "s", "h")
@@ -373,7 +365,11 @@ def with_dropout(
 
 @made_once
 def with_scores(stored: StoredGraph) -> StoredGraph:
-    """The graph of a model with unfused attention, derived from its graph with fused attention."""
+    """The graph of a model with unfused attention, derived from its graph with fused attention.
+
+    Unfused attention keeps its scores; with dropout also the dropped scores and their mask. Scores
+    have one kernel that writes them and one that reads them.
+    """
     graph = stored.mapping
     width, dtype = _WIDTHS[graph["precision"]]
     kept = [_kept_tensor("attention", _SCORES, dtype, width)]
@@ -389,14 +385,18 @@ def with_scores(stored: StoredGraph) -> StoredGraph:
 
 @made_once
 def with_window(stored: StoredGraph) -> StoredGraph:
-    """The graph of a model whose blocks have windows, derived from its graph without windows."""
+    """The graph of a model with an attention window, derived from its graph without.
+
+    A window has a kernel with fewer operations, which moves and keeps the bytes of fused attention.
+    """
     graph = stored.mapping
     further = [_windowed(block) for block in graph.get("further_blocks", ())]
     mapping = {**graph, "name": f"{graph['name']}-window", "block": _windowed(graph["block"])}
     return StoredGraph.of(_with_further(mapping, further), stored.where)
 
 
-# Names of PyTorch's fused attention and of attention with a window; then the latter's operations.
+# The names of PyTorch's fused attention and of attention with a window, and the operations of the
+# latter.
 _FUSED = "aten._scaled_dot_product_flash_attention_for_cpu"
 _WIDE = "mistlab.attention"
 _SEEN_BY_PHASE = {
@@ -426,7 +426,7 @@ def _with_further(mapping: Plain, further: Sequence[Plain]) -> Plain:
 
 
 def _keeping(layer: Plain, kept: Sequence[Plain]) -> Plain:
-    """A layer with further kept tensors, each written by a kernel forward, read by one backward."""
+    """A layer that keeps further tensors, each written in one pass and read in the other."""
     more = " + ".join(tensor["size_bytes"] for tensor in kept)
     operators = [_moving(tensor, phase) for phase in ("forward", "backward") for tensor in kept]
     peaks = [{**one, "size_bytes": f"{one['size_bytes']} + {more}"} for one in layer["peaks"]]
@@ -439,7 +439,7 @@ def _keeping(layer: Plain, kept: Sequence[Plain]) -> Plain:
 
 
 def _moving(tensor: Plain, phase: str) -> Plain:
-    """The kernel that writes a kept tensor (forward) or reads it (backward)."""
+    """The kernel that writes a kept tensor (forward pass) or reads it (backward pass)."""
     is_forward, size = phase == "forward", tensor["size_bytes"]
     return {
         "name": "mistlab.keep" if is_forward else "mistlab.use_kept",
@@ -470,22 +470,20 @@ def _kept_tensor(module: str, shape: Sequence[str], dtype: str, width: int) -> P
     }
 
 
-# Heads with a two-pass cross entropy, which reads the logits once in each direction, in place.
-#
-# Traced models compute the loss with torch's operators, which the rules of engines refer to; two
-# tensors of the logits' size exist at once. ``runtime.models.operators`` reads the logits once for
-# all statistics, and overwrites them with their gradient. Sums over tensor-parallel ranks share one
-# collective.
-#
-# The text of the graph's file is changed, so that no expression is parsed. Tensors with one value
-# per token are unchanged.
+# Replaces the loss of a head by a cross entropy that reads the logits once in each direction, in
+# place.
 
 _SUMS, _GRADIENT, _REDUCTION = "mistlab.sum_rows", "mistlab.to_gradient_", "mistlab.all_reduce_"
 
 
 @made_once
 def with_fused_loss(stored: StoredGraph) -> StoredGraph:
-    """The graph of a model with the two-pass loss; a model with a loss of its own is unchanged."""
+    """The graph of a model whose loss reads the logits only once in each direction.
+
+    Torch's operators, which traced models use, have two tensors of the logits' size at once.
+    ``runtime.models.operators`` reads the logits once for all statistics, and overwrites them with
+    their gradient. Sums over tensor-parallel ranks share one collective.
+    """
     graph = stored.mapping
     head, width = graph["head"], _WIDTHS[graph["precision"]][0]
     made = _two_passes(head["operators"], width)
@@ -501,7 +499,7 @@ def with_fused_loss(stored: StoredGraph) -> StoredGraph:
 
 
 def _two_passes(operators: Sequence[Plain], width: int) -> list[Plain] | None:
-    """The head's operators with the two-pass loss; None if the traced loss cannot be replaced."""
+    """The head's operators with the other loss; None if the traced loss cannot be replaced."""
     names = [(one["phase"], one["name"]) if one["module"] == "head" else None for one in operators]
     places = [
         ("forward", "aten.amax"),
@@ -523,7 +521,7 @@ def _two_passes(operators: Sequence[Plain], width: int) -> list[Plain] | None:
 
 
 def _forward(logits: Plain, reduced: Plain, width: int) -> list[Plain]:
-    """The loss's forward operators: one pass, maximum over ranks, sums over ranks, losses."""
+    """The loss's forward operators: reading logits, maximum and sums over ranks, the losses."""
     ((rows, columns),) = logits["inputs"]
     size = f"{width}*({rows})*({columns})"
     sums = {**logits, "name": _SUMS, "dtype": "float32"}
@@ -540,7 +538,8 @@ def _forward(logits: Plain, reduced: Plain, width: int) -> list[Plain]:
         }
         for shape, moved in (([rows], 4), (["2", rows], 8))
     ]
-    # A rank's kernels with one value per token; several ranks need four more to rescale the values.
+    # These kernels have one value per token; with several tensor-parallel ranks, four more rescale
+    # the values.
     vectors = [
         {
             **logits,
@@ -571,7 +570,7 @@ def _backward(last: Plain, width: int) -> Plain:
 
 
 def _saved_by_loss(head: Plain) -> Iterator[Plain]:
-    """The tensors that a two-pass loss keeps: a sum of exponentials per token, but no mask."""
+    """The tensors that the loss keeps for the backward pass: a sum of exponentials per token."""
     masks = [one for one in head["saved"] if one["module"] == "head" and one["dtype"] == "bool"]
     for tensor in head["saved"]:
         if masks and tensor is masks[0]:
@@ -582,7 +581,7 @@ def _saved_by_loss(head: Plain) -> Iterator[Plain]:
 
 
 def _without_second(head: Plain, width: int) -> list[Plain]:
-    """The head's peak moments without a second tensor as large as the logits."""
+    """The head's memory peaks without a second tensor as large as the logits."""
     (forward, *_) = (one for one in head["peaks"] if _has(one, f"{2 * width}*V*b*s/tp"))
     return [
         {

@@ -1,4 +1,6 @@
-"""Sums of products of sizes, a fast replacement for SymPy's expressions."""
+"""Sums of products of sizes, such as ``2*b*h*s/tp + 2*h``, which are faster than SymPy's
+expressions.
+"""
 
 from __future__ import annotations
 
@@ -20,28 +22,22 @@ if TYPE_CHECKING:
 else:
 
     class _OnUse:
-        """A module that is imported only when one of its names is first used."""
+        """A module that is imported when one of its names is first used."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(import_module("sympy"), name)
 
     sympy = _OnUse()
 
-# Imports SymPy when one of its names is first used.
-#
-# Importing SymPy takes longer than answering a small question. Modules that build expressions
-# import ``sympy`` from here. If their results are cached, SymPy is never imported.
+# Imports SymPy only when one of its names is first used, since importing it takes longer than
+# answering a small question.
 
 
-# Sums of products of sizes, such as ``2*b*h*s/tp + 2*h``, of which layer graphs consist.
-#
-# SymPy can do much more with such expressions, but takes some twenty times as long to parse, add
-# and print them. Coefficients are exact. A factor that is not a size (a maximum, a remainder, a
-# choice) is kept as NumPy text.
+# Sums of products of sizes, such as ``2*b*h*s/tp + 2*h``, of which layer graphs consist. SymPy
+# takes some twenty times as long to parse, add and print them.
 
 
-# The sizes in a product, each with its power. A product's coefficient in a sum is an integer or a
-# fraction.
+# The sizes that are multiplied in a product, each with its power.
 Powers = tuple[tuple[str, int], ...]
 Number = int | Fraction
 
@@ -50,7 +46,11 @@ _MOST_POWER = 64
 
 
 class Sum:
-    """A sum of products; ``terms`` maps each product to its non-zero coefficient."""
+    """A sum of products of sizes; ``terms`` has the non-zero coefficient of each product.
+
+    Coefficients are exact. A factor that is not a size (a maximum, a remainder, a choice) is kept
+    as NumPy text.
+    """
 
     __slots__ = ("_hash", "terms")
 
@@ -60,14 +60,14 @@ class Sum:
 
     @classmethod
     def of(cls, value: Sum | Number) -> Sum:
-        """A sum of products that consists of one number."""
+        """Make a sum of products that is a number."""
         if isinstance(value, Sum):
             return value
         return cls({_NO_FACTORS: value if isinstance(value, int) else _whole(value)})
 
     @classmethod
     def named(cls, name: str) -> Sum:
-        """A sum of products that consists of one factor: a size, or another factor by its NumPy
+        """Make a sum of products that is a single factor: a size, or another factor by its NumPy
         text.
         """
         return cls({((name, 1),): 1})
@@ -85,8 +85,8 @@ class Sum:
         return isinstance(other, Sum) and self.terms == other.terms
 
     def __hash__(self) -> int:
-        # The hash is computed only when it is needed, since most sums are intermediate results that
-        # are never hashed.
+        # Most sums are intermediate results that are never hashed, so the hash is computed only
+        # when it is needed.
         if self._hash is None:
             self._hash = hash(frozenset(self.terms.items()))
         return self._hash
@@ -142,12 +142,12 @@ class Sum:
 
 
 def total(parts: Iterable[Any], *, like: Any) -> Any:
-    """The sum of expressions of one type: sums of products, or SymPy's."""
+    """The sum of several expressions, which are all sums of products or all SymPy's."""
     return Sum.total(parts) if isinstance(like, Sum) else sympy.Add(*parts)
 
 
 def product(parts: Sequence[Any]) -> Any:
-    """The product of sums of products, or of SymPy's expressions, as a sum of products."""
+    """The product of several expressions (sums of products or SymPy's) as a sum of products."""
     if all(isinstance(part, Sum) for part in parts):
         return prod(parts, start=Sum.of(1))
     return sympy.expand(sympy.prod(parts))
@@ -161,8 +161,10 @@ def names_in(value: Any) -> frozenset[str]:
 
 
 def where(condition: str) -> Sum:
-    """An indicator: 1 where a condition on sizes holds, else 0; the condition is NumPy text."""
-    # A float times a boolean, since adding two booleans would not give 2.
+    """An expression that is 1 where a condition on sizes holds, else 0; the condition is NumPy
+    text.
+    """
+    # Booleans are multiplied by a float, since the sum of two booleans is a boolean and not 2.
     return Sum.named(f"(1.0*{condition})")
 
 
@@ -184,7 +186,7 @@ def text_of_number(number: Number) -> str:
 
 @cache
 def names_of(factor: str) -> frozenset[str]:
-    """The names of the sizes in the text of a factor of a product."""
+    """The names of the sizes in a factor's text."""
     return frozenset(re.findall(r"(?<![\w.])(?!numpy\b)[A-Za-z_]\w*", factor))
 
 
@@ -212,7 +214,7 @@ def _whole(number: Fraction) -> Number:
 
 @cache
 def _together(left: Powers, right: Powers) -> Powers:
-    """The product of two products of sizes, with the powers of equal factors added."""
+    """Multiply two products of sizes: powers of equal factors are added."""
     if not left or not right:
         return left or right
     powers = dict(left)
@@ -258,7 +260,7 @@ def _in_pairs(function: str, terms: Sequence[str]) -> str:
 
 
 def _added(node: ast.expr) -> dict[Powers, Number]:
-    """The terms of a sum in a parsed text, with their coefficients."""
+    """The terms of the sum that a parsed text is, with their coefficients."""
     signed: list[tuple[ast.expr, int]] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
         signed.append((node.right, -1 if isinstance(node.op, ast.Sub) else 1))
@@ -271,14 +273,11 @@ def _added(node: ast.expr) -> dict[Powers, Number]:
     return terms
 
 
-# Generates one NumPy function that computes many sums of products.
-#
-# Products are computed once, as named values, each from a product with one factor less. A sum that
-# contains all terms of an earlier sum, and few more, starts from that sum. No subtraction is
-# introduced that the sums do not contain.
+# Generates one NumPy function that computes many sums of products, in which common products are
+# computed once.
 
 
-# The number of preceding sums that are considered as a start of a sum.
+# A sum may start from one of so many preceding sums, to which it only adds the missing terms.
 _LOOKED_AT = 24
 
 
@@ -293,7 +292,12 @@ Value = Sum | Largest
 
 
 def source_of_sums(values: Sequence[Value], columns: Sequence[str]) -> str:
-    """The source text of a function of ``columns`` that returns the values of the sums."""
+    """The source text of a function of ``columns`` that returns the values of the sums.
+
+    Products are computed once, as named values, each from a product with one factor less. A sum
+    that contains all terms of an earlier sum, and few more, starts from that sum. No subtraction is
+    introduced that the sums do not contain.
+    """
     every = [one for value in values for one in _sums_of(value)]
     unknown = {name for one in dict.fromkeys(every) for name in one.names} - {*columns}
     if unknown:
@@ -323,8 +327,8 @@ def _text(value: Value, texts: Mapping[Sum, str]) -> str:
 
 
 def _order(sums: Sequence[Sum]) -> Mapping[str, int]:
-    """The order of factors in products: the most frequent factor first, so that more products begin
-    alike.
+    """The order of factors in products: the most frequent factor first, so that more products have
+    a common beginning.
     """
     products = {powers for one in sums for powers in one.terms}
     counts = Counter(name for powers in products for name, _ in powers)
@@ -333,8 +337,8 @@ def _order(sums: Sequence[Sum]) -> Mapping[str, int]:
 
 @dataclass(slots=True)
 class _Names:
-    """The names of the values computed so far in the function, and the ``lines`` of source text
-    that compute them.
+    """The variables of the generated function, and the ``lines`` of source text that compute
+    them.
     """
 
     order: Mapping[str, int]
@@ -343,7 +347,7 @@ class _Names:
     terms: dict[tuple[Powers, Number], str] = field(default_factory=dict)
 
     def of_sums(self, sums: Sequence[Sum]) -> dict[Sum, str]:
-        """For each sum of products, the variable or the number that holds its value in the
+        """The variable or the number that holds the value of each sum of products in the generated
         function.
         """
         distinct = sorted(dict.fromkeys(sums), key=lambda one: len(one.terms))
@@ -373,7 +377,7 @@ class _Names:
         return self.terms[powers, number]
 
     def _product(self, powers: Powers) -> str:
-        """The name of the value that holds a product, given the product's factors in order."""
+        """The variable that holds the value of a product, given the product's factors in order."""
         if powers not in self.products:
             *others, (name, power) = powers
             power_text = name if abs(power) == 1 else f"{name}**{abs(power)}"
@@ -396,24 +400,26 @@ class _Names:
 
 
 def _base(whole: Sum, before: Sequence[Sum]) -> Sum | None:
-    """The longest of the preceding sums from which a sum can start, if that saves operations."""
+    """The longest of the preceding sums from which a sum can be computed, if that saves
+    operations.
+    """
     parts = (other for other in before if len(other.terms) > 1 and _begins(whole, other))
     return max(parts, key=lambda other: len(other.terms), default=None)
 
 
 def _begins(whole: Sum, other: Sum) -> bool:
-    """Whether a sum contains all terms of another one, none of them with a negative coefficient."""
+    """Whether a sum contains all terms of another sum, none of them with a negative coefficient."""
     terms = whole.terms
     return all(0 < number <= terms.get(powers, 0) for powers, number in other.terms.items())
 
 
 def _left(whole: Sum, base: Sum) -> Mapping[Powers, Number]:
-    """The terms of a sum beyond those of the sum from which it starts."""
+    """The terms of a sum that are missing in the sum from which it is computed."""
     terms = {powers: number - base.terms.get(powers, 0) for powers, number in whole.terms.items()}
     return {powers: number for powers, number in terms.items() if number}
 
 
-# The maximum of several expressions in sizes, without those that can never be the maximum.
+# Builds the maximum of several expressions in sizes without those that can never be the largest.
 
 
 T = TypeVar("T")
@@ -423,24 +429,26 @@ _Factors = Mapping[Any, "int | Fraction | sympy.Expr"]
 
 
 def largest(expressions: Iterable[sympy.Expr]) -> sympy.Expr:
-    """The maximum of the expressions, as ``Max`` of those that are not dominated."""
+    """The maximum of the expressions as ``Max``, without those that are never larger than another
+    one.
+    """
     first, *others = undominated(map(expanded, expressions), lambda e: e)
     if isinstance(first, Sum):
         return Largest((first, *others)) if others else first
-    # Not evaluated, since SymPy's own search for redundant terms takes ten times as long and
-    # removes no more.
+    # SymPy's own search for redundant terms takes ten times as long and removes no more, so it is
+    # switched off.
     return sympy.Max(first, *others, evaluate=False) if others else first
 
 
 def expanded(expression: sympy.Expr) -> sympy.Expr:
-    """The expression as a sum of products; SymPy is not called if it already is one."""
+    """The expression as a sum of products; SymPy is not called if it is one already."""
     if isinstance(expression, Sum):
         return expression
     return expression if _is_expanded(expression) else sympy.expand(expression)
 
 
 def undominated(items: Iterable[T], size: Callable[[T], sympy.Expr]) -> list[T]:
-    """Those items that no other item dominates, given a test for dominance.
+    """The items that no other item dominates, where ``size`` gives the size of an item.
 
     An item is dropped if the difference to another item's size has no negative coefficient. The
     difference is a polynomial in symbols that are not negative, so the other is at least as large.
@@ -480,7 +488,9 @@ def _is_expanded(expression: sympy.Expr) -> bool:
 
 
 def _is_plain(factor: sympy.Expr) -> bool:
-    """Whether a factor needs no expansion: a number, a size or its power, or a choice of these."""
+    """Whether a factor needs no expansion, since it is a number, a size, a power of a size, or a
+    choice of these.
+    """
     if factor.is_Symbol or factor.is_Rational:
         return True
     if factor.is_Pow:

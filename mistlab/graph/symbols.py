@@ -1,5 +1,5 @@
-"""The symbols of layer graphs and stages, the values of these symbols, and the layer graph that a
-stage's choices select.
+"""Defines the symbols of layer graphs and stages (such as b and tp), their values, and which layer
+graph a stage's choices select.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,14 +16,11 @@ from mistlab.plan.lean_sets import ALL, CHOICE
 from mistlab.plan.workload import Workload
 from mistlab.schedule.context_ways import RING
 
-# The symbols of layer graphs and of stages, one or two letters each.
-#
-# Sizes are positive integers of the whole model; a rank's part is divided by ``tp``. The choices
-# that a plan makes for a stage are columns, with the names of ``mistlab.plan.dimensions``.
+# Defines the symbols in the expressions of layer graphs and of stages, one or two letters each.
+# Sizes are those of the whole model; a rank's part is divided by ``tp``.
 
 
-# The symbols of sizes that a workload fixes for every candidate, with their meanings; sizes that a
-# candidate chooses are dimensions (``mistlab.plan.dimensions``).
+# The meanings of the symbols of sizes that are the same for all plans of a workload.
 WORKLOAD_SIZES: Mapping[str, str] = {
     "s": "sequence_length",
     "h": "hidden",
@@ -52,13 +49,13 @@ WORKLOAD_SIZES: Mapping[str, str] = {
 
 
 def sizes_of_candidates() -> Mapping[str, str]:
-    """The symbols of those plan dimensions that are sizes, such as b for ``micro_batch``."""
+    """The symbols of sizes that a plan chooses, such as b for ``micro_batch``."""
     return {row.symbol: name for name, row in DIMENSIONS.items() if row.is_size}
 
 
 def layer_columns() -> Mapping[str, str]:
-    """The symbols of those plan dimensions that change the work of a layer: sizes, and choices
-    between layer graphs.
+    """The symbols of a plan's choices that change the operations and bytes of a layer: sizes, and
+    choices between layer graphs.
     """
     return {
         row.symbol: name for name, row in DIMENSIONS.items() if row.is_size or row.chooses_graph
@@ -66,27 +63,27 @@ def layer_columns() -> Mapping[str, str]:
 
 
 def size_names() -> tuple[str, ...]:
-    """The symbols of all sizes, those of a workload and those of a candidate."""
+    """The symbols of all sizes, those that the workload fixes and those that a plan chooses."""
     return (*sizes_of_candidates(), *WORKLOAD_SIZES)
 
 
 def size_symbol(name: str) -> "sympy.Symbol":
-    """The SymPy symbol of a size: a positive integer."""
+    """The SymPy symbol of a size, which is a positive integer."""
     return sympy.Symbol(name, integer=True, positive=True)
 
 
 def choice_symbol(name: str) -> "sympy.Symbol":
-    """The SymPy symbol of a choice, such as a ZeRO level or an offload ratio: a non-negative
-    number.
+    """The SymPy symbol of a plan's choice, such as a ZeRO level or an offload ratio, which is a
+    non-negative number.
     """
     return sympy.Symbol(name, nonnegative=True)
 
 
-# The values of a layer graph's symbols, from a workload and columns of candidates.
+# Computes the values of a layer graph's symbols from a workload and columns of candidates.
 
 
 def constants_of(workload: Workload) -> Mapping[str, float]:
-    """The values of the sizes that a workload fixes for every candidate."""
+    """The values of the sizes that are the same for all plans of a workload."""
     model = workload.model
     return {
         **_sizes_of_parts(workload),
@@ -102,8 +99,8 @@ def constants_of(workload: Workload) -> Mapping[str, float]:
 
 
 def _sizes_of_parts(workload: Workload) -> Mapping[str, float]:
-    """The sizes of a model's optional parts (experts, latent attention, ...); 1 for parts that the
-    model does not have.
+    """The sizes of a model's optional parts (experts, latent attention, ...); 1 where the model has
+    no such part.
     """
     model = workload.model
     window, latent, experts, scan = model.window, model.latent, model.experts, model.state_space
@@ -123,8 +120,8 @@ def _sizes_of_parts(workload: Workload) -> Mapping[str, float]:
 
 
 def size_columns(workload: Workload, sizes: Mapping[str, Column]) -> dict[str, NDArray[Any]]:
-    """The values of all sizes as columns; ``sizes`` holds those that candidates choose, such as b
-    and tp.
+    """The values of all sizes as columns; ``sizes`` has those that candidates choose, such as b and
+    tp.
 
     Omitted ones have the default of their dimension. Of each sequence a rank has its part: all
     tokens if there is one context-parallel rank (cp).
@@ -147,19 +144,16 @@ def size_columns(workload: Workload, sizes: Mapping[str, Column]) -> dict[str, N
     }
 
 
-# Evaluates each candidate with the layer graphs that its choices select: plain, with sequence
-# parallelism, with another way of exchanging keys between context-parallel ranks, or with lean
-# operators in its lean blocks.
-#
-# Axes: C candidates.
+# Evaluates expressions for candidates that use different layer graphs: with sequence parallelism,
+# with another way of exchanging keys, or with lean operators.
 
 
 Columns = Mapping[str, Floats]
 
 
 class GraphChoice(NamedTuple):
-    """The choices of a candidate that select its layer graphs: whether it has sequence parallelism,
-    its ``context_exchange``, and the ``lean_operators`` of its lean blocks.
+    """The choices that select a candidate's layer graphs: sequence parallelism, how
+    context-parallel ranks exchange keys, and the lean operators.
     """
 
     splits_tokens: bool = False
@@ -171,8 +165,8 @@ PLAIN_GRAPH = GraphChoice()
 
 
 def splits_tokens(columns: Columns) -> Bools:
-    """A mask of the candidates (C) with sequence parallelism; a single tensor-parallel rank splits
-    nothing.
+    """A mask of the candidates with sequence parallelism; a single tensor-parallel rank has nothing
+    to split.
     """
     chosen = columns.get(DIMENSIONS["sequence_parallel"].symbol)
     if chosen is None:
@@ -181,7 +175,7 @@ def splits_tokens(columns: Columns) -> Bools:
 
 
 def exchanges_of(columns: Columns) -> Ints:
-    """The way in which each candidate's context-parallel ranks exchange keys (C); a single rank
+    """The way in which each candidate's context-parallel ranks exchange keys; a single rank
     exchanges none.
     """
     chosen = columns.get(DIMENSIONS["context_exchange"].symbol)
@@ -191,14 +185,14 @@ def exchanges_of(columns: Columns) -> Ints:
 
 
 def _lean_of(columns: Columns) -> Ints:
-    """The set of lean operators in each candidate's lean blocks (C)."""
+    """The set of operators that are lean (keep fewer bytes) in each candidate's lean blocks."""
     chosen = columns.get(DIMENSIONS[CHOICE].symbol)
     return np.asarray(np.zeros(len(columns["tp"])) if chosen is None else chosen).astype(np.int64)
 
 
 def by_graph(plain: Compiled, other: Callable[[GraphChoice], Compiled], columns: Columns) -> Floats:
-    """The values of expressions for each candidate (names, C); ``other`` computes those of
-    candidates that use other layer graphs.
+    """Evaluate expressions for each candidate; ``other`` evaluates those of candidates with other
+    layer graphs.
 
     ``other`` is called only if there are such rows, because compiling takes long.
     """

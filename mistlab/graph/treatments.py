@@ -1,5 +1,5 @@
-"""Treatments: the ways in which a stage may run a block (plain, recomputed, lean, ...), as a
-table.
+"""Lists the ways in which a stage may run a block (plain, recomputed, lean, ...), called
+treatments, and makes their layer graphs.
 """
 
 from __future__ import annotations
@@ -17,31 +17,33 @@ from mistlab.graph.sums import Sum, expanded, factors_of, names_in, sympy, total
 from mistlab.plan.dimensions import RECOMPUTED
 from mistlab.plan.lean_sets import ALL, SETS
 
-# Blocks that recompute every second GEMM: torchtitan's selective recomputation ``op``.
-#
-# A block keeps its input, the output of attention, and the results of its first GEMM, its third,
-# and so on. Before its backward pass it recomputes everything else: the other GEMMs, norms, rotary
-# embeddings, gates, and gathers of tokens; results of all-reduces and reduce-scatters are kept
-# (``torchtitan/distributed/activation_checkpoint.py``). Nothing needs the result of the last GEMM.
-# The list of what is kept names ``aten.mm``, which GEMMs of 4-bit operands are not (torchao's
-# ``nvfp4_linear.py`` calls ``scaled_mm``): all of these are recomputed.
-#
-# One GEMM of a graph may be several of torch's: those of queries, keys and values, of which the
-# keys' is the second; or those of gate and network, of which one is recomputed.
+# Makes blocks that recompute every second GEMM, as in torchtitan's selective activation
+# checkpointing ``op``.
 
 
-# The operators that all-gather tokens, which are recomputed too.
+# These operators all-gather tokens, and are recomputed too.
 _GATHERS = frozenset(("mistlab.gather_tokens", "mistlab.gather_again"))
 _JOINT, _GATE = "qkv", "mistlab.swiglu"
-# The share of a GEMM that is recomputed: by symbol, that of the terms of its size that contain the
-# symbol; terms without any of the symbols are recomputed whole.
+# The share of each term of a GEMM's size that is recomputed, by the symbol in the term; terms
+# without any of the symbols are recomputed whole.
 _Shares = Mapping[str, Fraction]
 _KEYS: _Shares = {"k": Fraction(1, 2), "n": Fraction(0)}
 _NETWORK: _Shares = {"f": Fraction(1, 2), "j": Fraction(1, 2)}
 
 
 def products_recomputed(block: LayerGraph) -> LayerGraph:
-    """The block that keeps every second GEMM, and recomputes the others."""
+    """The graph of a block that keeps the results of every second GEMM, and recomputes the others.
+
+    A block keeps its input, the output of attention, and the results of its first GEMM, its third,
+    and so on. Before its backward pass it recomputes everything else: the other GEMMs, norms,
+    rotary embeddings, gates, and gathers of tokens; results of all-reduces and reduce-scatters are
+    kept (``torchtitan/distributed/activation_checkpoint.py``). Nothing needs the result of the last
+    GEMM. The list of what is kept names ``aten.mm``, which GEMMs of 4-bit operands are not
+    (torchao's ``nvfp4_linear.py`` calls ``scaled_mm``): all of these are recomputed.
+
+    One GEMM of a graph may be several of torch's: those of queries, keys and values, of which the
+    keys' is the second; or those of gate and network, of which one is recomputed.
+    """
     kept, again = [block.input_bytes], []
     for operator, part in _parts(block):
         if part is None:
@@ -62,7 +64,7 @@ def products_recomputed(block: LayerGraph) -> LayerGraph:
 
 
 def _parts(block: LayerGraph) -> Iterator[tuple[Operator, Operator | None]]:
-    """The forward operators of a block, each with the share of it that is recomputed; None if its
+    """The forward operators of a block, each with the part of it that is recomputed, or None if its
     result is kept.
     """
     forward = block.of_phase("forward")
@@ -89,7 +91,7 @@ def _parts(block: LayerGraph) -> Iterator[tuple[Operator, Operator | None]]:
 
 
 def _part(operator: Operator, shares: _Shares) -> Operator:
-    """The share of a GEMM that is recomputed, where it stands for several of torch's GEMMs."""
+    """The part of a GEMM that is recomputed, where it stands for several of torch's GEMMs."""
     return replace(
         operator,
         flop=_scaled(operator.flop, shares),
@@ -99,8 +101,8 @@ def _part(operator: Operator, shares: _Shares) -> Operator:
 
 
 def _scaled(size: Any, shares: _Shares) -> Any:
-    """A size with each of its terms multiplied by the share of the first listed size that the term
-    contains.
+    """Multiply each term of a size by the share of the first listed symbol that occurs in the
+    term.
     """
     terms = []
     for term, factor in factors_of(expanded(size)).items():
@@ -111,11 +113,7 @@ def _scaled(size: Any, shares: _Shares) -> Any:
     return total(terms, like=size)
 
 
-# Treatments: the ways in which a stage may run a block, as a table.
-#
-# A dimension of a stage counts its blocks with each treatment, such as recomputed blocks; the other
-# blocks are plain. Plain blocks come first, then treated ones in the table's order. The layer graph
-# of a treated block is derived from the plain block's.
+# Lists the ways in which a stage may run a block.
 
 
 PLAIN = "plain"
@@ -125,6 +123,9 @@ PLAIN = "plain"
 class Treatment:
     """One way to run blocks other than plain, such as recomputed; ``TREATMENTS`` lists all of them
     by name.
+
+    A dimension of a stage counts its blocks with each treatment; the other blocks are plain. Plain
+    blocks come first, then treated ones in the table's order.
 
     ``dimension`` counts the blocks that have it. ``graph`` makes their layer graph from a plain
     block's graph; one that ``is_chosen`` takes kinds of operators, too. With ``peaks_as_plain``
@@ -140,15 +141,16 @@ class Treatment:
     is_chosen: bool = False
 
     def of(self, block: LayerGraph, chosen: int = ALL) -> LayerGraph:
-        """The layer graph of a block that is run in this way, given the stage's
-        ``lean_operators``.
+        """The layer graph of a block that is run in this way.
+
+        ``chosen`` are the stage's lean operators.
         """
         return self.graph(block, SETS[chosen]) if self.is_chosen else self.graph(block)
 
 
 def treatments_of(stage: Callable[[str], float]) -> list[str]:
-    """The way in which each block of a stage is run, in the stage's order; ``stage`` returns the
-    value of a dimension of the stage.
+    """The way in which each block of a stage is run, in the stage's order; ``stage`` returns a
+    choice of the stage by its name.
     """
     treatments = [PLAIN] * int(stage("layers"))
     end = len(treatments)
@@ -160,8 +162,8 @@ def treatments_of(stage: Callable[[str], float]) -> list[str]:
 
 
 def recomputed(block: LayerGraph) -> LayerGraph:
-    """Full recomputation: the block keeps only its input, and runs its forward pass again before
-    its backward pass.
+    """The graph of a block with full recomputation: it keeps only its input, and runs its forward
+    pass again before its backward pass.
     """
     kept = SavedTensor(module="", shape=(), dtype="", size_bytes=block.input_bytes, is_input=True)
     again = (
@@ -177,8 +179,8 @@ def recomputed(block: LayerGraph) -> LayerGraph:
     )
 
 
-# The dimension that counts the blocks with a treatment has the treatment's name, except for full
-# recomputation.
+# The number of blocks that are run in each way is a choice of the plan with the name of that way
+# and ``_layers``; full recomputation has its own name.
 TREATMENTS: dict[str, Treatment] = {
     "recomputed": Treatment(dimension=RECOMPUTED, graph=recomputed, peaks_as_plain=True),
     **{
