@@ -1,5 +1,5 @@
-"""Experiments: the commands, a row each in ``experiments.commands``, and the packages of their
-code.
+"""Experiments: the commands of the project, each a row of a table in ``experiments.commands``, and
+the packages with their code.
 
 ``python -m experiments.NAME`` runs a command by its name, and ``from experiments import NAME``
 gives a module with its ``main``. No file has that name: Python asks the finder below, the last of
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from importlib.abc import InspectLoader
 else:
-    # Importing the abstract class would take a tenth of a short command's time.
+    # Stands in for the abstract base class, whose import would take a tenth of a short command's
+    # time.
     InspectLoader = object
 
 _SOURCE = '''"""The command {name}: ``main`` runs it, with the words of a command line."""
@@ -30,7 +31,9 @@ if __name__ == "__main__":
 
 
 class _CommandModules(InspectLoader):
-    """Finds and loads a module for the name of each command."""
+    """Makes every command importable as ``experiments.NAME``: finds and loads a module for a
+    command's name.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -45,7 +48,7 @@ class _CommandModules(InspectLoader):
         return ModuleSpec(fullname, self, origin=f"command {name} of experiments.commands")
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Returns None: the module is created as usual."""
+        """Return None, which tells Python to create the module in the usual way."""
 
     def exec_module(self, module: ModuleType) -> None:
         exec(self.get_code(module.__name__), module.__dict__)

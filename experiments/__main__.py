@@ -33,7 +33,9 @@ def main(arguments: Sequence[str], program: str = "python -m experiments") -> in
 
 
 def _shell(line: Sequence[str]) -> str:
-    """The shell that a line of one word names, such as ``bash``; refuses other lines."""
+    """The shell, such as ``bash``, that the only word of a command line names; any other command
+    line is refused.
+    """
     if len(line) != 1 or line[0] not in SHELLS:
         reject(f"completion: {' '.join(line) or 'no shell'}: give one of {', '.join(SHELLS)}")
     return line[0]

@@ -17,15 +17,16 @@ from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError, reject
 
 ROOT = Path(__file__).parents[2]
-# The largest text that an agent may pass; the largest launch scripts have some tens of kilobytes.
+# The most characters of a text that an agent may pass; the largest launch scripts have some tens of
+# kilobytes.
 MOST_TEXT = 1 << 18
-# The address-space limit of a command; the largest searches need 2 GiB.
+# The limit of a command's memory (address space); the largest searches need 2 GiB.
 MOST_BYTES = 8 * GIB_BYTES
-# The number of questions that may be queued.
+# How many questions of agents may wait in the queue.
 MOST_WAITING = 100
 
-# The program of the separate process: it runs a command as its console script does, with a memory
-# limit where the system supports one.
+# The program that the separate process runs: one command, as its console script would, with a
+# memory limit where the operating system supports one.
 _PROGRAM = """
 import sys
 try:
@@ -50,8 +51,8 @@ class CommandAnswer:
 
 @dataclass(slots=True, kw_only=True)
 class Asking:
-    """Runs a few commands concurrently; further questions are queued, and refused when the queue is
-    full.
+    """Runs a few commands at the same time; further questions wait in a queue, and are refused when
+    the queue is full.
     """
 
     at_once: int = field(default_factory=lambda: os.cpu_count() or 1)
@@ -112,15 +113,16 @@ def _run(line: Sequence[str], seconds: float) -> CommandAnswer:
 
 @contextmanager
 def folder_of(**texts: str) -> Iterator[Mapping[str, str]]:
-    """Command-line arguments by name: a text of several lines, or of JSON, is written to a file of
-    that name, whose path becomes the argument; any other text, such as a path, is the argument
-    itself.
+    """Command-line arguments from an agent's values, by name. A text of several lines, or of JSON,
+    is written to a file of that name, and the file's path becomes the argument; any other text is
+    the argument itself.
     """
     with TemporaryDirectory(prefix="mistlab-") as name:
         try:
             yield {key: _word(Path(name), key, text) for key, text in texts.items()}
         except InputError as error:
-            # The user knows a text only by its key, not by the file that it was written to.
+            # The caller knows a text by its key only, so the name of the temporary file is replaced
+            # by the key.
             reject(re.sub(rf"{re.escape(name)}/(\w+)\.\w+", r"\1", str(error)))
 
 

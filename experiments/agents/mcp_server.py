@@ -28,8 +28,8 @@ def server() -> MCPServer:
 
 
 def _in_thread(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a tool so that it runs in a thread and the server can answer other calls meanwhile;
-    invalid input becomes the tool's error.
+    """Makes a tool run in a thread, so that the server can answer other calls meanwhile; a refusal
+    of invalid input becomes the tool's error.
     """
 
     @wraps(tool)

@@ -1,4 +1,6 @@
-"""The tools that an agent calls: typed questions, short answers with bounds and assumptions."""
+"""The tools that a coding agent can call: typed questions, short answers with bounds and
+assumptions.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,11 +32,12 @@ HardwareText = Annotated[
 Framework = Literal["megatron", "deepspeed", "torchtitan", "torchtitan-toml", "accelerate"]
 Kind = Literal["models", "hardware", "spaces"]
 Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
-# Terms of an iteration's time below this share of it are omitted from an answer.
+# Parts of an iteration's time that take less than this share of it are left out of an answer.
 NEGLIGIBLE = 0.01
 # The time limit of a search in seconds, given to the command as ``--budget-seconds``.
 MOST_SEARCH_S = 110.0
-# Values of a model's fields which mean that the model lacks the feature.
+# Values that a field of a model has if the model lacks the feature; such fields are left out of an
+# answer.
 UNSAID: tuple[Any, ...] = (None, False, "", [], ())
 
 ASKING = Asking()
@@ -42,7 +45,7 @@ ASKING = Asking()
 
 class PlanFigures(TypedDict):
     """A plan's predicted time with its 90 % bounds, the memory of its fullest GPU, and the
-    assumptions made.
+    assumptions of the prediction.
     """
 
     answer: str
@@ -57,8 +60,8 @@ class PlanFigures(TypedDict):
 
 
 class TunedFigures(TypedDict):
-    """The plan that a search found, as a plan file's text, its time with bounds, and whether it is
-    proven fastest.
+    """The plan that a search found, as the text of a plan file; its time with bounds; and whether
+    it is proven fastest.
     """
 
     answer: str
@@ -87,7 +90,7 @@ class FitFigures(TypedDict):
 
 
 class PartSeconds(TypedDict):
-    """The breakdown of an iteration's GPU time into terms that add up to the iteration."""
+    """The breakdown of an iteration's time on the GPU into parts that add up to it."""
 
     answer: str
     iteration_s: float
@@ -104,7 +107,9 @@ class LaunchFigures(TypedDict):
 
 
 class ReadFigures(TypedDict):
-    """Another framework's file as a plan file's text, and the assumptions made in reading it."""
+    """A plan read from another framework's file, as the text of a plan file, and the assumptions
+    made in reading it.
+    """
 
     answer: str
     plan: str
@@ -113,7 +118,7 @@ class ReadFigures(TypedDict):
 
 
 class ServedFigures(TypedDict):
-    """The best layouts of GPUs for serving a load of requests."""
+    """The best layouts (parallel degrees) of GPUs for serving a load of requests."""
 
     answer: str
     best: dict[str, Any]
@@ -337,7 +342,7 @@ def list_names(kind: Kind) -> list[str]:
 
 
 class KnownFacts(TypedDict):
-    """The catalogue's facts about a model or a kind of GPU."""
+    """What the catalogue says about a model or a kind of GPU."""
 
     answer: str
     facts: dict[str, Any]
@@ -383,7 +388,9 @@ TOOLS = (
 
 
 def _only(answer: CommandAnswer) -> Mapping[str, Any]:
-    """The single object that a command printed; a refusal becomes an error."""
+    """The single object that a command has printed; if the command refused its input, the refusal
+    is raised as an error.
+    """
     if not answer.objects:
         raise InputError(_problem(answer.told))
     (printed,) = answer.objects
@@ -393,7 +400,9 @@ def _only(answer: CommandAnswer) -> Mapping[str, Any]:
 
 
 def _problem(messages: str) -> str:
-    """The error among the lines that a command wrote to standard error, or the last line."""
+    """The error message among the lines that a command wrote to standard error; without one, the
+    last line.
+    """
     lines = messages.splitlines() or ["no answer"]
     for line_number, line in enumerate(lines):
         if line.startswith("error: "):

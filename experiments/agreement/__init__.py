@@ -1,1 +1,3 @@
-"""Comparison of iteration times of the closed-form predictor with those of the event simulator."""
+"""Comparison of the iteration times that the closed-form predictor and the event simulator
+predict.
+"""

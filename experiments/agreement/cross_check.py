@@ -40,21 +40,22 @@ from simulators.symbolic import SymbolicPredictor, as_they_are
 # some.
 
 
-# The closed form compared with the event simulator over random plans: differences and their
-# distribution.
+# Compares the closed form with the event simulator over random plans: the differences of their
+# iteration times, and how these are distributed.
 
 
 PLANS, QUICK_PLANS = 1000, 40
 WORST = 8
-# The fewest plans of one problem for which a rank correlation is computed.
+# A rank correlation is computed only for problems with at least this many plans.
 FEWEST_TO_RANK = 20
-# The number of problems, for which equally many plans are drawn: the default one, and those of each
-# hardware.
+# The number of problems (a model on a cluster), each of which gets equally many random plans: the
+# default problem, and some for each kind of hardware.
 PROBLEMS = 1 + len(NODES) * len(catalog.calibrated_names())
-# The drawn number of plans may be smaller by this factor: it is rounded down, and draws may find
-# fewer that fit.
+# The drawn plans may be this much fewer than asked for, since the number per problem is rounded
+# down and not every draw finds a plan that fits.
 NEARLY = 0.9
-# Properties of plans, and the share of the drawn plans that should have each.
+# Properties that a plan may have, each with the share of the random plans that must have it at
+# least.
 STRATA = {
     "several stages": 0.6,
     "uneven layers": 0.25,
@@ -82,7 +83,8 @@ STRATA = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Population:
-    """The plans to compare: the function that draws them, and the text of their page.
+    """A set of random plans to compare: the function that draws them, and the title and texts of
+    its result page.
 
     ``strata`` are the properties that are reported, each with the share of plans that should have
     it.
@@ -129,8 +131,8 @@ def cross_check(options: argparse.Namespace) -> int:
 
 
 def _plans(population: Population, number: int, seed: int, order: str) -> Iterator[RandomPlan]:
-    """Random plans; with ``--order``, only those of pipelines whose passes can run in that order,
-    whether they fit or not.
+    """Random plans. With ``--order``, only pipelines that can run this schedule are drawn, and they
+    need not fit in memory.
     """
     for drawn in population.plans(number, seed):
         if order == DEFAULT_ORDER:
@@ -144,9 +146,7 @@ def _plans(population: Population, number: int, seed: int, order: str) -> Iterat
 
 
 def _in_order(job: Job, order: str) -> Job | None:
-    """The job with another order of its pipeline's passes; None if its stages cannot run that
-    order.
-    """
+    """The job with another pipeline schedule; None if its stages cannot run that schedule."""
     try:
         return replace(job, plan=replace(job.plan, order=order))
     except FieldError:
@@ -184,8 +184,8 @@ def _row(number: int, plan: RandomPlan) -> dict[str, Any]:
 
 
 def _extras_s(plan: RandomPlan) -> float:
-    """The seconds by which a stage's first and last micro-batches together take longer than
-    steady-state ones; the maximum over stages.
+    """By how many seconds a stage's first and last micro-batches together take longer than two
+    steady ones: the maximum over the stages.
     """
     return max(
         max(0.0, stage.delta_forward_s) + max(0.0, stage.delta_backward_s)
@@ -230,8 +230,8 @@ def _stratum(rows: Sequence[Mapping[str, Any]], plans: int) -> dict[str, Any]:
 
 
 def _memory(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The largest difference between predicted and played memory peaks of a plan's stages, over
-    plans.
+    """The largest relative difference between predicted and simulated memory peaks of a stage, over
+    all plans.
     """
     differences = np.abs([row["memory_difference"] for row in rows])
     return {
@@ -256,8 +256,8 @@ def _correlations(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _without_one(alike: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The lowest and the highest rank correlation of predicted and played times when any single
-    plan is left out.
+    """The lowest and the highest rank correlation of predicted and simulated times that results if
+    any single plan is left out.
     """
     fewer = [[*alike[:place], *alike[place + 1 :]] for place in range(len(alike))]
     correlations = [_rank_correlation(rows) for rows in fewer]
@@ -383,24 +383,25 @@ STRAINED = Population(
 )
 
 
-# The reason why two predictors differ on a plan: the one feature without which they differ least.
+# Finds the reason why two predictors differ on a plan: the feature without which they differ least.
 #
 # Both predict the plan again with one feature removed at a time: a kind of offloading, a kind of
 # task, the time of sends, the host, or the interference of streams.
 
 
 Altered = Callable[[TaskModel], TaskModel]
-# Seconds that stand for a time of zero: with exactly zero, sends would no longer be tasks.
+# Seconds that stand for no time at all: a send that takes exactly zero seconds would not be a task
+# any more.
 _HARDLY_ANY = 1e-9
-# A feature is the reason for a difference if at most this share of the difference remains without
-# it.
+# A feature counts as the reason for a difference if at most this share of the difference remains
+# without it.
 HALF = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """The removed feature, and the difference without it; ``removed`` is empty if no single feature
-    removes half of the difference.
+    """Why two predictors differ on a plan: the removed feature, and the difference that remains
+    without it. ``removed`` is empty if no single feature explains half of the difference.
     """
 
     removed: str
@@ -425,8 +426,8 @@ def reason_of(job: Job, difference: float) -> Reason:
 
 
 def difference_of(job: Job, altered: Altered = as_they_are) -> float:
-    """The closed form's iteration time over the event simulator's, minus one, both with the given
-    changes to task times.
+    """The relative difference of the closed form's iteration time from the event simulator's, if
+    both apply the given changes to task times.
     """
     work, cluster = job.workload, job.cluster
     closed = SymbolicPredictor(workload=work, cluster=cluster, altered=altered).predict(job.plan)
@@ -436,8 +437,8 @@ def difference_of(job: Job, altered: Altered = as_they_are) -> float:
 
 
 def _altered(plan: Plan) -> Iterator[tuple[str, Plan, Altered]]:
-    """Variants of a plan or of its task times, each without one feature, with the feature's
-    name.
+    """Variants of a plan or of its task times, each without one feature, together with that
+    feature's name.
     """
     engine = ENGINES[plan.engine]
     for name in OFFLOADS:
@@ -461,7 +462,7 @@ _REMOVABLE: Mapping[Kind, str] = {"R": "reductions of gradients", "U": "gathers 
 
 
 def _keeping(plan: Plan, kind: str) -> Plan:
-    """The plan with one kind of its offloaded tensors kept on the GPU."""
+    """The plan in which one kind of offloaded tensors stays on the GPU."""
     return replace(
         plan,
         stages=tuple(
@@ -475,7 +476,7 @@ def _without(offload: Offload, kind: str) -> Offload:
 
 
 def _without_tasks(kind: Kind, tasks: TaskModel) -> TaskModel:
-    """A table of the task times of a stage's passes, without one kind of task."""
+    """The task times of a stage's passes, without the tasks of one kind."""
     phases = {
         phase: tuple(row for row in rows if row.kind != kind)
         for phase, rows in tasks.template.phases.items()

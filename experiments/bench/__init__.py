@@ -1,3 +1,3 @@
-"""Problems (a model, a batch, a cluster) on which plans and searchers are compared, and predictions
-for them.
+"""Problems (a model, a batch and a cluster) on which plans and searchers are compared, and
+predictions of plans for them.
 """

@@ -1,5 +1,5 @@
-"""A benchmark problem for searchers: all of them call one predictor, possibly with some effects
-hidden, and one simulator plays their plans.
+"""A benchmark problem for searchers: all of them ask the same predictor, from which an effect such
+as overlap may be hidden, and their plans run in the same event simulator.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,36 +28,38 @@ from simulators.events import EventSimulator
 from simulators.registry import PREDICTORS
 from simulators.symbolic import SymbolicPredictor
 
-# Never reached: searches end by themselves, so that results do not depend on the machine.
+# This limit is never reached: searches end by themselves, so that results do not depend on the
+# machine.
 BUDGET = Budget(seconds=3600)
-# The column headings for the terms that add up to an iteration's time (``Terms``).
+# The column headings for the parts that add up to an iteration's time (``Terms``).
 TERM_WORDS = {
     "computation_s": "computation",
     "exposed_communication_s": "exposed communication",
     "other_stages_s": "passing other stages",
     "rest_s": "first, last and step",
 }
-# The baseline of speedups: the search of a typical engineer.
+# The searcher whose plan is the baseline of speedups: it searches as a typical engineer would.
 BASELINE = "megatron"
 
-# The relative difference between closed form and event simulator on 95 % of plans
-# (docs/results/cross-check.md): plans that differ by less may be ranked differently when played.
+# Closed form and event simulator differ by at most this share on 95 % of plans
+# (docs/results/cross-check.md), so they may rank two plans differently whose times differ by less.
 TOLD_APART = 0.027
-# Plans predicted close to the best one are not played if they have more tasks in total: about five
-# seconds' worth.
+# Plans whose predicted times are close to the best one's are simulated only if they have at most
+# this many tasks together: about five seconds' worth.
 MOST_TASKS = 500_000
-# A best plan with more tasks, half a minute's worth, is not played either.
+# A best plan with more tasks than this, half a minute's worth, is not simulated either.
 MOST_TASKS_OF_BEST = 5_000_000
-# The number of tasks of a block per micro-batch: its passes, communication and swaps.
+# About how many tasks the event simulator runs for a block and a micro-batch: its passes,
+# communication and copies to and from the host.
 TASKS_A_BLOCK = 6
 
-# The Pareto frontier is pruned when this many points have been collected.
+# The Pareto frontier is pruned when this many points (plans) have been collected.
 MOST_POINTS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Point:
-    """A plan that a search predicted: its time, and the memory of its fullest GPU."""
+    """A plan that a search predicted, as a point: its time, and the memory of its fullest GPU."""
 
     iteration_s: float
     memory_bytes: int
@@ -65,8 +67,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedRival:
-    """A plan predicted slightly slower than the best one, and its seconds in the event simulator;
-    None if it has too many tasks.
+    """A plan whose predicted time is slightly above the best one's, with its simulated seconds;
+    None if it has too many tasks to simulate.
     """
 
     plan: Plan
@@ -76,8 +78,8 @@ class PlayedRival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The plan that a search found, its result with the predictor that the searcher saw, and its
-    prediction by the full predictor.
+    """The plan that a search found: the search's result, by the predictor that the searcher asked,
+    and the plan's prediction by the full predictor.
     """
 
     plan: Plan
@@ -87,18 +89,18 @@ class Found:
 
     @property
     def seconds(self) -> float:
-        """The iteration time in seconds by the full predictor."""
+        """The iteration time in seconds that the full predictor gives for the plan found."""
         return self.prediction.iteration_s
 
     @property
     def terms(self) -> Terms:
-        """The terms that add up to the iteration time."""
+        """The parts that add up to the plan's iteration time, such as exposed communication."""
         return Terms.of(self.plan, self.prediction)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One searcher's result, with the iteration times of its plans in the event simulator.
+    """The result of one searcher, with the iteration times of its plans in the event simulator.
 
     ``front`` are the plans it asked about that no other beats in both time and memory. ``rivals``
     are those that the two predictors may see in another order. ``cpu_s`` are the seconds that the
@@ -118,19 +120,23 @@ class Entry:
 
     @property
     def answer(self) -> tuple[Plan, Prediction] | None:
-        """The best plan that fits, or none."""
+        """The searcher's best plan that fits in memory, with its prediction; None if there is
+        none.
+        """
         if self.is_played and self.faster is not None:
             return self.faster.plan, self.faster.prediction
         return answer_of(self.result)
 
     @property
     def answer_simulated_s(self) -> float | None:
-        """The seconds of the best plan's iteration in the event simulator."""
+        """The iteration time of the searcher's best plan in the event simulator, in seconds."""
         return self.faster.simulated_s if self.is_played and self.faster else self.simulated_s
 
     @property
     def faster(self) -> PlayedRival | None:
-        """The plan fastest in the event simulator, if it is not the plan predicted fastest."""
+        """The plan that is fastest in the event simulator, if another plan is predicted to be
+        fastest; otherwise None.
+        """
         if self.simulated_s is None:
             return None
         played = [
@@ -142,8 +148,8 @@ class Entry:
 
     @property
     def faster_by(self) -> float:
-        """The share by which the plan fastest in the simulator is faster than the one predicted
-        fastest, both simulated.
+        """By what share the plan that is fastest in the event simulator beats the plan that is
+        predicted to be fastest, both simulated.
         """
         if self.simulated_s is None or self.faster is None or self.faster.simulated_s is None:
             return 0.0
@@ -151,19 +157,21 @@ class Entry:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the search was stopped before it ended by itself or by its budget."""
+        """Whether the search was interrupted, rather than ended by itself or by its budget."""
         return self.result.reason == INTERRUPTED
 
 
 @dataclass(slots=True, kw_only=True)
 class Front:
-    """The Pareto frontier of the plans that a search predicted, in time and memory."""
+    """Collects the Pareto frontier of the plans that a search predicts: least time and least
+    memory.
+    """
 
     outside_bytes: float
     points: list[Point] = field(default_factory=list)
 
     def see(self, _plan: Plan, prediction: Prediction) -> None:
-        """Add the time and memory of a predicted plan."""
+        """Add the time and the memory of a plan that was predicted."""
         memory_bytes = round(prediction.peak_reserved_bytes + self.outside_bytes)
         self.points.append(Point(iteration_s=prediction.iteration_s, memory_bytes=memory_bytes))
         if len(self.points) > MOST_POINTS:
@@ -172,7 +180,7 @@ class Front:
 
 @dataclass(slots=True, kw_only=True)
 class Bench:
-    """A problem, with the predictor and the simulator that all searchers use.
+    """A problem with the predictor and the event simulator that all searchers are compared by.
 
     They ask the predictor ``asked``, which is ``predictor`` as seen in a view; ``predictor`` itself
     scores what they find.
@@ -187,8 +195,8 @@ class Bench:
 
     @classmethod
     def of(cls, problem: Problem, predictor: str = "symbolic", view: str = FULL) -> Self:
-        """The bench of a problem, on which searchers call one of the predictors in ``PREDICTORS``,
-        with effects hidden as one of ``VIEWS`` says.
+        """The bench of a problem. Searchers ask one of the predictors in ``PREDICTORS``, from which
+        effects may be hidden (a view of ``VIEWS``).
         """
         workload, cluster = problem.workload, problem.cluster
         maker, seen = PREDICTORS[predictor], view_of(view)
@@ -204,8 +212,8 @@ class Bench:
 
     @property
     def outside_bytes(self) -> float:
-        """The bytes of a GPU that are taken outside PyTorch's allocator: by the CUDA context and
-        communicators.
+        """The bytes of a GPU's memory that PyTorch's allocator does not get: those of the CUDA
+        context and of communicators.
         """
         return allocator_of(self.problem.cluster).outside_bytes
 
@@ -234,8 +242,8 @@ class Bench:
         seed: int,
         listener: Callable[[Ledger], None],
     ) -> Entry:
-        """Run one searcher; a plan found with some effects hidden is predicted again by the full
-        predictor.
+        """Run one searcher. A plan found while some effects were hidden is predicted again by the
+        full predictor.
         """
         front = Front(outside_bytes=self.outside_bytes)
         searcher = StrategySearcher(
@@ -257,8 +265,8 @@ class Bench:
         )
 
     def _rescored(self, result: SearchResult) -> SearchResult:
-        """A search result whose plans are predicted again by the full predictor; the result claims
-        no proof.
+        """A search result whose plans are predicted again by the full predictor; what the search
+        proved with hidden effects is dropped.
         """
         if result.plan is None:
             return result
@@ -277,8 +285,8 @@ class Bench:
         )
 
     def played(self, entry: Entry) -> Entry:
-        """A searcher's entry with the event simulator's times of its plan and of close plans that
-        may be faster when played; equal plans are played once.
+        """A searcher's result with the simulated times of its best plan and of plans close to it,
+        which may be faster in the event simulator; equal plans are simulated once.
         """
         plan, prediction = entry.result.plan, entry.result.prediction
         if plan is None or prediction is None or entry.simulated_s is not None:
@@ -313,8 +321,8 @@ class Bench:
         budget: Budget = BUDGET,
         seed: int = 0,
     ) -> Found | None:
-        """The best plan of a searcher that calls the closed form with some effects hidden or,
-        without a view, the bench's predictor; None if no plan fits.
+        """The best plan of a searcher that asks the closed form with a view's effects hidden
+        (without a view, the bench's own predictor); None if no plan fits.
         """
         strategy = SEARCHERS[searcher] if isinstance(searcher, str) else searcher
         asked = self.predictor if view is None else self.seen(view)
@@ -332,8 +340,8 @@ class Bench:
         )
 
     def seen(self, view: str) -> Predictor:
-        """The closed form with the effects of a view hidden. Even in the full view it predicts
-        plans and stages only, so a search may prove less than with the predictor itself.
+        """The closed form with the effects of a view hidden. In every view it predicts only plans
+        and stages, so a search may prove less than with the predictor itself.
         """
         if view not in self._seen:
             work, cluster = self.problem.workload, self.problem.cluster
@@ -343,7 +351,7 @@ class Bench:
         return self._seen[view]
 
     def run_by_s(self, engine: Engine, plan: Plan) -> float:
-        """The iteration time of a plan in seconds if another engine runs it."""
+        """The iteration time in seconds that a plan would have if another engine ran it."""
         whole = SymbolicPredictor(workload=self.problem.workload, cluster=self.problem.cluster)
         counts = np.array([plan.micro_batches])
         return float(whole.iterations(StageBatch.of_plan(plan), counts, engine=engine)[0])
@@ -356,7 +364,7 @@ class Bench:
 
 
 def answer_of(result: SearchResult) -> tuple[Plan, Prediction] | None:
-    """The plan of a search, with its prediction, if it fits."""
+    """The plan that a search found, with its prediction; None if it does not fit."""
     plan, prediction = result.plan, result.prediction
     if plan is None or prediction is None or not prediction.fits:
         return None
@@ -364,14 +372,15 @@ def answer_of(result: SearchResult) -> tuple[Plan, Prediction] | None:
 
 
 def decided(entry: Entry) -> Entry:
-    """An entry whose answer is the plan fastest when played, where the closed form cannot tell it
-    from the plan predicted best.
+    """The searcher's result in which the best plan is the one that is fastest in the event
+    simulator, among plans that the closed form cannot tell apart.
     """
     return replace(entry, is_played=entry.faster is not None)
 
 
 def judged(entries: Sequence[Entry]) -> Entry | None:
-    """The searcher's entry with its answer decided; None if no plan fits.
+    """The searcher's result after its best plan has been decided by the event simulator; None if no
+    plan fits.
 
     Of a search that proved its plan the best as predicted, the plan or the rival that is played
     fastest: so the answer depends on the problem alone. Where nothing is proven, the same of all
@@ -395,14 +404,12 @@ def _predicted_s(entry: Entry) -> float:
 
 
 def _tasks(plan: Plan) -> int:
-    """An upper estimate of the number of tasks that an iteration of the plan has in the event
-    simulator.
-    """
+    """An upper estimate of how many tasks an iteration of the plan has in the event simulator."""
     return TASKS_A_BLOCK * plan.micro_batches * plan.layers
 
 
 def front_of(points: Sequence[Point]) -> tuple[Point, ...]:
-    """The Pareto frontier of points (time and memory of a plan), fastest first."""
+    """The Pareto frontier of points (each the time and memory of a plan), fastest first."""
     front: list[Point] = []
     for point in sorted(points):
         if not front or point.memory_bytes < front[-1].memory_bytes:

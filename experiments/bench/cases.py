@@ -1,5 +1,5 @@
-"""The grid of Mist's published evaluation, as cases: a model, a cluster, and the published
-speedups.
+"""The models and clusters of Mist's published evaluation as a list of cases, with the speedups
+published for each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ ATTENTIONS: tuple[Attention, ...] = ("flash", "math")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One cell of the published evaluation's grid: a model on a cluster with a batch size."""
+    """A case of Mist's published evaluation: a model on a cluster with a batch size."""
 
     hardware: str
     model: str
@@ -40,11 +40,11 @@ class Case:
 
     @property
     def num_gpus(self) -> int:
-        """The number of GPUs of the case."""
+        """The number of GPUs in the case's cluster."""
         return self.nodes * self.gpus_per_node
 
     def problem(self, precision: Precision = "fp16") -> Problem:
-        """The case as a problem for searches."""
+        """The case as a problem (workload and cluster) for a search."""
         return Problem(
             workload=Workload(
                 model=catalog.model(self.model),
@@ -72,7 +72,9 @@ def evaluation() -> Mapping[str, Any]:
 
 
 def clusters(hardware: str | None = None) -> list[Mapping[str, Any]]:
-    """The clusters of the evaluation, or the one with a hardware; refuses other hardware."""
+    """The clusters of the evaluation, or only the one with the given hardware; hardware that the
+    evaluation did not use is refused.
+    """
     every = evaluation()["clusters"]
     names = [cluster["hardware"] for cluster in every]
     if hardware is not None and hardware not in names:
@@ -84,7 +86,7 @@ def clusters(hardware: str | None = None) -> list[Mapping[str, Any]]:
 
 
 def case_of(cluster: Mapping[str, Any], family: str, size: str, attention: Attention) -> Case:
-    """A family's model of a size on a cluster of the evaluation."""
+    """The case for a model of a family and a size on a cluster of the evaluation."""
     (cell,) = (place for place in evaluation()["grid"] if place["size"] == size)
     return Case(
         hardware=cluster["hardware"],
@@ -98,12 +100,12 @@ def case_of(cluster: Mapping[str, Any], family: str, size: str, attention: Atten
 
 
 def sizes() -> Sequence[str]:
-    """The sizes of the evaluation, smallest first."""
+    """The model sizes of the evaluation, smallest first."""
     return [place["size"] for place in evaluation()["grid"]]
 
 
 def measured(case: Case) -> Mapping[str, float]:
-    """The published measured speedups of a case, by baseline; most cases have none."""
+    """The published measured speedups of a case by baseline; empty for most cases."""
     for row in evaluation()["measured"]:
         if (row["hardware"], row["model"], row["attention"]) == (
             case.hardware,

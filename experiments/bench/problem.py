@@ -1,5 +1,5 @@
-"""The workload and cluster that a command's options describe, and predictions of plans for them,
-with the reasons for refusals.
+"""The workload and cluster that a command's options describe, and predictions of plans for them or
+the reasons why they are refused.
 """
 
 import argparse
@@ -37,13 +37,14 @@ from mistlab.plan.workload import Workload
 from mistlab.reduction.reduction_text import reduction_named
 from simulators.symbolic import SymbolicPredictor
 
-# Whether a plan fits; "near" means below the limit by less than the prediction error.
+# Whether a plan fits in memory; "near" means that memory is short, or left, by less than the
+# prediction error.
 Fit = Literal["yes", "near", "no"]
 
 # The workload and the cluster that the options of a command describe.
 
 
-# The message of a command that does not support heterogeneous nodes.
+# What a command says that supports only clusters of equal nodes.
 EQUAL_NODES = (
     "this command takes equal nodes alone: give one hardware, or ask tune, compare_searchers or "
     "predict"
@@ -51,20 +52,22 @@ EQUAL_NODES = (
 
 
 def load_equal(path: Path) -> Job:
-    """The job of a plan file, for a command that supports only equal nodes."""
+    """The job of a plan file, for a command that supports only clusters of equal nodes."""
     job = load_job(path)
     check_equal(job, path)
     return job
 
 
 def check_equal(job: Job, path: Path) -> None:
-    """Refuse a plan on heterogeneous nodes, for a command that supports only equal nodes."""
+    """Refuse a plan on different kinds of nodes, for a command that supports only equal nodes."""
     if job.cluster.others:
         reject(f"{path}: cluster.hardware: {job.cluster.name}: {EQUAL_NODES}")
 
 
 def numbers_of(options: argparse.Namespace) -> Mapping[str, Any]:
-    """The hardware figures of a cluster that options override, and the network that they name."""
+    """The hardware figures that options set in place of a cluster's own, and the network file that
+    they name.
+    """
     given = {name: getattr(options, name, None) for name in OF_CLUSTER}
     if isinstance(given["network"], str):
         with as_options():
@@ -84,8 +87,8 @@ def asked_words(workload: Workload, cluster: Cluster) -> str:
 
 
 def check_beside_plan(line: Sequence[str], beside: Iterable[str], where: str) -> None:
-    """Refuse options that a plan file already determines; those named ``beside`` are allowed with a
-    plan. An option counts if it is written, even with its default value.
+    """Refuse options that contradict a plan file, which determines all but those in ``beside``. An
+    option that is written counts even if it has its default value.
     """
     allowed = {f"--{name.replace('_', '-')}" for name in beside}
     flags = dict.fromkeys(word.partition("=")[0] for word in line if word.startswith("--"))
@@ -95,9 +98,7 @@ def check_beside_plan(line: Sequence[str], beside: Iterable[str], where: str) ->
 
 
 def on_cluster_with(job: Job, numbers: Mapping[str, Any]) -> Job:
-    """The job with the hardware figures and the network that options give in place of its
-    cluster's.
-    """
+    """The job on its cluster, with the hardware figures and the network that options give."""
     if not numbers:
         return job
     changes: dict[str, Any] = {**numbers}
@@ -106,8 +107,8 @@ def on_cluster_with(job: Job, numbers: Mapping[str, Any]) -> Job:
 
 
 def room_words(cluster: Cluster) -> str:
-    """The memory of a GPU that plans may use, in GiB, and what the rest is taken by; one figure for
-    each group of nodes.
+    """How many GiB of a GPU's memory plans may use, and what takes the rest, as text; one figure
+    for each group of equal nodes.
     """
     room = " and ".join(f"{room_bytes(one) / GIB_BYTES:.1f}" for one in cluster.of_groups)
     parts = []
@@ -119,14 +120,14 @@ def room_words(cluster: Cluster) -> str:
 
 
 def free_words(cluster: Cluster) -> list[str]:
-    """The memory that plans must keep free, as text."""
+    """The memory of a GPU that plans must leave free, as text."""
     if not cluster.keep_free_gib:
         return []
     return [f"{cluster.keep_free_gib:g} GiB of every GPU are kept free."]
 
 
 def workload_of(options: argparse.Namespace, **instead: Any) -> Workload:
-    """The workload that options describe, with some fields overridden."""
+    """The workload that a command's options describe; ``fields`` replace some of its values."""
     fields = ("sequence_length", "global_batch", "attention", "precision")
     values = {name: getattr(options, name) for name in fields if name not in instead} | instead
     if "model" not in instead:
@@ -135,7 +136,7 @@ def workload_of(options: argparse.Namespace, **instead: Any) -> Workload:
 
 
 def _trained(options: argparse.Namespace) -> dict[str, Any]:
-    """The options that say which weights are trained, for commands that have these options."""
+    """The options that say which weights are trained; empty for commands without such options."""
     train = {"lora": "adapters"}.get(getattr(options, "train", "all"), "")
     given: dict[str, Any] = {
         "train": train or getattr(options, "train", None),
@@ -153,7 +154,7 @@ def _trained(options: argparse.Namespace) -> dict[str, Any]:
 def problem_of(
     options: argparse.Namespace, *, takes_groups: bool = False
 ) -> tuple[Workload, Cluster]:
-    """The workload and the cluster that the common options describe. A cluster with several groups
+    """The workload and the cluster that the common options describe. A cluster with several kinds
     of nodes is refused unless the command ``takes_groups``.
     """
     numbers: dict[str, Any] = {**numbers_of(options)}
@@ -170,14 +171,14 @@ def problem_of(
 
 
 def _nodes_of(options: argparse.Namespace, *, takes_groups: bool) -> dict[str, Any]:
-    """The hardware and the nodes that options name, as fields of a ``Cluster``."""
+    """The hardware and the nodes that options name, as the fields of a ``Cluster``."""
     groups = groups_named(options.hardware, Path())
     if not groups:
         return {"hardware": hardware_from(options.hardware, Path()), "nodes": options.nodes}
     if len(groups) > 1 and not takes_groups:
         refuse("hardware", f"{options.hardware}: {EQUAL_NODES}")
     fields = fields_of(groups)
-    # Options whose nodes equal the default may come with another number of nodes in the file.
+    # A cluster file may set another number of nodes if the option has its default value.
     if options.nodes not in (PROBLEM["nodes"], fields["nodes"]):
         problem = (
             f"{options.nodes}, but --hardware {options.hardware} has {fields['nodes']} nodes: "
@@ -187,21 +188,21 @@ def _nodes_of(options: argparse.Namespace, *, takes_groups: bool) -> dict[str, A
     return fields
 
 
-# Predictions of plans, some of which may be refused: a prediction for each, or the reason.
+# Predictions of plans: for each plan its prediction, or the reason why it was refused.
 
 
 Answer = Prediction | InputError
 
 
 def predicted(job: Job) -> Answer:
-    """The closed form's prediction of a job, or the reason for a refusal."""
+    """The closed form's prediction of a job, or the reason why the job was refused."""
     predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
     return predicted_each(predictor, [job.plan])[0]
 
 
 def predicted_each(predictor: Predictor, plans: Sequence[Plan]) -> Sequence[Answer]:
-    """The prediction of each plan or its refusal: all plans are predicted at once, and halved where
-    one of them is refused.
+    """For each plan its prediction or the refusal. All plans are predicted at once; if one of them
+    is refused, each half is predicted by itself.
     """
     try:
         return predictor.predict_many(plans)
@@ -216,13 +217,15 @@ def predicted_each(predictor: Predictor, plans: Sequence[Plan]) -> Sequence[Answ
 
 
 def order_of(prediction: Prediction) -> tuple[bool, float]:
-    """Sort key of predictions, best first: plans that fit by time, then others by memory."""
+    """A sort key for predictions, best first: plans that fit come first, by time; the others
+    follow, by memory.
+    """
     by = prediction.iteration_s if prediction.fits else prediction.peak_reserved_bytes
     return not prediction.fits, by
 
 
-# A predicted plan's stage with the least free memory, how much is free, and which kind of tensor
-# takes most.
+# Describes how well a predicted plan fits: the stage with the least free memory, how much is free
+# there, and which kind of tensor takes most.
 
 
 # The approximate relative error of predicted memory peaks.
@@ -230,15 +233,16 @@ UNSURE = 0.1
 
 
 def fit_words(job: Job, prediction: Prediction) -> tuple[Fit, str]:
-    """Whether a plan fits, and the margin of its fullest GPU; a peak within the prediction error of
-    the GPU's own limit is reported as uncertain.
+    """A sentence that says whether a plan fits, and how much memory is free on its fullest GPU.
+    Whether it fits is called uncertain if the peak is within the prediction error of the limit.
     """
     lacks = lacking_bytes(job.cluster, job.plan, prediction)
     number = lacks.index(max(lacks))
     room = (prediction.stages[number].peak_reserved_bytes - lacks[number]) / GIB_BYTES
     free = job.cluster.keep_free_gib or 0.0
     over = lacks[number] / GIB_BYTES
-    # The memory kept free is a reserve for underestimated peaks.
+    # The memory that a plan must leave free is a reserve for peaks that are underestimated, so the
+    # plan is compared with the GPU's whole memory.
     is_near = abs(over - free) < UNSURE * (room + free)
     beside = f", beside {free:g} GiB kept free" if free else ""
     of_room = f"{abs(over):.1f} GiB ({abs(over) / room:.0%} of its room){beside}"
@@ -275,7 +279,9 @@ def probable_words(bounds: PeakBounds) -> str:
 
 
 def fullest_words(job: Job, prediction: Prediction) -> Iterator[str]:
-    """The stage whose GPU has the smallest margin, and a node that lacks host memory."""
+    """A sentence that names the stage whose GPU has the least free memory, and any node without
+    enough host memory.
+    """
     lacks = lacking_bytes(job.cluster, job.plan, prediction)
     number = lacks.index(max(lacks))
     fullest = prediction.stages[number]
@@ -297,21 +303,25 @@ def fullest_words(job: Job, prediction: Prediction) -> Iterator[str]:
 
 
 def _held_words(stage: StagePrediction) -> str:
-    """When a stage's memory peaks, and which kind of tensor takes the most bytes then."""
+    """When a stage's memory is fullest, and which kind of tensor takes the most bytes then, as
+    text.
+    """
     phase, _ = largest(stage.memory_by_phase)
     held, size = largest(stage.memory)
     return f"most in the {phase} phase, by {held} ({size / GIB_BYTES:.2f} GiB)"
 
 
 def lacking_bytes(cluster: Cluster, plan: Plan, prediction: Prediction) -> list[float]:
-    """The bytes by which each stage exceeds its GPUs' memory; negative where memory is left."""
+    """For each stage, the bytes by which it exceeds its GPUs' memory; negative if memory is
+    left.
+    """
     rooms = room_of_plan(cluster, plan).tolist()
     pairs = zip(prediction.stages, rooms, strict=True)
     return [stage.peak_reserved_bytes - room for stage, room in pairs]
 
 
 def largest(sizes: MemoryByClass | MemoryByPhase) -> tuple[str, int]:
-    """The name of the field with the most bytes."""
+    """The name of the largest of these fields, each of which is a number of bytes."""
     named = {entry.name: getattr(sizes, entry.name) for entry in fields(sizes)}
     name = max(named, key=lambda field: named[field])
     return name, named[name]

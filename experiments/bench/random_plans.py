@@ -1,4 +1,4 @@
-"""Plans on which predictors are compared: drawn at random, and proposed by searchers.
+"""Plans on which predictors are compared: most are drawn at random, some are proposed by searchers.
 
 They come by problem, so that plans of one problem can be ranked. Problems are the one that commands
 look at by default, and each calibrated hardware of the catalogue on one node, on a few and on many.
@@ -38,34 +38,38 @@ from simulators.symbolic import SymbolicPredictor
 
 Choice = TypeVar("Choice")
 
-# The numbers of nodes of a problem; each hardware gets one number of each group.
+# Numbers of nodes in three groups (small, medium, large); each kind of hardware gets a problem with
+# one number of each group.
 NODES = ((1,), (2, 4), (8, 16, 32, 64))
-# The spaces from which plans are drawn, and whether overlap may be disabled.
+# The search spaces from which plans are drawn, each with whether communication may overlap with
+# computation.
 SPACES = (
     *(("mist", True), ("mist", True), ("+checkpointing", True), ("wide", True), ("aceso", True)),
     *((name, overlap) for name in ("megatron", "deepspeed") for overlap in (True, False)),
 )
-# Searchers that propose plans, each from the space of the same name.
+# The searchers that propose plans; each searches the space that has its name.
 PROPOSING = ("mist", "aceso", "megatron", "deepspeed")
-# The share of plans that searchers propose.
+# The share of the plans that searchers propose.
 PROPOSED = 0.1
 PROPOSING_BUDGET = Budget(evaluations=100)
-# The allowed share of GPU memory taken by a model's states: minimum and maximum.
+# The least and the most that a model's weights, gradients and optimizer states may take of the
+# GPUs' memory, as a share.
 LEAST_HELD, MOST_HELD = 0.05, 0.5
-# The maximum of blocks times micro-batches of a plan: more would take over a second to play.
+# The most blocks times micro-batches that a plan may have: with more, the event simulator would
+# take over a second.
 MOST_BLOCKS = 3000
 MOST_TRIES = 2000
-# The number of draws that must come close to the memory limit, before any plan that fits is
-# accepted.
+# For so many draws only plans close to the memory limit are accepted; after that, any plan that
+# fits.
 TRIES_TO_BE_CLOSE = 50
-# The memory share of a plan's fullest GPU from which the plan is close to the limit.
+# A plan is close to the memory limit if its fullest GPU uses at least this share of its memory.
 CLOSE = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomPlan:
-    """A random plan that fits, with its prediction, the searcher that proposed it, and the number
-    of draws before it that were invalid or did not fit.
+    """A random plan that fits, with its prediction, the searcher that proposed it (if any), and how
+    many draws before it failed.
     """
 
     job: Job
@@ -76,7 +80,7 @@ class RandomPlan:
 
     @property
     def is_close(self) -> bool:
-        """Whether the plan's fullest GPU is within a fifth of the memory limit."""
+        """Whether the plan's fullest GPU uses at least the share ``CLOSE`` of its memory."""
         allocator = self.job.cluster.hardware.allocator
         assert allocator is not None
         room = self.job.cluster.memory_bytes - allocator.outside_bytes
@@ -84,7 +88,7 @@ class RandomPlan:
 
     @property
     def strata(self) -> frozenset[str]:
-        """The properties by which reports group the plan."""
+        """The properties of the plan by which reports group plans, such as "several stages"."""
         plan, cluster = self.job.plan, self.job.cluster
         nodes = "1 node" if cluster.nodes == 1 else "2 to 4 nodes"
         if not plan.overlap_communication:
@@ -112,7 +116,7 @@ class RandomPlan:
 
 
 def micro_batches_words(micro_batches: int, stages: int) -> str:
-    """How many micro-batches a plan has, compared with its stages, in words."""
+    """How the number of micro-batches compares with the number of stages, in words."""
     if micro_batches == 1:
         return "one micro-batch"
     if micro_batches < stages:
@@ -121,8 +125,8 @@ def micro_batches_words(micro_batches: int, stages: int) -> str:
 
 
 def random_plans(count: int, seed: int) -> Iterator[RandomPlan]:
-    """``count`` plans, about equally many per problem, deterministic in the seed; searchers'
-    proposals are included.
+    """Draws ``count`` plans, about equally many for each problem; the same seed gives the same
+    plans. Some are proposed by searchers.
     """
     problems = [*_problems(np.random.default_rng(seed))]
     shares = spread_shares(count, len(problems))
@@ -133,8 +137,8 @@ def random_plans(count: int, seed: int) -> Iterator[RandomPlan]:
 
 
 def _problems(draw: np.random.Generator) -> Iterator[Problem]:
-    """The problems of the draw: the default one, and for each hardware one on each group of numbers
-    of nodes.
+    """The problems (model and cluster) for which plans are drawn: the default one, and for each
+    kind of hardware one with few, one with more and one with many nodes.
     """
     workload, cluster = problem_of(Namespace(**PROBLEM))
     yield Problem(workload=workload, cluster=cluster)
@@ -147,14 +151,14 @@ def _problems(draw: np.random.Generator) -> Iterator[Problem]:
                 gpus_per_node=min(hardware.node.gpus, int(draw.choice([4, 8]))),
             )
             memory_bytes = cluster.memory_bytes * cluster.num_gpus
-            # The shapes of models that are trained from scratch, at any sequence length.
+            # The models that are trained from scratch, whose sequence length may be chosen freely.
             plain = [
                 replace(model, context=None)
                 for model in map(catalog.model, catalog.model_names())
                 if model.has_plain_blocks
             ]
-            # Models whose states take a plausible share of GPU memory; if none does, the largest
-            # model.
+            # The models whose weights, gradients and optimizer states take a plausible share of GPU
+            # memory; if there are none, the largest model.
             models = [
                 model
                 for model in plain
@@ -196,7 +200,7 @@ def _proposed(problem: Problem, predictor: SymbolicPredictor) -> Iterator[Random
 
 
 def _playable(problem: Problem, name: str) -> SearchSpace:
-    """The space without plans whose many micro-batches would take long to play."""
+    """The search space without those plans whose many micro-batches would take long to simulate."""
     workload = problem.workload
     most = max(1, MOST_BLOCKS // workload.model.layers)
     counts = tuple(count for count in divisors(workload.global_batch) if count <= most)
@@ -204,7 +208,7 @@ def _playable(problem: Problem, name: str) -> SearchSpace:
 
 
 class _Drawing:
-    """Draws random plans of one problem."""
+    """Draws random plans for one problem."""
 
     def __init__(
         self, problem: Problem, predictor: SymbolicPredictor, draw: np.random.Generator
@@ -220,8 +224,8 @@ class _Drawing:
         }
 
     def plan(self, *, close: bool) -> RandomPlan | None:
-        """A plan that fits and, if wanted and found within a few draws, is close to the memory
-        limit.
+        """A plan that fits in memory; with ``close``, one that is close to the memory limit, if a
+        few draws find one.
         """
         for missed in range(MOST_TRIES):
             plan = self._drawn()
@@ -236,7 +240,9 @@ class _Drawing:
         return None
 
     def _drawn(self) -> Plan | None:
-        """A plan of one of the spaces, or None if a draw does not divide evenly."""
+        """A random plan of one of the search spaces, or None if the drawn numbers do not divide
+        evenly.
+        """
         name, overlap = SPACES[self.draw.integers(len(SPACES))]
         space = self.spaces[name]
         if not space.unequal_meshes or self.draw.random() < 0.5:
@@ -252,8 +258,8 @@ class _Drawing:
         return choices[int(self.draw.integers(len(choices)))]
 
     def _fitting(self, plan: Plan, *, close: bool) -> tuple[Plan, Prediction] | None:
-        """The plan if it fits; where it should be close to the memory limit, with the fewest
-        recomputed blocks that fit.
+        """The plan if it fits, otherwise None. With ``close``, it gets the fewest recomputed blocks
+        with which it fits.
         """
         if not close:
             prediction = self.predictor.predict(plan)
@@ -274,7 +280,9 @@ class _Drawing:
 
 
 def _by_kind(pipelines: Sequence[Pipeline]) -> dict[str, dict[int, list[Pipeline]]]:
-    """Labels of pipelines: micro-batches compared with stages, and number of stages."""
+    """Groups pipelines by whether they have fewer or more micro-batches than stages, and then by
+    their number of stages.
+    """
     by_kind: dict[str, dict[int, list[Pipeline]]] = defaultdict(lambda: defaultdict(list))
     for pipeline in pipelines:
         kind = micro_batches_words(pipeline.micro_batches, pipeline.num_stages)

@@ -1,4 +1,4 @@
-"""Processes many items in parallel, and caches a predictor's answers."""
+"""Processes many items in parallel, and caches the answers of a predictor."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +19,9 @@ from simulators.symbolic import SymbolicPredictor
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-# Fewer items are processed without starting a process, which takes two seconds.
+# Fewer items than this are processed without starting a process, which takes two seconds.
 FEW = 4
-# More processes need more memory than they save time.
+# The most processes at a time: more would need much memory and save little time.
 MOST = 8
 
 
@@ -33,8 +33,8 @@ def answers(
     *,
     side_by_side: bool = True,
 ) -> Iterator[tuple[Item, Answer]]:
-    """Each item with its answer, in order, and progress on standard error. Small items are answered
-    in this process, which costs less CPU time than ``side_by_side``.
+    """Yields each item with its answer, in order, and reports progress on standard error. A few
+    items are answered in this process, which takes less CPU time than ``side_by_side``.
     """
     processes = min(MOST, os.cpu_count() or 1, len(items)) if side_by_side else 1
     if processes == 1 or len(items) < FEW:
@@ -49,15 +49,16 @@ def answers(
     yield from zip(study.counted(items, what), outcomes, strict=True)
 
 
-# Caches a predictor's answers about stages, for searches that repeat questions.
+# Caches a predictor's answers about stages, for searches that ask the same questions again.
 #
-# A search asks about many candidates at once, and a search of a larger space often asks about the
-# same candidates in the same order. The answer is the same, so results do not change.
+# A search asks about many candidates at once, and the search of a larger space often asks about the
+# same candidates in the same order. The cached answer is the one that the predictor would give, so
+# results do not change.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """A predictor with a cache of its answers about stages, by the question and the candidates'
+    """A predictor that caches its answers about stages, by the question and the candidates'
     columns.
     """
 
@@ -79,13 +80,15 @@ class Remembered:
     def stage_bounds(
         self, least: StageBatch, most: StageBatch, *, engine: str = "mistlab"
     ) -> StageCosts | None:
-        """Lower bounds on the costs of all candidate stages between two given ones."""
+        """Lower bounds of the costs of all candidates for stages that lie between those of two
+        batches.
+        """
         return self._answer(self.predictor.stage_bounds, least, most, engine=engine)
 
     def part_seconds(
         self, least: StageBatch, most: StageBatch | None = None, *, engine: str = "mistlab"
     ) -> StageSeconds:
-        """The seconds of each part of a model, for an order of passes without a closed form."""
+        """The seconds of each part of a model, for a pipeline schedule without a closed form."""
         batches = (least,) if most is None else (least, most)
         return self._answer(self.predictor.part_seconds, *batches, engine=engine)
 
@@ -115,13 +118,13 @@ class Remembered:
 
 
 def _digest(batches: Sequence[StageBatch | StagesInOrder]) -> bytes:
-    """A hash of all columns of a question, kept instead of the columns, which would take more
-    memory than the answers.
+    """A hash of all columns of a question; it is kept in place of the columns, which would take
+    more memory than the answers.
     """
     parts = []
     for batch in batches:
-        # The dtype's character code, because NumPy takes longer to format a dtype's name than for
-        # all other work here.
+        # The character code of the dtype is used, since NumPy takes longer to format a dtype's name
+        # than for everything else here.
         kinds = [(name, column.dtype.char) for name, column in batch.columns.items()]
         parts.append(f"{len(batch)} {kinds}".encode())
         parts += [column.tobytes() for column in batch.columns.values()]

@@ -1,4 +1,4 @@
-"""Turns the options of search commands into problems, spaces, searchers and budgets."""
+"""Turns the options of search commands into a problem, a search space, searchers and a budget."""
 
 import argparse
 from collections.abc import Sequence
@@ -20,13 +20,15 @@ from searchers.savings import why_empty
 from searchers.strategy import NeedsStageCosts
 from simulators.registry import PREDICTORS
 
-# Searchers that are grids over spaces of their own, and ignore the space that other searchers are
-# given.
+# Searchers that predict every plan of a fixed space of their own, whatever space the other
+# searchers get.
 OWN_SPACES = ("megatron", "deepspeed", "megatron:published", "deepspeed:published")
 
 
 def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
-    """The problem and the space of the options; refuses a problem that no plan can divide."""
+    """The problem and the search space that the options describe; refuses a problem for which no
+    plan divides evenly.
+    """
     workload, cluster = problem_of(options, takes_groups=True)
     space = space_called(options.space or usual_space(workload.model), options.engine)
     with as_options():
@@ -43,14 +45,16 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
 
 
 def usual_space(model: ModelSpec) -> str:
-    """The default search space. Models with experts get one with expert parallelism, which space
-    ``mist`` lacks: DeepSeek-V3 would fit on no cluster without it.
+    """The default search space. A model with experts gets a space with expert parallelism, which
+    space ``mist`` lacks and without which DeepSeek-V3 would fit on no cluster.
     """
     return "mist" if model.experts is None else "moe"
 
 
 def space_called(called: str, engines: str | None) -> SearchSpace:
-    """The search space of this name or file, restricted to the given engines, if any."""
+    """The search space of this name or file; if engines are given, only its plans for these
+    engines.
+    """
     with about("--space"):
         space = space_from(called, Path())
     if engines is None or engines == space.engine:
@@ -63,13 +67,15 @@ def space_called(called: str, engines: str | None) -> SearchSpace:
 
 
 def space_for(searcher: str, space: SearchSpace) -> SearchSpace:
-    """The space that a searcher searches where ``--space`` says ``space``: grids have their own."""
+    """The space that a searcher searches if ``--space`` is ``space``: grid searches have a space of
+    their own.
+    """
     return space_of(searcher) if searcher in OWN_SPACES else space
 
 
 def searchers_called(names: Sequence[str], predictor: str = "symbolic") -> list[str]:
-    """Distinct names of searchers; refuses unknown ones, and those that need more than the
-    predictor provides.
+    """The searchers with these names, without repetitions; refuses unknown names, and searchers
+    that need more than the predictor offers.
     """
     for name in names:
         if name not in SEARCHERS:
@@ -91,7 +97,7 @@ def can_ask(searcher: str, predictor: str) -> bool:
 
 
 def budget_of(options: argparse.Namespace, default: Budget) -> Budget:
-    """The requested budget, or the default."""
+    """The search budget that the options ask for, or the default."""
     evaluations, seconds = options.budget_evaluations, options.budget_seconds
     cpu_seconds = options.budget_cpu_seconds
     if evaluations is None and seconds is None and cpu_seconds is None:

@@ -1,5 +1,5 @@
-"""Random plans in regimes where pipelines stall (queued sends, slow links, hosts, offloading), on
-which predictors are compared.
+"""Random plans in which pipelines often stall (queued sends, slow links, slow hosts, offloading),
+on which predictors are compared.
 
 Networks between nodes are slow, micro-batches few, hosts slower than their GPUs, GPUs unlike,
 blocks unlike, stages many. Plans of Mist's space are drawn choice by choice, with meshes and
@@ -30,13 +30,15 @@ from searchers.meshes import divisors
 from searchers.savings import Chooser, chosen_plan
 from simulators.symbolic import SymbolicPredictor
 
-# The engines of plans that shard all stages equally; an engine with more weight is repeated.
+# The engines of plans whose stages are all equal; an engine that is listed twice is drawn twice as
+# often.
 ENGINES_DRAWN = (
     *("megatron-core", "megatron-core", "mistlab", "mistlab", "megatron", "nanotron"),
     *("megatron-bridge", "megatron-fsdp", "fsdp", "deepspeed", "zero-bubble", "aceso"),
 )
 V_ORDERS = ("zb-v", "v-half", "v-min", "dualpipe-v")
-# The maximum of blocks times micro-batches of a plan: more would take over half a second to play.
+# The most blocks times micro-batches that a plan may have: with more, the event simulator would
+# take over half a second.
 MOST_BLOCKS = 640
 MOST_STAGES = 48
 MOST_TRIES = 400
@@ -45,8 +47,8 @@ PROBLEMS_OF_A_REGIME = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regime:
-    """A regime in which pipelines stall, as the choices of models, hardware, orders and batches
-    from which its problems are drawn.
+    """One set of conditions under which pipelines stall, such as slow links: the models, hardware,
+    schedules and batches from which its problems are drawn.
 
     Hardware after the first is of further nodes. ``by_choices`` is the share of plans that are
     drawn choice by choice from Mist's space. The others take their orders from ``orders`` as far
@@ -155,13 +157,15 @@ REGIMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrainedPlan(RandomPlan):
-    """A random plan of a regime."""
+    """A random plan under one of the conditions in which pipelines stall."""
 
     regime: str
 
     @property
     def strata(self) -> frozenset[str]:
-        """The properties by which reports group the plan."""
+        """The properties of the plan by which reports group plans, such as the conditions under
+        which its pipeline stalls.
+        """
         plan = self.job.plan
         has = {
             "in a V": plan.order in V_ORDERS,
@@ -174,7 +178,9 @@ class StrainedPlan(RandomPlan):
 
 
 def strained_strata() -> Mapping[str, float]:
-    """The properties by which reports group plans, and the minimum share of plans with each."""
+    """The properties by which reports group plans, each with the least share of plans that must
+    have it.
+    """
     names = ("several stages", "offloading", "ZeRO-2 or 3", "up to four micro-batches")
     engines = dict.fromkeys(f"engine {name}" for name in dict.fromkeys(ENGINES_DRAWN))
     return {
@@ -188,7 +194,9 @@ def strained_strata() -> Mapping[str, float]:
 def strained_plans(
     count: int, seed: int, regimes: Sequence[Regime] = REGIMES
 ) -> Iterator[StrainedPlan]:
-    """``count`` plans, about equally many per regime, deterministic in the seed."""
+    """Draws ``count`` plans, about equally many for each set of conditions (``Regime``); the same
+    seed gives the same plans.
+    """
     problems = [(regime, number) for number in range(PROBLEMS_OF_A_REGIME) for regime in regimes]
     shares = spread_shares(count, len(problems))
     for index, ((regime, number), wanted) in enumerate(zip(problems, shares, strict=True)):
@@ -203,7 +211,9 @@ def strained_plans(
 
 
 class _OfRegime:
-    """Draws plans of one problem of a regime; bandwidths and batches vary from plan to plan."""
+    """Draws plans for one problem of a ``Regime``; bandwidths and batches differ from plan to
+    plan.
+    """
 
     def __init__(self, regime: Regime, number: int, draw: np.random.Generator) -> None:
         self.regime, self.draw = regime, draw
@@ -216,7 +226,7 @@ class _OfRegime:
         self.chooser = Chooser(lambda _, options: int(draw.integers(options)))
 
     def fitting(self) -> StrainedPlan | None:
-        """A valid plan that fits, if a few draws find one."""
+        """A valid plan that fits in memory; None if a few draws find none."""
         for missed in range(MOST_TRIES):
             problem = self._problem()
             try:
@@ -265,8 +275,8 @@ class _OfRegime:
         return self._equal(problem)
 
     def _by_choices(self, problem: Problem) -> Plan | None:
-        """A plan of Mist's space with independent choices for each stage; few micro-batches are as
-        likely as many.
+        """A plan of Mist's search space in which each stage makes its own choices; few
+        micro-batches are as likely as many.
         """
         workload = problem.workload
         most = max(1, MOST_BLOCKS // workload.model.layers)
@@ -275,8 +285,8 @@ class _OfRegime:
         return chosen_plan(problem, space, self.chooser)
 
     def _equal(self, problem: Problem) -> Plan | None:
-        """A plan whose stages all have the same parallel degrees, or None if a draw does not divide
-        evenly.
+        """A plan whose stages all have the same parallel degrees; None if the drawn numbers do not
+        divide evenly.
         """
         regime, draw = self.regime, self.draw
         engine = str(draw.choice([*regime.engines]))
@@ -287,8 +297,8 @@ class _OfRegime:
         return replace(plan, order=self._order(engine, stages))
 
     def _order(self, engine: str, stages: int) -> str:
-        """One of the regime's schedule orders that the engine runs; in two of three plans the
-        default order, unless the regime names orders.
+        """A pipeline schedule of the ``Regime`` that the engine can run. Two of three plans get the
+        default one, unless the regime lists schedules.
         """
         row, wanted = ENGINES[engine], self.regime.orders
         runs = [one for one in wanted if row.takes_orders or one in (DEFAULT_ORDER, *row.orders)]

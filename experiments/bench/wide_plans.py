@@ -24,7 +24,7 @@ from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, ORDERS, SPLIT
 from mistlab.schedule.placement import even_shares, spread_shares
 from simulators.symbolic import SymbolicPredictor
 
-# The models, each with the numbers of eight-GPU nodes on which it is drawn.
+# The models, each with the numbers of eight-GPU nodes for which plans are drawn.
 MODELS = {
     "gpt3-7b": (1, 2),
     "llama3-8b": (1, 2, 4),
@@ -37,7 +37,8 @@ MODELS = {
 }
 HARDWARE = ("a100-80gb", "h100-80gb", "h200-141gb", "b200-180gb")
 GPUS_OF_A_NODE = 8
-# The maximum of blocks times micro-batches of a plan: more would take over a second to play.
+# The most blocks times micro-batches that a plan may have: with more, the event simulator would
+# take over a second.
 MOST_BLOCKS = 1000
 MOST_TRIES = 400
 FEWEST_OF_A_PROBLEM = 20
@@ -50,7 +51,7 @@ class WidePlan(RandomPlan):
 
     @property
     def strata(self) -> frozenset[str]:
-        """The properties by which reports group the plan."""
+        """The properties of the plan by which reports group plans, such as "context parallel"."""
         plan, stage = self.job.plan, self.job.plan.stages[0]
         experts = self.job.workload.model.experts is not None
         has = {
@@ -77,7 +78,9 @@ class WidePlan(RandomPlan):
 
 
 def wide_strata() -> dict[str, float]:
-    """The properties by which reports group plans; no minimum share of plans is asked for any."""
+    """The properties by which reports group plans; none of them needs a least share of the
+    plans.
+    """
     named = (
         *("several stages", "one stage", "uneven layers"),
         *("1f1b", "interleaved", "zero bubble", "gpipe"),
@@ -91,7 +94,8 @@ def wide_strata() -> dict[str, float]:
 
 
 def wide_plans(count: int, seed: int) -> Iterator[WidePlan]:
-    """``count`` plans, about equally many per model and hardware, deterministic in the seed.
+    """Draws ``count`` plans, about equally many for each model and hardware; the same seed gives
+    the same plans.
 
     Few plans are of fewer problems: each problem's expressions take a second or two to compile.
     """
@@ -104,7 +108,8 @@ def wide_plans(count: int, seed: int) -> Iterator[WidePlan]:
         predictor = SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
         without_plans: set[str] = set()
         for nth in range(wanted):
-            # Engines take turns; one without a plan that fits is skipped from then on.
+            # Each plan starts with another engine; an engine for which no plan fits is skipped from
+            # then on.
             begin = (number + nth) % len(engines)
             for engine in (*engines[begin:], *engines[:begin]):
                 if engine in without_plans:
@@ -138,7 +143,7 @@ def _problems(draw: np.random.Generator) -> Iterator[Problem]:
 def _fitting(
     problem: Problem, predictor: SymbolicPredictor, engine: str, draw: np.random.Generator
 ) -> WidePlan | None:
-    """A valid plan of an engine that fits, if a few draws find one."""
+    """A valid plan of an engine that fits in memory; None if a few draws find none."""
     if ENGINES[engine].precision_problem(problem.workload.precision):
         return None
     for missed in range(MOST_TRIES):
@@ -156,8 +161,8 @@ def _fitting(
 
 
 def _drawn(problem: Problem, engine: str, draw: np.random.Generator) -> Plan | None:
-    """A plan whose stages all have the same parallel degrees, or None if a draw does not divide
-    evenly.
+    """A plan whose stages all have the same parallel degrees; None if the drawn numbers do not
+    divide evenly.
     """
     row, workload = ENGINES[engine], problem.workload
     layers, gpus = workload.model.layers, problem.cluster.num_gpus
@@ -226,9 +231,9 @@ def equal_plan(
     levels: Sequence[int],
     draw: np.random.Generator,
 ) -> Plan | None:
-    """A plan of an engine with equal degrees on this many stages and one of some supported ZeRO
-    levels; None if a draw does not divide evenly. A quarter of the pipelines have one more block on
-    the first stage, and one less on the last.
+    """A plan of an engine with equal parallel degrees on this many stages; None if the drawn
+    numbers do not divide evenly. A quarter of the pipelines have one more block on the first stage,
+    and one less on the last.
     """
     workload, cluster = problem.workload, problem.cluster
     layers = workload.model.layers

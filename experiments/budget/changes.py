@@ -1,4 +1,4 @@
-"""Changes of a plan that save memory, singly and in combination.
+"""Changes of a plan that save memory, one at a time and in combination.
 
 A kind is one way to save: blocks recomputed, ZeRO, a ratio of offloading, the micro-batch, a degree
 of the mesh. Each has values from mild to strong, and changes all stages alike.
@@ -26,7 +26,7 @@ DEGREES = (2, 4, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of a plan: its description, its kind, and a function that makes it."""
+    """A possible change of a plan: its description, its kind, and the function that applies it."""
 
     kind: str
     words: str
@@ -35,7 +35,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changed:
-    """A plan after some changes."""
+    """A plan to which some changes have been applied."""
 
     changes: tuple[Change, ...]
     job: Job
@@ -47,13 +47,15 @@ class Changed:
 
 
 def single(job: Job) -> Iterator[Changed]:
-    """The plan after every single change that saves memory, in steps of an eighth."""
+    """The plan after each single change that saves memory; shares change in steps of an eighth."""
     for change in _of_kinds(job, EIGHTHS):
         yield from _changed(job, (change,))
 
 
 def together(job: Job, number: int) -> Iterator[Changed]:
-    """The plan after every combination of this many changes of different kinds, in coarse steps."""
+    """The plan after every combination of this many changes of different kinds; shares change in
+    coarse steps.
+    """
     changes_ = _of_kinds(job, EIGHTHS if number == 2 else QUARTERS)
     by_kind = grouped(changes_, lambda change: change.kind)
     for kinds in combinations(by_kind.values(), number):
@@ -62,8 +64,8 @@ def together(job: Job, number: int) -> Iterator[Changed]:
 
 
 def spread(job: Job, cluster: Cluster, times: int) -> Iterator[Job]:
-    """The job on several times as many GPUs, used for more replicas, more stages, or more tensor
-    parallelism.
+    """The job on several times as many GPUs, which become more replicas, more stages, or more
+    tensor parallelism.
     """
     plan = job.plan
     plans = [
@@ -86,7 +88,7 @@ def _with_times(plan: Plan, name: str, times: int) -> tuple[StagePlan, ...]:
 
 
 def _changed(job: Job, changes: Sequence[Change]) -> Iterator[Changed]:
-    """The job after the changes, if it is valid and different."""
+    """The job after the changes; None if it is invalid or equal to the original."""
     plan: Plan | None = job.plan
     for change in changes:
         before = plan
@@ -102,8 +104,8 @@ def _changed(job: Job, changes: Sequence[Change]) -> Iterator[Changed]:
 
 
 def _of_kinds(job: Job, shares: Sequence[float]) -> Iterator[Change]:
-    """The changes of a plan of some kinds; changes of parallel degrees come first, since the other
-    changes depend on the number of stages.
+    """The possible changes of a plan of certain kinds. Changes of parallel degrees come first,
+    since other changes depend on the number of stages.
     """
     plan = job.plan
     engine = ENGINES[plan.engine]
@@ -148,7 +150,7 @@ def _stagewise(change: Callable[[StagePlan], StagePlan]) -> Callable[[Plan], Pla
 
 def _at_least(values: Mapping[str, float]) -> Callable[[Plan], Plan | None]:
     """A change that raises dimensions of every stage, such as its ZeRO level, to at least the given
-    values; stages of one rank shard nothing.
+    values; a stage without replicas has nothing to shard, and stays.
     """
 
     def change(stage: StagePlan) -> StagePlan:
@@ -161,8 +163,8 @@ def _at_least(values: Mapping[str, float]) -> Callable[[Plan], Plan | None]:
 
 
 def _count(name: str, share: float) -> Callable[[Plan], Plan | None]:
-    """A change that raises a number of blocks, such as recomputed ones, to at least a share of each
-    stage's blocks.
+    """A change that raises a number of blocks, such as that of recomputed ones, to at least a given
+    share of each stage's blocks.
     """
 
     def change(stage: StagePlan) -> StagePlan:
@@ -214,7 +216,9 @@ def _pipeline(degree: int, plan: Plan) -> Plan | None:
 
 
 def _parts(stage: StagePlan, degree: int, replicas: int) -> Iterator[StagePlan]:
-    """A stage's blocks distributed over several stages that otherwise equal it."""
+    """Several stages in place of one, among which its blocks are divided; otherwise they equal
+    it.
+    """
     for layers in even_shares(stage.layers, degree):
         counts = {
             name: min(layers, -(-stage.degree(name) * layers // stage.layers))

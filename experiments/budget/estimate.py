@@ -1,4 +1,4 @@
-"""The duration and the bill of a training, by a formula and by predictions."""
+"""Estimates of how long a training takes and what it costs, by a formula and by predictions."""
 
 import argparse
 import math
@@ -40,18 +40,20 @@ from mistlab.plan.workload import Workload
 from searchers.methods.rule import plan_by_rule
 
 DAY_S = 86_400.0
-# The search budget, in evaluations rather than seconds, so that equal runs give equal plans.
+# The search budget counts evaluations rather than seconds, so that equal runs give equal plans.
 BUDGET = Budget(evaluations=100_000)
 # The model of the default question; the page also lists published runs of this model.
 GPT = "gpt3-175b"
 LLAMA_SEQUENCE = 2048
-# The tokens of a batch for models whose published training names none.
+# The tokens of a batch, for models whose publication does not state the batch.
 BATCH_TOKENS = 2.0**22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A training to estimate: the problem, its tokens, and the prices per hour."""
+    """A training to estimate: the problem (workload and cluster), its number of tokens, and the
+    prices per hour.
+    """
 
     problem: Problem
     tokens: float
@@ -61,14 +63,14 @@ class Question:
     goodput: float
 
     def formula(self) -> Row:
-        """The training days and costs by the formula 8TP/(NFU): tokens T, parameters P, GPUs N,
-        peak rate F, utilisation U.
+        """The days and the cost of a training by the formula 8TP/(NFU): tokens T, parameters P,
+        GPUs N, peak rate F, utilisation U.
         """
         return self._row("formula", training_s(**self._sizes, utilisation=self.utilisation))
 
     def predicted(self, way: str, answer: tuple[Plan, Prediction] | None) -> Row:
-        """The training days and costs by a plan's predicted iteration time; without days if there
-        is no plan.
+        """The days and the cost of a training from a plan's predicted iteration time; without days
+        if there is no plan.
         """
         if answer is None or not answer[1].fits:
             none = {"way": way, "days": None, "plan": answer and plan_words(answer[0])}
@@ -89,7 +91,9 @@ class Question:
 
     @property
     def _sizes(self) -> dict[str, Any]:
-        """The inputs of the formula 8TP/(NFU): parameters, tokens, GPUs, and the rate of a GPU."""
+        """The numbers that the formula 8TP/(NFU) needs: parameters P, tokens T, GPUs N, and the
+        rate F of a GPU.
+        """
         cluster, work = self.problem.cluster, self.problem.workload
         peak = cluster.peak_flop_per_s(work.precision)
         sizes = {"tokens": self.tokens, "parameters": self.parameters, "gpus": cluster.num_gpus}
@@ -142,7 +146,7 @@ def estimate(options: argparse.Namespace) -> int:
 
 
 def _rented(options: argparse.Namespace) -> int:
-    """The answer for each kind of GPU in a table of prices."""
+    """Estimate the training on each kind of GPU in a table of prices; returns the exit status."""
     for name in ("plan",):
         if getattr(options, name) is not None:
             reject(f"--{name}: names its GPUs, and --prices compares others: leave one out")
@@ -193,7 +197,7 @@ def _rows(question: Question, plan: Plan | None, *, quick: bool) -> Iterator[Row
 
 
 def _question(options: argparse.Namespace) -> tuple[Question, Plan | None]:
-    """The question in the options, and the given plan, if any."""
+    """The training that the options describe, and the plan that they give, if any."""
     plan = None
     if options.plan is not None:
         job = load_equal(options.plan)
@@ -221,7 +225,9 @@ def _check_shares(options: argparse.Namespace) -> None:
 
 
 def _problem(options: argparse.Namespace) -> Problem:
-    """The problem; by default with the batch of the model's published training."""
+    """The workload and cluster of the training; by default with the batch size that the model was
+    trained with.
+    """
     with as_options():
         trained = model_from(options.model, options.out.parent).trained
     tokens = BATCH_TOKENS if trained is None else trained.batch_tokens or BATCH_TOKENS
@@ -265,7 +271,7 @@ def _prices(options: argparse.Namespace, cluster: Cluster) -> Prices:
 
 
 def _billed(options: argparse.Namespace) -> int:
-    """The bill for a given number of GPU hours."""
+    """The bill for a number of GPU hours that the options give."""
     if not 0 < options.gpu_hours < math.inf:
         reject(f"--gpu-hours: {options.gpu_hours:g} is not above 0: give hours above 0")
     options.global_batch = options.global_batch or 1
@@ -277,7 +283,7 @@ def _billed(options: argparse.Namespace) -> int:
     return study.end(report_of(study, prices))
 
 
-# An estimate as text: tables for the question, and for published trainings.
+# Writes an estimate as text: a table for the question, and one for published trainings.
 
 
 WAYS = {
@@ -290,7 +296,7 @@ WAYS = {
 
 
 def report_of(study: Study, prices: Prices) -> Report:
-    """The report of the study."""
+    """The text and tables of an estimate."""
     estimates = [row for row in study.rows if row["way"] in WAYS]
     runs = [row for row in study.rows if row["way"] == "published run"]
     bills = [row for row in study.rows if row["way"] == "published bill"]
@@ -320,7 +326,7 @@ def report_of(study: Study, prices: Prices) -> Report:
 
 
 def _by_way(rows: Sequence[Row]) -> dict[str, list[float | None]]:
-    """The training days of each run by each method of estimation."""
+    """For each published run, its training days by each way to estimate them."""
     days = {(row["run"], row["way"]): row["days"] for row in rows}
     runs = [*dict.fromkeys(row["run"] for row in rows)]
     ways = dict.fromkeys(row["way"] for row in rows)
@@ -438,15 +444,15 @@ def _beside(estimates: Sequence[Row], runs: Sequence[Row]) -> Iterator[str]:
         )
 
 
-# Published runs and bills, recomputed from their inputs.
+# Recomputes published runs and bills from their inputs.
 
 
 FILE = "published_bills.yaml"
 
 
 def known_rows() -> Iterator[dict[str, Any]]:
-    """Rows of the known table: each published run by the formula 8TP/(NFU), and each published
-    bill.
+    """The rows of the table of known trainings: each published run by the formula 8TP/(NFU), and
+    each published bill.
     """
     text = files("experiments.budget").joinpath(FILE).read_text(encoding="utf-8")
     content = parse_yaml(text, FILE)

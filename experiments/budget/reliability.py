@@ -1,5 +1,5 @@
-"""Time lost to failures: in closed form, simulated, and plotted over intervals and numbers of
-GPUs.
+"""The time that a training loses to failing GPUs: in closed form, simulated, and drawn over
+checkpoint intervals and numbers of GPUs.
 """
 
 import argparse
@@ -27,18 +27,18 @@ from simulators.failures import played
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 QUICK_RUNS = 20
-# The largest number of failures simulated for one row; if more are expected, fewer runs are
-# simulated.
+# The most failures that are simulated for one row; if more are expected, fewer runs are simulated.
 MOST_FAILURES = 1_000_000
-# Factors applied to the best checkpoint interval and to the number of GPUs, for further rows of the
-# table.
+# Further rows of the table multiply the best checkpoint interval, and the number of GPUs, by these
+# factors.
 INTERVALS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 SIZES = (0.25, 1.0, 4.0, 16.0)
-# Factors by which checkpoints may be faster, as when they are written asynchronously.
+# By what factors checkpoints may become faster, for instance if they are written asynchronously.
 FASTER_CHECKPOINTS = (4, 16, 64)
 # The largest accepted ``--days``: longer than any training, and short enough to simulate.
 MOST_DAYS = 10_000
-# The Llama 3 Herd of Models (2024), 3.3.4: unexpected interruptions, effective training time.
+# Figures of the Llama 3 training from "The Llama 3 Herd of Models" (2024), section 3.3.4: GPUs,
+# days, unexpected interruptions, and the share of effective training time.
 LLAMA_GPUS, LLAMA_DAYS, LLAMA_FAILURES, LLAMA_GOODPUT = 16_384, 54, 419, 0.9
 LLAMA_HOURS_PER_FAILURE = LLAMA_GPUS * LLAMA_DAYS * 24 / LLAMA_FAILURES
 WORDS = {
@@ -88,8 +88,8 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _asked(given: Reliability, interval_s: float, best_s: float) -> list[Row]:
-    """The cases of the table: the given one, then others by checkpoint interval, number of GPUs and
-    checkpoint time.
+    """The rows of the table: the training asked about, and then the same with other checkpoint
+    intervals, numbers of GPUs and checkpoint times.
     """
     rows: list[Row] = [{"kind": "asked", "given": given, "interval_s": interval_s}]
     rows += [{"kind": "interval", "given": given, "interval_s": by * best_s} for by in INTERVALS]
@@ -129,7 +129,9 @@ def _row(asked: Row, options: argparse.Namespace) -> Row:
 def _played(
     given: Reliability, interval_s: float, seconds: float, options: argparse.Namespace
 ) -> Row:
-    """The means over simulated runs of a case, and the lowest and highest goodput among them."""
+    """The means over the simulated runs of a row, and the lowest and the highest goodput among
+    them.
+    """
     wanted = min(options.runs, QUICK_RUNS) if options.quick else options.runs
     runs = max(1, min(wanted, int(MOST_FAILURES / max(1.0, failures_in(given, seconds)))))
     draw = np.random.default_rng(options.seed)
@@ -226,7 +228,9 @@ def _minutes(row: Row) -> str:
 
 
 def _progress(form: Callable[[Row], str], otherwise: str = "") -> Callable[[Row], str]:
-    """A table cell, filled only if the case makes progress in spite of failures."""
+    """The text of a table cell; empty if failures are so frequent that a training makes no
+    progress.
+    """
     return lambda row: form(row) if row["makes_progress"] else otherwise
 
 
@@ -275,7 +279,9 @@ def _pictures(study: Study) -> Sequence[Lines | Bars]:
 
 
 def _beside(given: Reliability) -> Iterator[str]:
-    """The goodput of a published run, beside the goodput predicted from its failures."""
+    """Compares the published goodput of a run with the goodput predicted from its number of
+    failures, as text.
+    """
     published = replace(given, gpus=LLAMA_GPUS, gpu_hours_between_failures=LLAMA_HOURS_PER_FAILURE)
     interval_s = best_interval_s(published)
     shares = shares_of(published, interval_s)

@@ -1,4 +1,6 @@
-"""A training on each kind of GPU in a table of prices: hours, dollars, and the best choice."""
+"""Finds the best rented GPUs for a training: its hours and dollars on each kind of GPU in a table
+of prices.
+"""
 
 import argparse
 import math
@@ -36,14 +38,14 @@ _HOURS = re.compile(r"([0-9]*\.?[0-9]+) ?(h|d)(?:ours|ays)?")
 
 
 def hours_until(text: str, now: datetime) -> float:
-    """The hours until the end of a day (``friday``, ``2026-12-04``), until a minute
-    (``2026-12-04T18:00``), or a given duration (``36h``, ``3d``).
+    """The hours that are left until a deadline: the end of a day (``friday``, ``2026-12-04``), a
+    minute (``2026-12-04T18:00``), or a duration from now (``36h``, ``3d``).
     """
     asked = text.strip().casefold()
     if match := _HOURS.fullmatch(asked):
         hours = float(match[1]) * (24 if match[2] == "d" else 1)
     elif asked in DAYS:
-        # The end of a day; today's name means the end of today.
+        # A weekday means the end of the next such day; today's name means the end of today.
         until = (DAYS.index(asked) - now.weekday()) % 7 + 1
         hours = (_midnight(now) + timedelta(days=until) - now) / timedelta(hours=1)
     else:
@@ -67,7 +69,9 @@ def _midnight(now: datetime) -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RentedRun:
-    """A training on some GPUs of a kind, with its plan; or the reason why there is none."""
+    """A training on some number of GPUs of one kind, with its plan, or the reason why it is not
+    possible.
+    """
 
     price: GpuPrice
     gpus: int
@@ -76,7 +80,7 @@ class RentedRun:
     why: str = ""
 
     def row(self) -> Row:
-        """The row of the study."""
+        """The row of the result table for this choice of GPUs."""
         return {
             "hardware": self.price.hardware,
             "gpus": self.gpus,

@@ -1,4 +1,4 @@
-"""Whether a plan fits, and the cheapest change that makes it fit."""
+"""Tells whether a plan fits in memory and, if not, finds the cheapest change that makes it fit."""
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,12 +38,14 @@ from mistlab.plan.plan_words import plan_words
 from mistlab.schedule.placement import even_shares
 from simulators.symbolic import SymbolicPredictor
 
-# A changed plan that is tried in place of one that does not fit, with its cost.
+# A changed plan that is tried in place of a plan that does not fit, with its cost.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A changed plan with its prediction: the kind of attempt, and a description of the changes."""
+    """A changed plan with its prediction, a description of the changes, and where it is tried (on
+    these GPUs, on more, or on others).
+    """
 
     changed: Changed
     kind: str
@@ -52,20 +54,21 @@ class Tried:
 
     @property
     def job(self) -> Job:
-        """The plan with its workload and cluster."""
+        """The changed plan with its workload and cluster."""
         return self.changed.job
 
     @property
     def group(self) -> str:
-        """The kinds of the changes, joined."""
+        """The kinds of the plan's changes, joined to one text."""
         return " and ".join(change.kind for change in self.changed.changes)
 
 
-# Whether a plan fits, as text and as pictures of its memory by class.
+# Shows whether a plan fits, as text and as pictures of its memory by kind of content (weights,
+# activations, ...).
 
 
 def report_of(study: Study, asked: Tried, cheapest: Tried | None) -> Report:
-    """The report of a ``will_it_fit`` study, from its rows."""
+    """The report of the command ``will_it_fit``, made from its result rows."""
     row = study.rows[0]
     work, cluster = asked.job.workload, asked.job.cluster
     title = f"Will it fit: {work.model.name} on {cluster.num_gpus} {cluster.hardware.name}"
@@ -103,13 +106,13 @@ def _verdict(row: Row) -> str:
 
 
 def _probable(row: Row) -> str:
-    """The probability of the verdict, as a sentence."""
+    """A sentence with the probability that the plan fits, or that it does not."""
     sentence: str = row["probable"]
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def _memory(row: Row) -> str:
-    """The classes of memory (weights, gradients, states, activations, ...) on the fullest GPU,
+    """What fills the memory of the fullest GPU (weights, gradients, states, activations, ...),
     largest first.
     """
     held = sorted(row["memory"].items(), key=lambda item: -item[1])
@@ -166,12 +169,12 @@ def _pictures(asked: Tried, cheapest: Tried | None) -> Iterator[Drawn]:
             yield Drawn(name=name, caption=caption, draw=draw)
 
 
-# Options that are allowed with a plan file; all others are determined by the plan.
+# The options that may be given together with a plan file; all others are determined by the plan.
 BESIDE_A_PLAN = ("hardware", *experiment("will_it_fit"), *OF_CLUSTER)
 
-# The largest number of changes that are combined, and the largest number in a quick search.
+# How many changes are combined at most, and how many in a quick search.
 MOST_CHANGES, QUICK_CHANGES = 4, 2
-# The multiples of nodes that are tried.
+# By which factors the number of nodes is multiplied, to see whether the plan fits then.
 MORE_NODES = (2, 4, 8, 16, 32)
 
 
@@ -196,8 +199,8 @@ def will_it_fit(options: argparse.Namespace, line: Sequence[str]) -> int:
 
 
 def _given(options: argparse.Namespace, line: Sequence[str]) -> Job:
-    """The job of the given plan file, on the hardware and with the hardware figures that options
-    give.
+    """The job of the plan file that is given, on the hardware and with the hardware figures that
+    options set.
     """
     check_beside_plan(line, BESIDE_A_PLAN, str(options.plan))
     job = load_equal(options.plan)
@@ -211,8 +214,8 @@ def _given(options: argparse.Namespace, line: Sequence[str]) -> Job:
 def cheapest_change(
     job: Job, *, most: int = MOST_CHANGES, add: Callable[[Row], None] = lambda row: None
 ) -> tuple[Tried, Tried | None]:
-    """A plan with its prediction and, if it does not fit, the cheapest of the changes that make it
-    fit; every attempt is passed to ``add``.
+    """A plan with its prediction and, if it does not fit, the cheapest change that makes it fit.
+    Every changed plan that is tried is passed to ``add``.
     """
     (asked,) = _predicted([Changed(changes=(), job=job)], "asked")
     add(_row(asked, asked))
@@ -269,7 +272,7 @@ def _job(options: argparse.Namespace) -> Job:
 
 
 def _predicted(changed: Sequence[Changed], kind: str) -> list[Tried]:
-    """Plans of one problem with their predictions; those that cannot be predicted are omitted."""
+    """The plans of one problem with their predictions, without those that cannot be predicted."""
     if not changed:
         return []
     job = changed[0].job
@@ -282,8 +285,8 @@ def _predicted(changed: Sequence[Changed], kind: str) -> list[Tried]:
 
 
 def _cheapest(asked: Tried, most: int, add: Callable[[Row], None]) -> Tried | None:
-    """The change with the shortest iteration that makes a plan fit, alone or combined with others
-    on these GPUs; otherwise on more or other GPUs.
+    """The change with which a plan fits and its iteration is shortest, alone or combined with
+    others. Changes on these GPUs are preferred to more GPUs or other ones.
     """
     changed = [*single(asked.job)]
     progress(f"{len(changed)} plans with one change")
@@ -306,16 +309,16 @@ def _cheapest(asked: Tried, most: int, add: Callable[[Row], None]) -> Tried | No
 
 
 def _price(change: Tried) -> tuple[float, float]:
-    """Sort key of changes: first the power of all GPU boards, where a change adds or replaces GPUs,
-    then seconds.
+    """A sort key for changed plans: first the total power of the GPU boards, if GPUs are added or
+    replaced, then the seconds of an iteration.
     """
     watts = change.job.cluster.hardware.gpu.board_watts or 0.0
     return watts * change.job.plan.num_gpus, change.prediction.iteration_s
 
 
 def _telling(tried: Sequence[Tried]) -> Iterator[Tried]:
-    """For each kind of change, the fastest plan that fits; if none fits, the plan that saves most
-    memory.
+    """For each kind of change, the fastest plan that fits; if none fits, the plan with the smallest
+    memory peak.
     """
     for alike in grouped(tried, lambda change: change.group).values():
         fitting = [change for change in alike if change.prediction.fits]
@@ -326,8 +329,8 @@ def _telling(tried: Sequence[Tried]) -> Iterator[Tried]:
 
 
 def _elsewhere(asked: Tried) -> Iterator[Tried]:
-    """All attempts to make a plan fit: memory-saving changes here, more nodes, and GPUs with more
-    memory.
+    """Every way that is tried to make a plan fit: changes on these GPUs, more nodes, and GPUs with
+    more memory.
     """
     cluster = asked.job.cluster
     progress("more GPUs, and GPUs with more memory")
@@ -345,8 +348,8 @@ def _elsewhere(asked: Tried) -> Iterator[Tried]:
 
 
 def _as_many_gpus(cluster: Cluster, hardware: Hardware) -> Cluster | None:
-    """Equally many GPUs of other hardware, on more nodes if these have fewer; None if they divide
-    badly.
+    """A cluster with equally many GPUs of other hardware, on more nodes if these have fewer GPUs
+    each; None if the numbers do not divide evenly.
     """
     per_node = min(cluster.gpus_per_node, hardware.node.gpus)
     if cluster.num_gpus % per_node:
@@ -356,7 +359,7 @@ def _as_many_gpus(cluster: Cluster, hardware: Hardware) -> Cluster | None:
 
 
 def _best_there(asked: Job, cluster: Cluster, times: int) -> Iterator[Tried]:
-    """The fastest plan that fits on another cluster, with this multiple of GPUs."""
+    """The fastest plan that fits on another cluster, which has this multiple of the GPUs."""
     where = f"on {times * asked.plan.num_gpus} {cluster.hardware.name}"
     fitting = []
     for job in spread(asked, cluster, times):

@@ -1,4 +1,6 @@
-"""Measures collectives and messages between nodes into the tables of the first node's profile."""
+"""Measures collectives and messages between nodes, and adds them to the tables of the first node's
+profile.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +23,8 @@ KINDS: tuple[Collective, ...] = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 def measured(folder: Path, device: str | None, *, quick: bool) -> bool:
-    """Measure the network rows that the tables lack; returns whether this process keeps the
-    tables.
+    """Measure the rows about the network that the tables lack; returns whether this process is the
+    one that keeps the tables.
     """
     of = NodesOfRun.of_launcher()
     kind = device or usual_kind()
@@ -30,8 +32,8 @@ def measured(folder: Path, device: str | None, *, quick: bool) -> bool:
         if world_of_launcher().local_rank == 0:
             progress(f"warning: {warning}")
     sizes = SIZES[kind, quick]
-    # Tables of another machine are refused before the processes connect, since the other processes
-    # would wait for this one.
+    # The tables are checked before the processes connect: if they belong to another machine, the
+    # other processes would wait for this one in vain.
     tables = _tables(folder, of) if world_of_launcher().rank == 0 else None
     with rank_of_nodes(of, kind, sizes.repetitions) as rank:
         places = {} if tables is None else _places(tables, of, sizes)
@@ -62,7 +64,7 @@ def _tables(folder: Path, of: NodesOfRun) -> Tables:
 def _places(
     tables: Tables, of: NodesOfRun, sizes: ProfileSizes
 ) -> dict[Case, tuple[ResumedTable, Key]]:
-    """For each case to measure, its table and the key of its row."""
+    """For each measurement to make, the table that it belongs to and the key of its row there."""
     return dict(_listed(tables, of, sizes))
 
 

@@ -1,4 +1,6 @@
-"""Runs the fits that a command line requests, in the order of their dependencies."""
+"""Runs the fits for which a command line gives tables, in an order in which each fit has what it
+needs.
+"""
 
 import argparse
 from collections.abc import Callable
@@ -44,7 +46,7 @@ def calibrate(options: argparse.Namespace) -> int:
 
 
 def _steps(options: argparse.Namespace) -> list[fits.Step]:
-    """The fits of the given tables, in the order of their dependencies."""
+    """The fits for the tables that are given, in an order in which each fit has what it needs."""
     of, campaign = options.table_hardware, options.campaign
     made: dict[str, Callable[[Any], fits.Step]] = {
         "bandwidth": lambda path: fit_links.bandwidth(path, campaign),

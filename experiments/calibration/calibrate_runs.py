@@ -1,5 +1,5 @@
 """The command ``calibrate_runs``: fits constants of a hardware file to measured training runs,
-reports errors of groups left out, and writes a new file.
+reports the errors on groups of runs left out of the fit, and writes a new file.
 """
 
 import argparse
@@ -33,13 +33,13 @@ from mistlab.job.job import Job
 from mistlab.machine.hardware import Hardware, OwnRuns, Source
 from simulators.symbolic import SymbolicPredictor
 
-# The MFU (model FLOPs utilisation) at which the fitted bounds are reported.
+# The MFU (model FLOPs utilisation) for which the fitted bounds of times are reported.
 _AT_MFU = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """A measured run of a table: its row, its job and its seconds."""
+    """A measured training run of a table: its row, its job, and its seconds per iteration."""
 
     row: TableRow
     job: Job
@@ -90,8 +90,8 @@ def calibrate_runs(options: argparse.Namespace) -> int:
 
 
 def _own_runs(setting: ConstantSetting, runs: Sequence[MeasuredRun], *, constants: int) -> OwnRuns:
-    """The error that runs have in common and the scatter of single runs, for bounds; each fitted
-    constant uses up one degree of freedom.
+    """The errors that all runs have in common, and the scatter of single runs, from which the
+    bounds of times follow. Each fitted constant takes one degree of freedom.
     """
     kind = bounds_of(runs[0].job.workload, runs[0].job.cluster, setting.engine.name).kind
     misses: list[float] = []
@@ -111,7 +111,7 @@ def _own_runs(setting: ConstantSetting, runs: Sequence[MeasuredRun], *, constant
 
 
 def _narrowed(job: Job, own_runs: OwnRuns) -> str:
-    """How these runs narrow the bounds of further runs at half of the peak rate, as text."""
+    """By how much these runs tighten the bounds of further runs whose MFU is one half, as text."""
     kind = bounds_of(job.workload, job.cluster, own_runs.engine).kind
     way = kind.way(_AT_MFU)
     before, after = (
@@ -139,8 +139,8 @@ def _pair(text: str) -> tuple[str, float]:
 
 
 def _known(names: Sequence[str], setting: ConstantSetting) -> None:
-    """Refuse names of constants that do not exist, or that cannot be fitted with the given
-    options.
+    """Refuse names of constants that are unknown, or that cannot be fitted with the options
+    given.
     """
     has = values_of(setting)
     for name in names:
@@ -151,8 +151,8 @@ def _known(names: Sequence[str], setting: ConstantSetting) -> None:
 
 
 def _runs(path: Path) -> Iterator[MeasuredRun]:
-    """The runs of a table; rows that no plan can express are omitted, but a measurement that is not
-    a number is refused.
+    """The runs of a table, without rows that no plan can express; a measurement that is not a
+    number is refused.
     """
     for row in rows_of_table(path):
         with about(row.where):
@@ -168,7 +168,7 @@ def _runs(path: Path) -> Iterator[MeasuredRun]:
 
 
 def _is_wanted(run: MeasuredRun, options: argparse.Namespace) -> bool:
-    """Whether a run is selected for the fit."""
+    """Whether the options select a run for the fit."""
     in_pipeline = run.job.plan.num_stages > 1
     most_tp = options.most_tp_in_pipelines if in_pipeline else options.most_tp
     most = {"gpus": options.most_gpus, "tp": most_tp, "pp": options.most_pp}
@@ -178,8 +178,8 @@ def _is_wanted(run: MeasuredRun, options: argparse.Namespace) -> bool:
 
 
 def _others(runs: Sequence[MeasuredRun]) -> str:
-    """The engines and machines of the runs that tables contain, for the message that a selection
-    matches none.
+    """The engines and machines whose runs the tables contain, for a message that no run was
+    selected.
     """
     kinds = {(run.job.plan.engine, run.job.cluster.hardware.name) for run in runs}
     options_told = [
@@ -193,8 +193,8 @@ def _others(runs: Sequence[MeasuredRun]) -> str:
 def _folds(
     runs: Sequence[MeasuredRun], column: str
 ) -> Iterator[tuple[str, list[MeasuredRun], list[MeasuredRun]]]:
-    """Cross-validation folds: for each value of a column, the value, the runs with other values,
-    and its own runs.
+    """Splits runs for cross-validation by the values of a column: for each value, the runs to fit
+    (those with other values) and the runs to test (those with this value).
     """
     for value in sorted({run.row.cells.get(column, "") for run in runs}):
         outside = [run for run in runs if run.row.cells.get(column, "") == value]
@@ -242,7 +242,7 @@ def _errors(setting: ConstantSetting, runs: Sequence[MeasuredRun]) -> Floats:
 
 
 def _error_row(name: str, errors: Floats, options: argparse.Namespace) -> Mapping[str, Any]:
-    """The errors of a group of runs as a row of results; without ``--json`` it is printed at
+    """The errors of a group of runs as a result row; unless ``--json`` is given, it is printed at
     once.
     """
     sizes = np.abs(errors)
@@ -266,7 +266,7 @@ def _error_row(name: str, errors: Floats, options: argparse.Namespace) -> Mappin
 def _write(
     hardware: Hardware, runs: Sequence[MeasuredRun], own_runs: OwnRuns, options: argparse.Namespace
 ) -> None:
-    """Write the hardware file with its fitted constants and where they come from."""
+    """Write the hardware file with its fitted constants, and with the source of each."""
     gpus = sorted(run.job.plan.num_gpus for run in runs)
     names = ", ".join(sorted({path.stem for path in options.tables}))
     text = (

@@ -1,5 +1,5 @@
-"""Fits a hardware file's links: times of transfers and collectives, and the slowdown of streams
-that run concurrently.
+"""Fits the links in a hardware file: the times of transfers and collectives, and how much streams
+that run at the same time slow one another down.
 """
 
 import hashlib
@@ -34,13 +34,13 @@ from mistlab.machine.hardware import GroupTransfers, Hardware, Line, Source, Tra
 from mistlab.machine.slowdowns import GroupSlowdowns, Interference
 
 FEWEST_ROWS = 4
-# The numbers of nodes, and of GPUs in each, for which latencies and bandwidths are published.
+# The numbers of nodes, and of GPUs in each node, for which latencies and bandwidths are published.
 PUBLISHED_SIZES = (1, 2, 4, 8)
 
 
 def bandwidth(path: Path, campaign: str | None) -> Step:
-    """Fit the bandwidth of transfers for groups of each number of nodes and GPUs, in place of the
-    hardware's.
+    """Fit the bandwidth of transfers, for groups with each number of nodes and of GPUs; the fits
+    replace the hardware's figures.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
@@ -53,8 +53,8 @@ def bandwidth(path: Path, campaign: str | None) -> Step:
 
 
 def collectives(path: Path, table_hardware: str | None) -> Step:
-    """Fit times of reduce-scatters and all-reduces, inside a node or across nodes, and of
-    all-gathers where these are not measured.
+    """Fit the times of reduce-scatters and all-reduces, inside a node or across nodes; and those of
+    all-gathers, if these were not measured.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
@@ -68,7 +68,7 @@ def collectives(path: Path, table_hardware: str | None) -> Step:
 
 
 def point_to_point(path: Path, table_hardware: str | None) -> Step:
-    """Fit times of sends between GPUs inside a node and across nodes."""
+    """Fit the times of sends between two GPUs, inside a node and across nodes."""
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = read_point_to_point_table(path, hardware=table_hardware)
@@ -82,8 +82,8 @@ def point_to_point(path: Path, table_hardware: str | None) -> Step:
 
 
 def published_lines(path: Path, name: str) -> Step:
-    """Take all-gathers across nodes from published latencies and bandwidths, for group shapes that
-    were not measured.
+    """For groups of GPUs that were not measured, take the times of all-gathers across nodes from
+    published latencies and bandwidths.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
@@ -125,8 +125,8 @@ def published_lines(path: Path, name: str) -> Step:
 
 
 def streams(path: Path, campaign: str | None, seed: int) -> Step:
-    """Fit how concurrent streams (compute, collectives, copies to and from the host) slow each
-    other down.
+    """Fit by how much streams that run at the same time (compute, collectives, copies to and from
+    the host) slow one another down.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
@@ -137,8 +137,8 @@ def streams(path: Path, campaign: str | None, seed: int) -> Step:
 
 
 def _lines(path: Path, table: TransferTable) -> tuple[dict[GroupShape, dict[str, Line]], Fitted]:
-    """For each kind of message a straight line of time over bytes, by the nodes and GPUs of a
-    group.
+    """For each kind of message, and each number of nodes and of GPUs in a group, a straight line of
+    the time over the bytes.
     """
     report_dropped(table.origin.duplicates, "repeat another byte for byte")
     groups: dict[GroupShape, dict[str, Line]] = {}
@@ -172,8 +172,8 @@ def _with_groups(before: Transfers | None, groups: tuple[GroupTransfers, ...]) -
 def _merged(
     have: Sequence[GroupTransfers], groups: dict[GroupShape, dict[str, Line]]
 ) -> tuple[GroupTransfers, ...]:
-    """Groups of GPUs with the newly fitted lines of time over bytes; an existing line of
-    all-gathers is kept.
+    """Groups of GPUs with newly fitted lines of time over bytes in place of the old ones; an
+    existing line for all-gathers is kept.
     """
     merged = {GroupShape(group.gpus_in_node, group.nodes): group for group in have}
     for shape, lines in groups.items():
@@ -193,8 +193,8 @@ def _transfers_of(hardware: Hardware, path: Path) -> Transfers:
 
 
 def _published_line(gib_per_s: float, latency_s: float, ranks: int) -> Line:
-    """A line of time over bytes of whole messages, from the rate at which each rank's part of a
-    message passes a link.
+    """A line of time over the bytes of whole messages; the given bandwidth is the rate at which a
+    single rank's part of a message passes a link.
     """
     whole = gib_per_s * GIB_BYTES / GBYTES * ranks / (ranks - 1)
     return Line(

@@ -1,5 +1,5 @@
-"""Fits a GPU's compute rates (GEMMs, attention, memory-bound kernels) and its launch time, from
-measured operators.
+"""Fits the compute rates of a GPU (GEMMs, attention, memory-bound kernels) and its kernel launch
+time to measured operators.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ from mistlab.machine.hardware import (
     Transfers,
 )
 
-# Fits a GPU's rates to tables of measured operators: GEMMs, attention, memory-bound kernels, and
-# the launch time.
+# Fits the rates of a GPU to tables of measured operators: GEMMs, attention, memory-bound kernels,
+# and the time to launch a kernel.
 
 
 FUSED_ATTENTION: tuple[OperatorClass, ...] = ("attention_forward", "attention_backward")
@@ -45,8 +45,8 @@ def operator_rates(
     attention: tuple[Path, str | None] | None,
     attention_tflops: Sequence[float] | None,
 ) -> Step:
-    """Fit the rates of operators; rates of attention kernels come from a table of their own, from
-    options, or stay unchanged.
+    """Fit the rates of operators. The rates of attention kernels come from a table of their own or
+    from options; if neither is given they stay unchanged.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
@@ -96,8 +96,8 @@ def operator_rates(
 def _of_attention(
     hardware: Hardware, table: tuple[Path, str | None] | None, tflops: Sequence[float] | None
 ) -> tuple[Sequence[Rate], str]:
-    """The rates of attention kernels from their table or from options, with text on their source;
-    None if neither is given.
+    """The rates of attention kernels from their table or from options, and a text that states the
+    source; None if neither is given.
     """
     if table is not None:
         path, campaign = table
@@ -135,13 +135,15 @@ def launch_time(path: Path, table_hardware: str | None) -> Step:
     return step
 
 
-# Fits of a GPU's rates, and of its node's collectives, to tables of single kernels.
+# Fits the rates of a GPU, and the collectives of its node, to tables of single kernels.
 
 
 def kernel_rates(
     path: Path, table_hardware: str | None, *, launch_us: float, sustained: float
 ) -> Step:
-    """Fit the rates of GEMMs, of experts' GEMMs, of fused attention and of memory-bound kernels."""
+    """Fit the rates of GEMMs, of the GEMMs of experts, of fused attention and of memory-bound
+    kernels.
+    """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = tables.read_kernel_table(path, table_hardware)
@@ -152,7 +154,7 @@ def kernel_rates(
         rates: dict[OperatorClass, Rate] = {
             name: tables.rate_of(rows, name) for name, rows in kernels.items()
         }
-        # GEMMs of unfused attention were not measured: they get the rate of other GEMMs.
+        # The GEMMs of unfused attention were not measured, so they get the rate of other GEMMs.
         rates["batched_matmul"] = replace(rates["matmul"], operators="batched_matmul")
         residuals = [
             Residual(
@@ -180,8 +182,8 @@ def kernel_rates(
 
 
 def collective_tests(path: Path, table_hardware: str | None) -> Step:
-    """Fit collectives inside a node and across nodes, from their measured bus bandwidths by message
-    size.
+    """Fit the times of collectives inside a node and across nodes to their measured bus bandwidths
+    at several message sizes.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
@@ -222,8 +224,8 @@ def collective_tests(path: Path, table_hardware: str | None) -> Step:
 
 
 def best_products(path: Path, table_hardware: str | None) -> Step:
-    """Fit the rates of 8-bit GEMMs: the rates of 16-bit ones, times the ratio of the best measured
-    GEMMs.
+    """Fit the rates of 8-bit GEMMs: those of 16-bit GEMMs, times the ratio of the best measured
+    rates of both.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:

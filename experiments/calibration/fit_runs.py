@@ -24,8 +24,8 @@ FEWEST_RUNS = 2
 
 
 def whole_runs(path: Path) -> Step:
-    """Fit the share of its rates that a GPU sustains in whole runs, the error bounds of each
-    engine, and the allocator's constants.
+    """Fit the share of its rates that a GPU sustains in whole training runs, the error bounds of
+    each engine, and the constants of the memory allocator.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
@@ -70,8 +70,8 @@ def whole_runs(path: Path) -> Step:
 
 
 def megatron_runs(paths: Sequence[Path], folds: Sequence[str]) -> Step:
-    """Fit the launch time and the sustained share to some folds of Megatron's published runs;
-    report errors on the other folds.
+    """Fit the launch time and the sustained share of rates to some of Megatron's published runs,
+    and report the errors on the others.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
@@ -109,8 +109,8 @@ def _with_runs(
 
 
 def _engine_residuals(fits: FittedRuns) -> Iterator[Residual]:
-    """The errors of runs outside the fit, for each set of runs; and for each engine the errors with
-    model widths left out.
+    """The errors of runs that were left out of the fit, for each table of runs; and for each engine
+    the errors on runs of one model width when no run of that width was fitted.
     """
     sets = np.array([run.set for run in fits.runs])
     for name in dict.fromkeys(sets.tolist()):

@@ -1,4 +1,6 @@
-"""The steps of a calibration, each fitting one group of a hardware file, and the file's text."""
+"""The steps of a calibration, each of which fits one group of figures in a hardware file; and the
+text of that file.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +24,8 @@ from mistlab.machine.hardware import (
     Transfers,
 )
 
-# The steps of a calibration: each fits one group of a hardware file, and reports its errors.
+# The steps of a calibration: each fits one group of figures in a hardware file, and reports its
+# errors.
 
 
 DIGEST_CHARACTERS = 16
@@ -30,7 +33,7 @@ DIGEST_CHARACTERS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """Mean absolute relative errors of one fit on held-out rows."""
+    """The mean absolute relative errors of one fit on rows that were left out of it."""
 
     what: str
     rows: int
@@ -41,8 +44,8 @@ class Residual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """The fit of one table: the fitted group of the hardware file, the source of its rows, and its
-    errors.
+    """The fit of one table: the group of figures that it fits, the source of the table's rows, and
+    the errors of the fit.
 
     ``spread`` is the relative difference between repeated measurements, at the median.
     """
@@ -55,13 +58,13 @@ class Fitted:
 
     @property
     def held_out(self) -> float:
-        """The mean of the fits' errors on rows held out."""
+        """The mean of the fits' errors on rows left out of them."""
         return float(np.mean([residual.held_out for residual in self.residuals]))
 
     @property
     def source(self) -> str:
-        """Text for a hardware file on the source of its figures: table, digest, rows and error of
-        the fit.
+        """The text that a hardware file gives as the source of its figures: the table, its digest,
+        its number of rows, and the error of the fit.
         """
         rows = sum(residual.rows for residual in self.residuals)
         digest = self.origin.sha256[:DIGEST_CHARACTERS]
@@ -75,7 +78,9 @@ Step = Callable[[Hardware], tuple[Hardware, Fitted]]
 
 
 def applied(steps: Sequence[Step], hardware: Hardware) -> tuple[Hardware, list[Fitted]]:
-    """Apply calibration steps to a hardware; returns the hardware with the report of each step."""
+    """Apply the steps of a calibration to a hardware; returns the new hardware, and what each step
+    reports.
+    """
     reports = []
     for step in steps:
         hardware, report = step(hardware)
@@ -84,8 +89,8 @@ def applied(steps: Sequence[Step], hardware: Hardware) -> tuple[Hardware, list[F
 
 
 def sourced(hardware: Hardware, group: str, source: Source, *, more: bool = False) -> Provenance:
-    """The sources of a hardware's figures, with the source of one group replaced; ``more`` is
-    appended to the existing text.
+    """The sources of a hardware's figures after one group of figures has a new source; ``more`` is
+    added to the end of the text that is there.
     """
     before: Source | None = getattr(hardware.provenance, group)
     if more and before is not None:
@@ -96,20 +101,20 @@ def sourced(hardware: Hardware, group: str, source: Source, *, more: bool = Fals
 def calibrated(
     hardware: Hardware, value: Any, fitted: Fitted, *, more: bool = False
 ) -> tuple[Hardware, Fitted]:
-    """The hardware with one group of figures fitted, and the fit."""
+    """The hardware after one group of its figures has been fitted, and the fit."""
     source = Source(kind="measured", source=fitted.source)
     provenance = sourced(hardware, fitted.group, source, more=more)
     return replace(hardware, **{fitted.group: value}, provenance=provenance), fitted
 
 
 def report_dropped(count: int, reason: str) -> None:
-    """Report how many rows of a table were dropped, and why."""
+    """Report how many rows of a table were not used, and why."""
     if count:
         progress(f"{count} rows {reason} and were dropped")
 
 
 def borrowed(lender: Hardware) -> Callable[[Hardware], Hardware]:
-    """Copy the groups of figures that a hardware lacks from another hardware.
+    """Copy from another hardware those groups of figures that a hardware lacks.
 
     Rates of computation are scaled by the peaks and the memory's bandwidth of the two datasheets.
     The network between nodes is not borrowed: it belongs to the cluster, not to the GPU.
@@ -171,7 +176,9 @@ def write_fitted(
 
 
 def _by_group(fitted: Sequence[Fitted]) -> dict[str, Any]:
-    """The report of each group of figures; several tables of one group are listed by name."""
+    """The reports of all fits, by group of figures; if a group is fitted to several tables, by
+    table too.
+    """
     groups: dict[str, Any] = {}
     for report in fitted:
         name = (

@@ -1,5 +1,5 @@
-"""Notes about a measured machine, in a file beside its tables: memory, peak rates, software and
-clocks.
+"""Notes about a measured machine, in a file beside its tables: its memory, peak rates, software and
+GPU clocks.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ from mistlab.machine.hardware import PeakTflops
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine(Checked):
-    """A machine as measured on a day; ``threads`` are those of a process on a CPU.
+    """A machine as it was measured on a certain day; ``threads`` is the number of threads of a
+    process, if its devices are shares of a CPU.
 
     ``outside_bytes`` are what a process takes of a GPU outside torch's allocator, without what each
     of its communicators takes, where that was measured. ``clocks`` are the first GPU's when
@@ -39,12 +40,12 @@ class Machine(Checked):
 
     @property
     def is_gpu(self) -> bool:
-        """Whether its devices are GPUs, not shares of a CPU."""
+        """Whether the machine's devices are GPUs, rather than shares of a CPU."""
         return bool(self.environment.cuda)
 
     @property
     def words(self) -> str:
-        """The machine as text, for provenance."""
+        """A description of the machine, for the sources of figures in a hardware file."""
         environment = self.environment
         parts = [
             f"{environment.num_devices} x {environment.device}"
@@ -68,7 +69,7 @@ class Machine(Checked):
 
 
 def noted_machine(tables: Path) -> Machine:
-    """The machine that a folder's tables were measured on."""
+    """The machine on which the tables in a folder were measured."""
     path = tables / "machine.yaml"
     if not path.exists():
         reject(f"--tables {tables}: it has no machine.yaml: give a folder with measured tables")

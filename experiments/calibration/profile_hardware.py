@@ -52,7 +52,7 @@ def profile(options: argparse.Namespace) -> int:
 
 
 def _measured(tables: Path, options: argparse.Namespace) -> Machine:
-    """Measure all rows that a folder's tables lack; returns the measured machine."""
+    """Measure all rows that the tables in a folder lack; returns the machine that was measured."""
     device = import_module("runtime.profiling.environment")
     sizes = import_module("experiments.calibration.profiling").SIZES
     devices = device.devices_of(options.device, options.gpus_per_node)

@@ -1,4 +1,4 @@
-"""The tables of one machine's profile, which are filled row by row."""
+"""The tables of measurements of one machine, which are filled row by row."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,8 @@ from typing import Self
 from mistlab.core.files import naming
 from mistlab.core.values import reject
 
-# Tables of measurements that are filled row by row, so that finished measurements are not repeated.
+# Tables of measurements on disk, which are filled row by row; a measurement that is finished is not
+# repeated after an interruption.
 
 
 Key = Mapping[str, object]
@@ -17,7 +18,9 @@ Key = Mapping[str, object]
 
 @dataclass(slots=True, kw_only=True)
 class ResumedTable:
-    """A CSV with one row for each key; ``keys`` and ``values`` are its columns."""
+    """A CSV file with at most one row for each key; ``keys`` and ``values`` are the names of its
+    columns.
+    """
 
     path: Path
     keys: tuple[str, ...]
@@ -27,7 +30,7 @@ class ResumedTable:
     def __post_init__(self) -> None:
         header = ",".join((*self.keys, *self.values))
         text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-        # A line that was cut off during writing is measured again.
+        # A last line that was cut off is dropped, so that it is measured again.
         text = text[: text.rfind("\n") + 1] or f"{header}\n"
         if text.partition("\n")[0] != header:
             reject(f"{self.path}: has columns other than {header}: give another --tables")
@@ -45,7 +48,7 @@ class ResumedTable:
         return [*self._rows.values()]
 
     def has(self, key: Key) -> bool:
-        """Whether the row with a key was measured."""
+        """Whether the row with this key has been measured."""
         return self._texts(key) in self._rows
 
     def add(self, key: Key, values: Mapping[str, object]) -> None:
@@ -60,7 +63,7 @@ class ResumedTable:
         return tuple(str(key[name]) for name in self.keys)
 
 
-# The tables of one machine: their columns, and earlier measurements.
+# The tables of one machine: the columns of each, and the measurements made so far.
 
 
 KINDS = {"host_to_device": "pinned_h2d", "device_to_host": "pinned_d2h"}
@@ -72,7 +75,7 @@ SPREAD = "spread"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """The tables of one machine, whose name is a column of each table."""
+    """The tables of measurements of one machine; each has a column with the machine's name."""
 
     name: str
     operators: ResumedTable
@@ -86,7 +89,7 @@ class Tables:
 
     @classmethod
     def of(cls, folder: Path, name: str) -> Self:
-        """The tables of a folder, with earlier measurements."""
+        """The tables in a folder, with the measurements made so far."""
 
         def table(file: str, keys: tuple[str, ...], *values: str) -> ResumedTable:
             return ResumedTable(path=folder / file, keys=keys, values=(*values, SPREAD))

@@ -1,4 +1,4 @@
-"""Fits a hardware file to the tables of a profiled machine; needs no torch."""
+"""Fits a hardware file to the tables of a machine that was profiled; needs no torch."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,17 +11,17 @@ from mistlab import catalog
 from mistlab.core.units import GBYTES, GIB_BYTES, MIB_BYTES, MILLISECONDS
 from mistlab.machine.hardware import Allocator, Gpu, Hardware, Node, Provenance, Source
 
-# The assumed network of a single node without a datasheet: 10 Gb/s.
+# The network bandwidth that is assumed for a single node without a datasheet: 10 Gb/s.
 ASSUMED_NETWORK_GBYTES_PER_S = 1.25
-# The hardware whose allocator constants are used until memory peaks of training runs are measured
-# on this machine.
+# The hardware whose memory allocator constants are used as long as no memory peaks of training runs
+# were measured on this machine.
 ALLOCATOR_OF = "l4-24gb"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to fit: the hardware's name, the folder of its tables, and the hardware whose datasheet
-    gives its peak rates.
+    """What to fit: the hardware's name, the folder with its tables, and the hardware whose
+    datasheet gives the peak rates.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Request:
 
 
 def profiled(request: Request, machine: Machine) -> tuple[Hardware, list[fits.Fitted]]:
-    """Fit the hardware file to all tables of a profile."""
+    """Fit a hardware file to all tables that were measured on a machine."""
     tables = Tables.of(request.tables, machine.environment.device)
     return fits.applied(_steps(tables, machine, request.seed), _bare(request, machine, tables))
 
@@ -59,7 +59,7 @@ def _steps(tables: Tables, machine: Machine, seed: int) -> list[fits.Step]:
 
 
 def _bare(request: Request, machine: Machine, tables: Tables) -> Hardware:
-    """The hardware without fitted groups."""
+    """The hardware before any group of figures is fitted."""
     allocator, of_allocator = _allocator(machine)
     node, of_node = _node(machine, tables, request.datasheet)
     gpu, of_gpu = _gpu(machine, request.datasheet)
@@ -114,8 +114,8 @@ def _node(machine: Machine, tables: Tables, datasheet: Hardware | None) -> tuple
 
 
 def _longest(table: ResumedTable, kind: str, unit_bytes: int) -> float:
-    """The rate in GB/s of the longest transfer of one kind, from rows whose keys end in kind and
-    size, followed by the time.
+    """The rate in GB/s of the largest transfer of one kind. The keys of the rows end in the kind
+    and the bytes; the time follows.
     """
     of_kind, size = table.keys[-2:]
     rows = (row for row in table.rows if row[of_kind] == kind)
@@ -125,8 +125,8 @@ def _longest(table: ResumedTable, kind: str, unit_bytes: int) -> float:
 
 
 def network_gbytes_per_s(table: ResumedTable) -> float:
-    """GB/s that leave a node in the longest all-gather of groups with one GPU per node: in a ring,
-    a rank sends one part for each other rank's node.
+    """The network bandwidth of a node in GB/s, from the largest all-gather of groups with one GPU
+    per node: in a ring, each rank sends all parts but one.
     """
     gathers = [row for row in table.rows if row["collective"] == "all_gather"]
     row = max(
@@ -140,8 +140,8 @@ def network_gbytes_per_s(table: ResumedTable) -> float:
 
 
 def _host_bytes(machine: Machine) -> int:
-    """For a CPU, the half of its memory that stands for host memory; the other half stands for
-    device memory.
+    """The half of a CPU's memory that stands for host memory; the other half stands for the memory
+    of devices.
     """
     return machine.host_memory_bytes // (1 if machine.is_gpu else 2)
 

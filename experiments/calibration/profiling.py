@@ -1,4 +1,6 @@
-"""Profiles a machine: sizes to measure, memory, peak rates and clocks, and tables of times."""
+"""Profiles a machine: which sizes are measured, how memory, peak rates and GPU clocks are found,
+and the tables of times.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -38,17 +40,17 @@ from runtime.profiling.side_by_side import Lengths, OverlapCase, OverlapTiming, 
 from runtime.profiling.timing import Clock, Timing, clock_of, group_sizes
 from runtime.profiling.world import Case, Outcome, ProfiledWorld
 
-# The sizes at which a machine is measured: all, or few for a quick profile.
+# The sizes at which a machine is measured: many, or a few for a quick profile.
 
 
-# The vocabulary size, which affects no operator of a block.
+# The size of the vocabulary; it does not affect any operator of a block.
 VOCAB = 50304
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileSizes:
-    """The sizes that one profile measures; ``products`` are widths of square matrices,
-    ``copied_bytes`` sizes of copies within a device.
+    """The sizes that one profile measures. ``products`` are the widths of square matrices that are
+    multiplied, ``copied_bytes`` the sizes of copies within a device.
     """
 
     repetitions: int
@@ -63,7 +65,9 @@ class ProfileSizes:
 def blocks(
     widths: tuple[tuple[int, int], ...], sequence_length: int, micro_batches: tuple[int, ...]
 ) -> tuple[BlockSizes, ...]:
-    """Blocks with these widths and numbers of heads, whose MLP is four times as wide."""
+    """Transformer blocks with these pairs of width and number of heads; the MLP is four times as
+    wide.
+    """
     return tuple(
         BlockSizes(
             hidden=hidden,
@@ -79,7 +83,7 @@ def blocks(
 
 
 def attention_of(of: tuple[BlockSizes, ...]) -> tuple[AttentionSizes, ...]:
-    """The attention shapes of these blocks."""
+    """The attention shapes that these transformer blocks have."""
     return tuple(
         AttentionSizes(
             micro_batch=block.micro_batch,
@@ -96,7 +100,8 @@ def doubling(smallest: int, largest: int) -> tuple[int, ...]:
     return tuple(smallest << power for power in range((largest // smallest).bit_length()))
 
 
-# The widths and heads of the catalogue's GPT with 350 million to 13 billion parameters.
+# The widths and numbers of heads of the catalogue's GPT models with 350 million to 13 billion
+# parameters.
 GPU_BLOCKS = blocks(((1024, 16), (2048, 16), (2560, 32), (4096, 32), (5120, 40)), 2048, (1, 2, 4))
 GPU = ProfileSizes(
     repetitions=10,
@@ -140,7 +145,7 @@ QUICK_CPU = ProfileSizes(
     lengths=Lengths(levels=(0, 1, 2), unit_s=2e-3, product_size=128, chunk_bytes=4 * MIB_BYTES),
 )
 
-# The sizes to measure, by the kind of device and whether the profile is a quick one.
+# The sizes to measure, by the kind of device and by whether the profile is a quick one.
 SIZES = {
     ("cuda", False): GPU,
     ("cuda", True): QUICK_GPU,
@@ -149,7 +154,8 @@ SIZES = {
 }
 
 
-# Measures a machine's memory, peak rates and clocks, which no table of times contains.
+# Measures what the tables of times do not contain: a machine's memory, its peak rates and its GPU
+# clocks.
 
 
 def machine_of(
@@ -162,7 +168,9 @@ def machine_of(
     revision: str,
     kernel: str = "flash",
 ) -> Machine:
-    """The machine from earlier notes, or measured now; refuses notes of another kind of machine."""
+    """The machine that earlier notes describe; without notes, it is measured now. Notes about
+    another kind of machine are refused.
+    """
     present = environment.environment_of(devices, revision)
     if path.exists():
         return _noted(path, present, devices.threads, kernel, date)
@@ -174,7 +182,7 @@ def machine_of(
         rates = [
             product_flop_per_s(precision, size, clock, sizes.repetitions) for size in sizes.products
         ]
-        # A rate is never rounded to zero, however slow a GEMM is.
+        # Rounded to five significant digits, so that the rate of a slow GEMM does not become zero.
         return float(f"{max(rates) / TFLOP:.5g}")
 
     has_bf16 = devices.kind == "cpu" or devices.precision == "bf16"
@@ -201,8 +209,8 @@ def machine_of(
 
 
 def device_outside_bytes(devices: Devices, sizes: ProfileSizes) -> tuple[int, int | None]:
-    """The bytes that a process takes outside torch's allocator; on several GPUs also the bytes of
-    each communicator, of all GPUs and of a group of each size.
+    """The bytes of a device that a process takes outside torch's allocator. On several GPUs also
+    the bytes of each communicator: of all GPUs, and of groups of each smaller size.
     """
     alone = environment.outside_bytes(devices.first)
     if devices.kind == "cpu" or devices.count == 1:
@@ -214,8 +222,8 @@ def device_outside_bytes(devices: Devices, sizes: ProfileSizes) -> tuple[int, in
 
 
 def measured_machine(path: Path, machine: Machine, sizes: ProfileSizes, clock: Clock) -> Machine:
-    """Record that the tables are complete, and the clocks after some work; reports if they have
-    changed since the beginning.
+    """Record that the tables are complete, with the GPU clocks after some work; reports whether the
+    clocks have changed since the beginning.
     """
     after = replace(machine, is_measured=True)
     if machine.clocks is not None:
@@ -229,7 +237,7 @@ def measured_machine(path: Path, machine: Machine, sizes: ProfileSizes, clock: C
 
 
 def _noted(path: Path, present: Environment, threads: int, kernel: str, date: str) -> Machine:
-    """The machine in the notes; refused if it is of another kind, or was measured differently.
+    """The machine in the notes; refused if it is of another kind or was measured in another way.
 
     Another machine of its kind goes on with its tables, and is noted with it.
     """
@@ -247,9 +255,7 @@ def _noted(path: Path, present: Environment, threads: int, kernel: str, date: st
 
 
 def _kind(machine: Environment) -> tuple[object, ...]:
-    """The properties that two machines must share before their measurements may be put into one
-    table.
-    """
+    """What two machines must have in common for their measurements to be in one table."""
     return (machine.device, machine.num_devices, machine.torch, machine.cuda)
 
 
@@ -269,10 +275,10 @@ def _going_on(path: Path, noted: Machine, present: Environment, date: str) -> Ma
     return noted
 
 
-# Measures a machine into tables (docs/reference/measurement-tables.md).
+# Measures a machine, and writes the tables of docs/reference/measurement-tables.md.
 #
-# Needs torch, and no package that only fits need; ``experiments.profile_hardware`` imports this
-# module on demand.
+# Needs torch, but no package that only the fits need; ``experiments.profile_hardware`` imports this
+# module only when it measures.
 
 
 FAMILIES: tuple[Family, ...] = ("gpt", "llama")
@@ -285,7 +291,7 @@ Measure = Callable[[], Values]
 def measured(
     folder: Path, devices: Devices, sizes: ProfileSizes, *, date: str, kernel: AttentionKernel
 ) -> Machine:
-    """Measure the missing rows of a folder's tables; returns the machine."""
+    """Measure the rows that a folder's tables lack; returns the machine."""
     check_kernel(kernel, device=devices.kind, precision=devices.precision, attention="flash")
     settle_kernel(kernel, devices.first)
     try:
@@ -305,7 +311,7 @@ def measured(
 
 
 def _measure(tables: Tables, devices: Devices, sizes: ProfileSizes, clock: Clock) -> None:
-    """Fill in missing rows: first on one device alone, then on all together."""
+    """Measure missing rows: first on one device alone, then on all devices together."""
     _fill("operators", tables.operators, _operators(tables.name, devices, sizes, clock))
     _fill("attention", tables.attention, _attention(tables.name, devices, sizes, clock))
     _fill("launches", tables.launches, _launches(tables.name, devices, sizes, clock))
@@ -402,7 +408,7 @@ def _launches(
 
 
 def _fill_together(tables: Tables, devices: Devices, sizes: ProfileSizes) -> None:
-    """Measure rows on all devices together, in one run of the processes that drive the devices."""
+    """Measure rows on all devices together, in a single run of one process per device."""
     places = {case: _place(case, tables, devices.count) for case in _cases(devices.count, sizes)}
     missing = [case for case, (table, key) in places.items() if not table.has(key)]
     if not missing:
@@ -434,7 +440,7 @@ def _cases(devices: int, sizes: ProfileSizes) -> list[Case]:
 
 
 def _place(case: Case, tables: Tables, devices: int) -> tuple[ResumedTable, Key]:
-    """The table of a measured case, and the case's key in the table."""
+    """The table to which a measurement belongs, and the key of its row there."""
     name = tables.name
     if isinstance(case, CopyCase):
         return tables.copies, _named(

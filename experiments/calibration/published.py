@@ -1,4 +1,6 @@
-"""Published measured runs: what was trained, and the measured iteration time."""
+"""Training runs whose measurements were published: what was trained, and how long an iteration
+took.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,12 +26,13 @@ from mistlab.schedule.orders import in_flight
 from mistlab.schedule.placement import even_shares
 from mistlab.stages.stage_batch import StageBatch
 
-# A run that somebody measured and published: what ran, and how long an iteration took.
+# A training run that somebody measured and published: what ran, and how long an iteration took.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PublishedRun:
-    """A run that was measured: what ran, and how long an iteration took.
+    """A training run that was measured: its workload, cluster and plan, and how long an iteration
+    took.
 
     ``stages`` has fractional layers where the run split single operators; then ``plan`` is None.
     ``set`` is what the run is reported with, ``fold`` what a fit leaves out together. ``ran_by`` is
@@ -53,8 +56,8 @@ class PublishedRun:
 
 
 def stage_columns(*, ratios: np.ndarray, micro_batches: int, **values: np.ndarray) -> StageBatch:
-    """The columns of a measurement table that describe a pipeline's stages; ``ratios`` are
-    offloading ratios, in the order of ``OFFLOADS``.
+    """The names of those columns of a table of runs that describe pipeline stages; ``ratios`` are
+    the columns of offload ratios, in the order of ``OFFLOADS``.
     """
     num_stages = len(values["layers"])
     stages = np.arange(num_stages)
@@ -70,7 +73,7 @@ def stage_columns(*, ratios: np.ndarray, micro_batches: int, **values: np.ndarra
 
 
 def plan_of(batch: StageBatch, micro_batches: int, engine: str, overlaps: bool) -> Plan:
-    """The plan that stage columns describe, with whole layers on each stage."""
+    """The plan that a row's columns of pipeline stages describe; each stage has whole layers."""
     stages = tuple(
         StagePlan.of_values({name: batch.value(name)[i] for name in DIMENSIONS})
         for i in range(len(batch))
@@ -80,7 +83,7 @@ def plan_of(batch: StageBatch, micro_batches: int, engine: str, overlaps: bool) 
     )
 
 
-# Published runs of Megatron-LM: equal stages, full recomputation.
+# Published runs of Megatron-LM, with equal stages and full recomputation.
 
 
 MEGATRON_COLUMNS = (
@@ -91,18 +94,19 @@ WEAK_SCALING = (
     *("heads", "hidden", "layers", "tensor_parallel", "pipeline_parallel", "gpus"),
     *("global_batch", "tflop_per_s_per_gpu"),
 )
-# Tensor-parallel ranks of Megatron-LM each sent a part of the activations (until 2023
-# scatter-gather-tensors-in-pipeline, in DeepSpeed pipe-partitioned tensors).
+# Megatron-LM's engine with one difference: each tensor-parallel rank sends a part of the
+# activations to the next stage. Until 2023 it did so (scatter-gather-tensors-in-pipeline; in
+# DeepSpeed, pipe-partitioned tensors).
 SENDING_PARTS = replace(MEGATRON, sends="split")
 GPUS_A_NODE = 8
-# Megatron's own vocabulary, and what it trains with.
+# The vocabulary size that Megatron-LM trains with by default.
 MEGATRON_VOCAB = 50257
 WEAK_SCALING_VOCAB = 51200
 WEAK_SCALING_SEQUENCE = 2048
 
 
 def megatron_runs(row: Row, number: int, hardware: Hardware) -> Iterator[PublishedRun]:
-    """The run in a row of a table of Megatron-LM's runs with full recomputation."""
+    """The training run in a row of a table of Megatron-LM runs with full recomputation."""
     sizes = {name: int(row[name]) for name in MEGATRON_COLUMNS if name != "iteration_ms"}
     gpus = sizes["gpus"]
     yield _uniform(
@@ -117,8 +121,8 @@ def megatron_runs(row: Row, number: int, hardware: Hardware) -> Iterator[Publish
 
 
 def weak_scaling_runs(row: Row, hardware: Hardware) -> Iterator[PublishedRun]:
-    """The runs of a row of Megatron-LM's weak scaling: one for each micro-batch size that the row
-    allows.
+    """The training runs in a row of Megatron-LM's weak scaling table: one for each micro-batch size
+    that is possible.
     """
     sizes = {name: int(row[name]) for name in WEAK_SCALING if name != "tflop_per_s_per_gpu"}
     gpus = sizes["gpus"]
@@ -157,7 +161,9 @@ def _uniform(
     iteration_s: float,
     hardware: Hardware,
 ) -> PublishedRun:
-    """A Megatron-LM run with equal stages, full recomputation and no overlapped collective."""
+    """A Megatron-LM run with equal stages, full recomputation and no collectives overlapped with
+    computation.
+    """
     num_stages, gpus = sizes["pipeline_parallel"], sizes["gpus"]
     layers = np.array(even_shares(sizes["layers"], num_stages))
     micro_batches = sizes["global_batch"] // (micro_batch * sizes["data_parallel"])
@@ -210,10 +216,11 @@ def _uniform(
     )
 
 
-# Published runs: rows of measurement tables as workloads, clusters and stages.
+# Reads published runs: each row of a measurement table becomes a workload, a cluster and pipeline
+# stages.
 #
-# Tables are those of docs/reference/measurement-tables.md: ``end_to_end.csv``, the two of Megatron
-# on A100 80 GB, and Megatron's weak scaling.
+# The tables are described in docs/reference/measurement-tables.md: ``end_to_end.csv``, two tables
+# of Megatron-LM on A100 80 GB, and Megatron-LM's weak scaling.
 
 
 END_TO_END = (
@@ -221,18 +228,20 @@ END_TO_END = (
     *("global_batch", "grad_accum", "num_stages", "layers", "ckpt_layers", "mbs", "dp", "tp"),
     *("zero_wgo", "offload_wgoa", "iter_s", "peak_alloc_mb", "peak_reserved_mb", "dropout"),
 )
-# The values of tables without these columns: fp16, and the engine's own gradient accumulation.
+# The names of two columns that a table may lack; its runs are then in fp16, and accumulate
+# gradients in the engine's own precision.
 PRECISION, GRADIENTS = "precision", "gradients"
-# The published tables use gpt2 and gpt for the family of GPT-3's shapes, and their own names of
-# sizes.
+# The catalogue's model family for each family name in the published tables, which use other names
+# for GPT-3's shapes.
 CATALOGUE_FAMILY = {"gpt2": "gpt3", "gpt": "gpt3"}
 CATALOGUE_SIZE = {"1_3B": "1.3b", "2_6B": "2.7b"}
 CATALOGUE_HARDWARE = {"a10g": "a10g-24gb", "a100-sxm4-40gb": "a100-40gb"}
-# Aceso recomputes single operators, first those that keep most: attention's scores, their softmax
-# and its dropout, three of the thirteen operators of a layer. The rest is counted as whole layers.
+# Aceso recomputes single operators, first those that keep the most memory: attention's scores,
+# softmax and dropout, three of the thirteen operators of a layer. What is recomputed beyond that
+# share counts as whole layers.
 CORE_SHARE = 3 / 13
-# The engine that stands for each system of the tables, and whether the system overlapped
-# communication.
+# For each training system in the tables, the engine that models it, and whether it overlapped
+# communication with computation.
 SYSTEMS: Mapping[str, tuple[Engine, bool]] = {
     "mistlab": (MISTLAB, True),
     "mist": (MIST, True),
@@ -269,7 +278,7 @@ README_BASE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """The runs of a measurement table, and a digest of the file's bytes."""
+    """The training runs of a measurement table, and a digest of the file's bytes."""
 
     path: Path
     sha256: str
@@ -277,17 +286,17 @@ class Table:
 
 
 def read_end_to_end(path: Path, hardware: Hardware | None = None) -> Table:
-    """Read the runs of ``end_to_end.csv``; with a given hardware, only the runs on it."""
+    """Read the training runs of ``end_to_end.csv``; if a hardware is given, only the runs on it."""
     return _read(path, END_TO_END, lambda row, _: _end_to_end(row, hardware))
 
 
 def read_megatron(path: Path, hardware: Hardware) -> Table:
-    """Read a table of Megatron runs with full recomputation on A100 80 GB."""
+    """Read a table of Megatron-LM runs on A100 80 GB with full recomputation."""
     return _read(path, MEGATRON_COLUMNS, lambda row, number: megatron_runs(row, number, hardware))
 
 
 def carried(text: str, megatron: Hardware) -> tuple[list[PublishedRun], list[PublishedRun]]:
-    """The published runs that the project includes: Megatron-LM's base case and its weak
+    """The published runs that are part of this project: Megatron-LM's base case and its weak
     scaling.
     """
     content = parse_yaml(text, "published.yaml")
@@ -328,13 +337,13 @@ def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
     nodes, gpus = int(row["nodes"]), int(row["gpus"])
     batch = _stage_columns(row)
     plan = plan_of(batch, int(row["grad_accum"]), engine, overlaps) if _is_whole(batch) else None
-    # Where several ranks of a stage were measured, the first one's peak counts, as for allocated
-    # bytes.
+    # If several ranks of a stage were measured, the peak of the first one counts, for reserved as
+    # for allocated bytes.
     peaks = {
         key: tuple(float(t) * MIB_BYTES for t in row[key].split("/")[0].split())
         for key in ("peak_alloc_mb", "peak_reserved_mb")
     }
-    # Without a peak per stage, memory was recorded on some ranks only.
+    # If a stage has no peak, the memory of only some ranks was recorded.
     has_peaks = all(len(peak) == len(batch) for peak in peaks.values())
     yield PublishedRun(
         name=row["id"],
@@ -404,8 +413,8 @@ def _stage_columns(row: Row) -> StageBatch:
 
 
 def _recomputed(shares: np.ndarray) -> np.ndarray:
-    """The shares of a stage's layers with full recomputation, and with only the attention core
-    recomputed.
+    """The share of a stage's layers that is recomputed in full, and the share of which only the
+    attention core is recomputed.
 
     ``shares`` are the shares of their operators that stages recompute.
     """
@@ -414,8 +423,8 @@ def _recomputed(shares: np.ndarray) -> np.ndarray:
 
 
 def _degrees(text: str, num_stages: int) -> np.ndarray:
-    """A parallel degree for each stage; in runs that split operators a stage is written as ``degree
-    x operators``.
+    """The parallel degree of each stage. Runs that parallelise each operator by itself write a
+    stage as ``degree x operators``.
     """
     texts = text.replace("|", " ").split()
     texts = texts * num_stages if len(texts) == 1 else texts

@@ -1,5 +1,5 @@
-"""Fits constants that only whole training runs determine: sustained rates, bounds of times, and
-memory beyond tensors.
+"""Fits the constants that only whole training runs determine: sustained rates, error bounds of
+times, and memory beyond tensors.
 """
 
 from collections import defaultdict
@@ -23,18 +23,21 @@ from mistlab.plan.dimensions import num_gpus
 from mistlab.stages.stage_batch import StageBatch, StageFigures
 from simulators.symbolic import SymbolicPredictor
 
-# The sustained shares of operator rates that are tried.
+# The shares of its measured operator rates that a GPU may sustain in whole runs; each of them is
+# tried.
 SUSTAINED = np.linspace(0.75, 1.0, 11)
 FINE = np.linspace(0.75, 1.0, 501)
-# The factor on bounds of times at other model widths, where runs of one width only were measured.
+# If runs of only one model width were measured, bounds of times at other widths are wider by this
+# factor.
 FAR_OF_NEAR = 2.0
 MOST_STEPS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FittedRuns:
-    """A hardware with constants from its runs, and each run's error when it was left out: in
-    ``left_out`` with other runs of its width in the fit, in ``width_left_out`` with none.
+    """A hardware with constants fitted to whole runs, and the errors on each run when it was left
+    out: of a fit to all other runs (``left_out``), and of a fit to runs of other model widths only
+    (``width_left_out``).
 
     An error is NaN where the run was in the fit, or where all runs are of one width.
     """
@@ -47,8 +50,8 @@ class FittedRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LeftOutWidth:
-    """The runs of one model width, left out of the fit: their errors, and the distance of each run
-    to the nearest run of another width.
+    """The runs of one model width that were left out of a fit: their errors, and how far each is
+    from the nearest run that was fitted.
     """
 
     hidden: int
@@ -57,16 +60,18 @@ class LeftOutWidth:
 
 
 def predicted_s(run: PublishedRun, hardware: Hardware) -> float:
-    """The iteration time of a run on a hardware, in seconds."""
+    """The predicted iteration time, in seconds, of a training run on a hardware."""
     return float(all_predicted_s([run], hardware)[0])
 
 
 def all_predicted_s(runs: Sequence[PublishedRun], hardware: Hardware) -> Floats:
-    """The iteration time of each run; runs that differ only in stages are predicted together."""
+    """The predicted iteration time of each run; runs that differ only in their stages are predicted
+    together.
+    """
     together: dict[Hashable, list[int]] = defaultdict(list)
     for number, run in enumerate(runs):
-        # Runs that differ only in the global batch are predicted together, since it determines only
-        # the number of micro-batches.
+        # The global batch is set to one number for all runs, so that more of them can be predicted
+        # together: it only determines the number of micro-batches.
         workload = replace(run.workload, global_batch=1)
         how = run.ran_by, run.overlap_communication, len(run.stages)
         together[workload, run.cluster.nodes, run.cluster.gpus_per_node, how].append(number)
@@ -86,10 +91,13 @@ def all_predicted_s(runs: Sequence[PublishedRun], hardware: Hardware) -> Floats:
 
 
 def fit_sustained(runs: Sequence[PublishedRun], hardware: Hardware) -> FittedRuns:
-    """The share of a GPU's rates that whole runs sustain, one number for all of them."""
+    """The share of its measured operator rates that a GPU sustains in whole runs, as one number for
+    all of them.
+    """
     measured = np.array([run.iteration_s for run in runs])
     coarse = np.array([all_predicted_s(runs, _sustaining(hardware, s)) for s in SUSTAINED])
-    # Times are nearly linear in the inverse of the share.
+    # Between the shares that were tried, times are interpolated over the inverse of the share, in
+    # which they are nearly linear.
     fine = np.stack(
         [np.interp(1 / FINE[::-1], 1 / SUSTAINED[::-1], of_run[::-1])[::-1] for of_run in coarse.T],
         axis=1,
@@ -118,8 +126,9 @@ def fit_sustained(runs: Sequence[PublishedRun], hardware: Hardware) -> FittedRun
 def fit_launch_and_sustained(
     runs: Sequence[PublishedRun], hardware: Hardware, folds: Sequence[str]
 ) -> FittedRuns:
-    """The host's launch time and the sustained share of rates, fitted to some folds of runs; errors
-    on the other runs, and on each model width left out.
+    """The time of the host to launch a kernel, and the sustained share of rates, fitted to some
+    groups of runs. Returns also the errors on the other runs, and on each model width when it is
+    left out.
     """
     seen = np.array([run.fold in folds for run in runs])
     widths = _widths(runs)
@@ -136,11 +145,12 @@ def fit_launch_and_sustained(
     fitted, left_out[~seen] = errors_by(seen, ~seen)
     for width in np.unique(widths):
         out = widths == width
-        # The remaining runs have to separate host time from GPU time, so all of them are fitted.
+        # Host time can be told from GPU time only by all of the runs that are left, so all of them
+        # are fitted.
         if not out.all():
             progress(f"leaving out the {out.sum()} runs of width {width:g}")
             _, width_left_out[out] = errors_by(~out, out)
-    # For widths none of whose runs was fitted, these errors are errors of widths left out.
+    # If no run of a width was fitted, its errors count among those of widths left out.
     left_out[~np.isin(widths, widths[seen])] = np.nan
     return with_engines(
         FittedRuns(
@@ -150,9 +160,12 @@ def fit_launch_and_sustained(
 
 
 def _launching(hardware: Hardware, runs: Sequence[PublishedRun]) -> Hardware:
-    """The hardware with the launch time and the sustained share that fit some runs best."""
+    """The hardware with the launch time and the sustained share of rates that fit these runs
+    best.
+    """
     measured = np.array([run.iteration_s for run in runs])
-    # Runs on many GPUs are few and large: each cluster's runs have the same total weight.
+    # Runs on several nodes are few and large, so runs on one node and runs on several get the same
+    # total weight.
     clusters = np.array([run.cluster.nodes > 1 for run in runs])
     assert hardware.compute is not None
     compute = hardware.compute
@@ -179,8 +192,8 @@ def _launching(hardware: Hardware, runs: Sequence[PublishedRun]) -> Hardware:
 
 
 def fit_allocator(runs: Sequence[PublishedRun]) -> tuple[Allocator, Floats]:
-    """The allocator fitted to runs with known peaks, and the relative errors of reserved bytes when
-    each run is left out.
+    """The memory allocator's constants, fitted to runs with known memory peaks; and the relative
+    error of reserved bytes on each run when it is left out.
     """
     with_peaks = [run for run in runs if run.reserved_bytes and run.plan is not None]
     rows = [
@@ -197,12 +210,12 @@ def fit_allocator(runs: Sequence[PublishedRun]) -> tuple[Allocator, Floats]:
 
 
 def figures_of(run: PublishedRun) -> StageFigures:
-    """The memory figures of a run's stages."""
+    """The predicted memory of each stage of a run."""
     return StageModel.of(run.workload, run.engine).figures(run.stages)
 
 
 def is_said_to_fit(run: PublishedRun) -> bool:
-    """Whether a run is predicted to fit: each of its stages is known to have fit."""
+    """Whether every stage of a run, which did fit when it was measured, is predicted to fit."""
     reserved = reserved_bytes(figures_of(run), run.stages, run.cluster, ENGINES[run.engine])
     return bool((reserved <= room_bytes(run.cluster)).all())
 
@@ -217,8 +230,8 @@ def _best(errors: Floats) -> int:
 
 
 def with_engines(fits: FittedRuns) -> FittedRuns:
-    """The hardware with time bounds of each engine, from errors of runs that were left out of
-    fits.
+    """The hardware with bounds of times for each engine, from the errors on runs that were left out
+    of fits.
     """
     hardware = fits.hardware
     of_engine: dict[str, list[int]] = defaultdict(list)
@@ -226,7 +239,7 @@ def with_engines(fits: FittedRuns) -> FittedRuns:
         of_engine[run.engine].append(number)
     kept = tuple(one for one in hardware.engines or () if one.engine not in of_engine)
     fitted = tuple(_engine(engine, fits, places) for engine, places in of_engine.items())
-    # The caller provides the source of the engines' errors.
+    # The source of the engines' bounds is filled in by the caller.
     source = hardware.provenance.engines or Source(kind="measured", source="whole runs")
     hardware = replace(
         hardware,
@@ -237,7 +250,9 @@ def with_engines(fits: FittedRuns) -> FittedRuns:
 
 
 def _engine(engine: str, fits: FittedRuns, places: Sequence[int]) -> EngineCalibration:
-    """An engine's bounds of times close to its measured runs, and far from them."""
+    """The bounds of an engine's times for runs similar to its measured runs, and for runs far from
+    them.
+    """
     near = _known(fits.left_out[places])
     half_width = half_width_of(near)
     far, reach = _far(half_width, _left_out_widths(fits, places))
@@ -252,8 +267,8 @@ def _engine(engine: str, fits: FittedRuns, places: Sequence[int]) -> EngineCalib
 
 
 def _far(half_width: float, widths: Sequence[LeftOutWidth]) -> tuple[float, float]:
-    """The bounds of times for unmeasured widths, and the largest distance at which the bounds were
-    tested.
+    """The bounds of times for model widths that were not measured, and the largest distance from
+    measured widths at which they were tested.
 
     Few widths were measured, so new widths are taken to be as unsure as the worst of them.
     """
@@ -265,8 +280,8 @@ def _far(half_width: float, widths: Sequence[LeftOutWidth]) -> tuple[float, floa
 
 
 def widths_left_out(fits: FittedRuns, engine: str) -> Iterator[tuple[LeftOutWidth, float]]:
-    """Each width of an engine's runs left out in turn, with the share of its runs inside the bounds
-    that other widths give.
+    """For each model width of an engine's runs: the share of its runs that lie inside the bounds
+    fitted to the other widths.
     """
     places = [place for place, run in enumerate(fits.runs) if run.engine == engine]
     widths = _left_out_widths(fits, places)
@@ -306,7 +321,9 @@ def _widths(runs: Sequence[PublishedRun]) -> Floats:
 
 
 def place_of(run: PublishedRun) -> MeasuredAt:
-    """The width, the number of GPUs and the sequence length at which a run was measured."""
+    """The model width, the number of GPUs and the sequence length of a measured run, by which its
+    distance from other runs is computed.
+    """
     return MeasuredAt(
         hidden=run.workload.model.hidden,
         gpus=int(num_gpus(run.stages.value).sum()),

@@ -1,1 +1,1 @@
-"""Shared parts of commands: options, errors, progress, folders of results."""
+"""What all commands share: options, errors, progress reports, and folders of results."""

@@ -1,4 +1,4 @@
-"""A command as a row: the import path of its function, and its options.
+"""A command as a row of a table: the import path of its function, and its options.
 
 The function's docstring is what ``--help`` says. Neither the row nor its parser imports the
 function's module, which a command does once its options are read.
@@ -32,27 +32,28 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = PLANS / "gpt3-2.7b-4xl4.yaml"
 TINY = PLANS / "tiny-gpt.yaml"
 DEVICES = ("cpu", "cuda")
-# Kernels of fused attention.
+# The names of fused attention kernels that a command's option accepts.
 KERNELS = ("flash", "cudnn", "flash-attn")
 UNLIMITED = 1 << 20
-# The glossary page in a checkout.
+# The path of the glossary page in a checkout of the repository.
 GLOSSARY = "docs/glossary.md"
-# The exit status of an unexpected failure while a plan runs, usually of a device, which prints a
-# traceback.
+# The exit status when a command that runs a plan fails unexpectedly, mostly because of a device; it
+# prints a traceback.
 CRASHED = 3
-# The published Megatron runs used to fit a calibration: numbers of GPUs times layers.
+# Megatron-LM's published runs to which a calibration is fitted: each a number of GPUs times a
+# number of layers.
 FOLDS = "2x16,4x24,8x12,512x48"
 
 Option = tuple[str, Mapping[str, Any]]
-# When a command's process ends: as usual; immediately after a failure, whatever its threads wait
-# for; or always immediately.
+# How a command's process ends: in the usual way; at once after a failure, whatever its threads wait
+# for; or at once in every case.
 Ending = Literal["usual", "at once after a failure", "at once"]
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: the path of its function, the shared options with their defaults, and options of
-    its own.
+    """A command: the import path of its function, the shared options that it takes with their
+    defaults, and the options of its own.
 
     With ``searches`` it has those of searches, too. ``arguments`` are the names of arguments
     without an option's name, for the command line that a run's page shows. The function gets the
@@ -89,12 +90,12 @@ Group = Mapping[str, Command]
 
 
 def command(function: str, common: Mapping[str, Any], *options: Option, **settings: Any) -> Command:
-    """A ``Command``; ``settings`` are its fields."""
+    """A ``Command`` with these fields."""
     return Command(function, common, options, **settings)
 
 
 def option(name: str, about: str = "", default: Any = None, **settings: Any) -> Option:
-    """An option of a command; its type is the type of its default, which its help shows."""
+    """An option of a command; its type is that of its default value, which the help shows."""
     if default is not None:
         settings["default"] = default
         if isinstance(default, int | float | Path):
@@ -110,12 +111,12 @@ def flag(name: str, about: str) -> Option:
 
 
 def path(metavar: str) -> dict[str, Any]:
-    """The settings of an option whose value is a file or a folder."""
+    """The settings of an option whose value is the path of a file or folder."""
     return {"type": Path, "metavar": metavar}
 
 
 def experiment(name: str) -> dict[str, Any]:
-    """The options that all experiments share, which keep their results in a folder."""
+    """The options of all experiments, which keep their results in a folder."""
     return {"seed": 0, "out": Path("runs") / name, "page": None, "json": False, "quick": False}
 
 
@@ -173,13 +174,15 @@ def parser_for(command: Command, program: str) -> argparse.ArgumentParser:
 
 
 def _examples(command: Command, program: str) -> str | None:
-    """The examples of a command, and the path of the glossary, for the end of its help."""
+    """The example calls of a command, and the path of the glossary, as the end of its help."""
     lines = [f"  # {purpose}\n  {program} {words}" for purpose, words in command.examples.items()]
     return "\n".join(["examples:", *lines, "", f"Words: {GLOSSARY}"]) if lines else None
 
 
 def main_of(name: str, command: Command, *, program: str = "") -> Callable[[Sequence[str]], int]:
-    """The function that runs a command with a command line, and returns its exit status."""
+    """A function that runs a command with the arguments of a command line, and returns its exit
+    status.
+    """
 
     def main(line: Sequence[str]) -> int:
         arguments, rest = _split(line) if command.takes_rest else (line, None)
@@ -204,8 +207,8 @@ def execute(name: str, command: Command, line: Sequence[str], *, program: str = 
 def run_as_process(
     main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, at_once: bool = False
 ) -> NoReturn:
-    """Run a command, and end the process: immediately with ``at_once``, after a failure, or if
-    there were other ranks.
+    """Run a command, and end the process with its exit status: at once if ``at_once`` is true,
+    after a failure, or if the command started other ranks.
 
     Other ranks learn of a failure when this process's connections close. Threads that wait for a
     device or for them must not keep it. A thread of gloo that meets the interpreter's end takes
@@ -225,7 +228,9 @@ def run_as_process(
 
 
 def _split(line: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
-    """The command's own arguments, and those after ``--``; None without it."""
+    """Split a command line at ``--``: the command's own arguments, and those that follow; None
+    without ``--``.
+    """
     if "--" not in line:
         return line, None
     end = list(line).index("--")

@@ -1,4 +1,5 @@
-"""Shared parts of every command: its options, its exit status, and errors without tracebacks.
+"""What every command shares: how its options are parsed, its exit status, and error messages
+without tracebacks.
 
 Exit status 0 is done, 1 no answer, 2 wrong usage; ``export`` has one more.
 """
@@ -27,7 +28,8 @@ from mistlab.engines.engine import Precision, names_for_plans
 
 DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
-# Packages that a command may need beyond the base install, and the extra that provides each.
+# For each package that a command may need beyond the base install, the extra (as in ``pip install
+# '.[NAME]'``) that installs it.
 EXTRAS: Mapping[str, str] = {
     "accelerate": "baselines",
     "anyio": "agents",
@@ -50,11 +52,12 @@ BASE = frozenset(
     ("cmaes", "highspy", "joblib", "matplotlib", "optuna", "pulp", "scipy", "simpy", "sqlalchemy")
 )
 
-# Imports make many permanent objects. Python's default garbage collection after each thousand would
-# take a tenth of a short command's time.
+# How many new objects trigger a garbage collection. Imports make many permanent objects, and
+# Python's default of a thousand would take a tenth of a short command's time.
 OBJECTS_A_SEARCH = 20_000
-# NumPy's own threads multiply large matrices, of which there are none here; waiting for work they
-# would take a third of a prediction's CPU time. PyTorch's number of threads is a separate setting.
+# The environment variable for the number of threads of NumPy. They only help with large matrices,
+# of which there are none here, and while idle they would take a third of a prediction's CPU time.
+# PyTorch has a setting of its own.
 NUMPY_THREADS = "OPENBLAS_NUM_THREADS"
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -141,10 +144,11 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-# Plan files shipped with the package, as paths relative to the working directory.
+# The folder of the plan files that come with the package, as a path relative to the working
+# directory.
 PLANS = Path(os.path.relpath(Path(__file__).parents[1] / "plans"))
 
-# The default problem, by option.
+# The model, cluster and batch that commands use by default, by option.
 PROBLEM: Mapping[str, Any] = {
     "model": "gpt3-2.7b",
     "hardware": "l4-24gb",
@@ -155,7 +159,7 @@ PROBLEM: Mapping[str, Any] = {
     "attention": "flash",
     "precision": "fp16",
 }
-# The defaults of options that say which weights are trained, for commands that have these options.
+# For commands with options that say which weights are trained, the defaults of these options.
 TRAINED: Mapping[str, Any] = {
     "train": "all",
     "rank": None,
@@ -165,7 +169,7 @@ TRAINED: Mapping[str, Any] = {
     "gradients": None,
     "reduction": None,
 }
-# The options that override a cluster's figures: hardware rates and the network file.
+# The options that replace figures of a cluster: hardware rates and the network file.
 OF_CLUSTER = (
     *("keep_free_gib", "intra_node_gbytes_per_s", "inter_node_gbytes_per_s"),
     "network",
@@ -173,11 +177,13 @@ OF_CLUSTER = (
 
 
 class NoAnswerError(InputError):
-    """A valid question without an answer: nothing fits, or a plan is refused."""
+    """Raised if a valid question has no answer: no plan fits, or a plan is refused."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports an invalid option in one line, like other errors."""
+    """An argument parser that reports an invalid option in one line, as all other errors are
+    reported.
+    """
 
     def error(self, message: str) -> NoReturn:
         problem = message.removeprefix("argument ").replace(": expected", " expects")
@@ -186,15 +192,15 @@ class _Parser(argparse.ArgumentParser):
         self.exit(WRONG_USAGE, f"error: {text}\n")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """An option's value; an option written as ``--option=--``, which argparse reads as an empty
-        list, counts as missing.
+        """The value of an option. ``--option=--`` counts as a missing value; argparse would read it
+        as an empty list.
         """
         if action.option_strings and "--" in arg_strings:
             raise argparse.ArgumentError(action, "-- is not a value: give one")
         return super()._get_values(action, arg_strings)
 
     def _meant(self, message: str) -> str:
-        """The known options that resemble the first unknown option in a message, if any."""
+        """The known options that resemble the first unknown option in an error message."""
         _, _, unknown = message.partition("unrecognized arguments: ")
         known = [name for name in self._option_string_actions if name.startswith("--")]
         meant = near_matches(unknown.partition(" ")[0], known) if unknown.startswith("--") else ""
@@ -226,14 +232,16 @@ def _number(text: str) -> float:
 
 
 def parser_of(program: str, description: str | None, **defaults: Any) -> argparse.ArgumentParser:
-    """A parser with the common options named in ``defaults``, each with its default."""
+    """An argument parser with those common options that ``defaults`` names, each with its
+    default.
+    """
     parser = _Parser(
         prog=program,
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    # argparse looks up types by name, so every option of a type is parsed alike.
+    # argparse looks up a type by its name, so this parser is used for all options of type int.
     parser.register("type", int, _whole_number)
     parser.register("type", float, _number)
     parser.register("type", "seed", _seed)
@@ -247,14 +255,14 @@ def parser_of(program: str, description: str | None, **defaults: Any) -> argpars
 
 
 def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """Run a command and return its exit status; errors go to standard error."""
+    """Run a command and return its exit status; errors are printed on standard error."""
     gc.set_threshold(OBJECTS_A_SEARCH)
-    # At exit Python would scan all objects again, for nothing.
+    # At exit, Python's garbage collector would look at all objects again without any effect.
     atexit.register(gc.freeze)
     os.environ.setdefault(NUMPY_THREADS, "1")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # File names may contain bytes that are not text. Changing the errors of a stream that now
-        # leads to a pipe is possible, but its position cannot be queried.
+        # File names may contain bytes that are not valid text, so output must accept them. This may
+        # fail for a stream that leads to a pipe.
         with suppress(OSError):
             sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -266,11 +274,11 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         return _complain(_missing(error), WRONG_USAGE)
     except BrokenPipeError:
-        # The reader has closed the output, and nothing more may be written to it.
+        # The reader has closed the output, so nothing more may be written to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_ANSWER
     except OSError as error:
-        # A full disk, or a file that may not be written.
+        # The disk is full, or a file may not be written.
         return _complain(f"{_file_of(error)}{error.strerror or error}", NO_ANSWER)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -278,12 +286,14 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
 
 
 def _file_of(error: OSError) -> str:
-    """The file that an error is about, as a message's prefix; empty if it is unknown."""
+    """The name of the file that an error is about, as the beginning of a message; empty if it is
+    not known.
+    """
     if error.filename:
         return f"{error.filename}: "
     if error.errno != errno.ENOSPC or not _output_is_full():
         return ""
-    # Buffered output would be written again at exit.
+    # Python would try to write the rest of the output again at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return "standard output: "
 
@@ -310,13 +320,13 @@ def _warnings_in_lines() -> Iterator[None]:
         yield
 
 
-# Options whose names differ from those of the fields that they set.
+# Options of the command line whose names differ from those of the fields that they set.
 OPTION_OF = {"adapter-rank": "rank"}
 
 
 @contextmanager
 def as_options(prefix: str = "") -> Iterator[None]:
-    """Let an error about a field name the command-line option that set the field."""
+    """In the ``with`` block, an error about a field names the command-line option that sets it."""
     try:
         yield
     except FieldError as error:
@@ -326,8 +336,8 @@ def as_options(prefix: str = "") -> Iterator[None]:
 
 
 def batch_status(files: int, unreadable: int, *, all_answered: bool) -> int:
-    """The exit status of a command that continues after a malformed file: wrong usage if it was the
-    only file; otherwise a missing answer to one of several questions.
+    """The exit status of a command that went on after a malformed file: that of wrong usage if it
+    was the only file, otherwise that of an answer missing among several.
     """
     if files == unreadable == 1:
         return WRONG_USAGE
@@ -340,7 +350,9 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def as_json(value: Mapping[str, Any], indent: int | None = None) -> str:
-    """A result as JSON; refuses numbers that overflowed because options or files are too large."""
+    """A result as JSON; refuses numbers that overflowed because an option or a file has too large
+    values.
+    """
     try:
         return json.dumps(value, allow_nan=False, indent=indent)
     except ValueError:
@@ -356,7 +368,9 @@ def progress(text: str) -> None:
 
 
 def writable(path: Path, what: str, option: str = "--out") -> Path:
-    """The path of a result file, with its folder created; refuses a path that is not writable."""
+    """The path of a file for results, whose folder is created; refuses a path that cannot be
+    written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         problem = "it is a folder" if path.is_dir() else None
@@ -371,13 +385,13 @@ def writable(path: Path, what: str, option: str = "--out") -> Path:
 
 
 def missing(package: str) -> InputError:
-    """The error for a missing package, which says how to install it."""
+    """The error that a package is missing; its message says how to install it."""
     what = f"'.[{EXTRAS[package]}]'" if package in EXTRAS else package
     return InputError(f"{package} is not installed, and this command needs it: pip install {what}")
 
 
 def check_torch() -> None:
-    """Refuse to continue without torch, before anything that needs it is prepared."""
+    """Refuse to go on without torch, before anything is prepared."""
     if find_spec("torch") is None:
         error = missing("torch")
         raise error
@@ -396,11 +410,13 @@ def _complain(error: Exception | str, status: int) -> int:
 
 
 def shortened(message: str) -> str:
-    """A message with its longest words truncated, such as a file passed in place of its name."""
+    """A message in which very long words are cut, such as the contents of a file given in place of
+    its name.
+    """
     return _LONG_WORD.sub(r"\1...\2", message)
 
 
-# A word longer than any file name, though a path may be as long.
+# A word that is longer than any file name; a path may be as long.
 _LONG_WORD = re.compile(r"(\S{100})\S{300,}(\S{50})")
 
 
@@ -428,7 +444,7 @@ class Countdown:
         self._said_s = self.clock()
 
     def step(self) -> None:
-        """Count one part as finished."""
+        """Count one more part of the work as finished."""
         self._done += 1
         now_s = self.clock()
         if self._done == 1:

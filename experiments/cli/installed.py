@@ -1,4 +1,4 @@
-"""The installed version, and completion scripts for shells."""
+"""The installed version of the package, and completion scripts for shells."""
 
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError
@@ -19,7 +19,8 @@ def version() -> str:
 
 
 def completion(shell: str, commands: Mapping[str, Command]) -> str:
-    """A completion script for a shell: commands, their options, and choices of options.
+    """A completion script for a shell, with the commands, their options, and the values that
+    options accept.
 
     Files are completed wherever a word is neither a command nor an option.
     """
@@ -47,8 +48,8 @@ complete -o default -F _mistlab mistlab
 
 
 def _cases(commands: Mapping[str, Command]) -> Iterator[str]:
-    """The script's cases: one for each option with choices, and one for the options of each
-    command.
+    """The cases of a completion script: one for each option with fixed choices, and one for the
+    options of each command.
     """
     for name, command in commands.items():
         options = []

@@ -1,4 +1,6 @@
-"""The progress of a search on standard error: a single line, overwritten on a terminal."""
+"""Shows the progress of a search on standard error as a single line, which is overwritten if
+standard error is a terminal.
+"""
 
 import math
 import sys
@@ -8,19 +10,20 @@ from time import perf_counter
 from searchers.strategy import STAGES_A_PLAN, Ledger
 
 REFRESH_S = 0.25
-# In a file or a pipe no line is overwritten, so lines without a better plan are rarer there.
+# Seconds between progress lines in a file or a pipe, where lines cannot be overwritten. The next
+# line: the same while no better plan is found.
 LINE_EVERY_S = 2.0
 NOTHING_NEW_EVERY_S = 10.0
 
 
 def _is_terminal() -> bool:
-    """Whether standard error is currently a terminal."""
+    """Whether standard error is a terminal at the moment."""
     return sys.stderr.isatty()
 
 
 @dataclass(slots=True, kw_only=True)
 class Live:
-    """Reports a searcher's progress, at a limited rate."""
+    """Shows the progress of a searcher, at most a few times per second."""
 
     searcher: str
     is_terminal: bool = field(default_factory=_is_terminal)
@@ -28,7 +31,9 @@ class Live:
     _best_s: float = field(default=math.inf, init=False)
 
     def __call__(self, ledger: Ledger) -> None:
-        """Receive a search's state, and report it unless the last report was too recent."""
+        """Take note of a search's state, and show it unless the last progress line was too
+        recent.
+        """
         now_s = perf_counter()
         if now_s - self._told_s < self._wait_s(ledger):
             return
@@ -36,11 +41,11 @@ class Live:
         self._tell(self._state(ledger), stays=not self.is_terminal)
 
     def end(self, text: str) -> None:
-        """Report how the search ended, in a line that stays on the terminal."""
+        """Show how the search ended, in a line that stays on the terminal."""
         self._tell(f"{self.searcher}: {text}", stays=True)
 
     def _wait_s(self, ledger: Ledger) -> float:
-        """The seconds between two progress lines."""
+        """The least number of seconds between two progress lines."""
         if self.is_terminal:
             return REFRESH_S
         return LINE_EVERY_S if ledger.best_s < self._best_s else NOTHING_NEW_EVERY_S
@@ -62,7 +67,7 @@ class Live:
 
 
 def _left_s(ledger: Ledger, a_second: float, wall_s: float) -> float:
-    """The estimated seconds until the budget is spent."""
+    """The estimated seconds until the search's budget is spent."""
     ends = []
     if ledger.budget.seconds is not None:
         ends.append(ledger.budget.seconds - wall_s)

@@ -1,4 +1,5 @@
-"""A folder of results with a record of what made it: configuration, versions and revision.
+"""A folder with a command's results and a record of what made them: configuration, versions and git
+revision.
 
 ``config.json`` holds the options, the source revision and the versions of the packages;
 ``rows.jsonl`` one row a line, ``README.md`` the command that makes them again.
@@ -28,16 +29,16 @@ PACKAGES = ("mistlab", "highspy", "numpy", "optuna", "pulp", "scipy", "simpy", "
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class RunDirectory:
-    """The folder of one run of a command, and the configuration that made it."""
+    """The folder with the results of one run of a command, and the configuration of that run."""
 
     path: Path
     config: Mapping[str, Any]
 
     @classmethod
     def make(cls, path: Path, command: str, options: Mapping[str, Any]) -> Self:
-        """Create the folder, and record its configuration. If it cannot be created, a message says
-        so and results go to a temporary folder; a file in its place, or a folder in use by another
-        run, is refused.
+        """Create the folder, and record the configuration in it. If the folder cannot be created,
+        results go to a temporary folder, and a message says so. A file at the path, or a folder
+        that another run is using, is refused.
         """
         config = _config(command, options)
         directory = cls(path=_folder(path), config=config)
@@ -48,8 +49,8 @@ class RunDirectory:
         return directory
 
     def _hold(self) -> None:
-        """Lock the folder against other processes for the lifetime of this object; the system
-        releases the lock however the process ends.
+        """Lock the folder against other processes as long as this object exists; the operating
+        system releases the lock however the process ends.
         """
         folder = os.open(self.path, os.O_RDONLY)
         weakref.finalize(self, os.close, folder)
@@ -62,11 +63,11 @@ class RunDirectory:
                 return
             reject(f"--out {self.path}: another run writes here: wait for it, or give another")
         except OSError:
-            # The folder's file system has no locks.
+            # The file system of the folder does not support locks.
             return
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a file atomically: readers see the old or the new text."""
+        """Write a file atomically: a reader sees either the old or the new text."""
         unfinished = self.path / f"{name}.part"
         with naming(self.path / name):
             unfinished.write_text(text, encoding="utf-8")
@@ -79,12 +80,12 @@ class RunDirectory:
             file.write(as_json(row) + "\n")
 
     def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write ``rows.jsonl`` atomically: readers see the old or the new rows."""
+        """Write ``rows.jsonl`` atomically: a reader sees either the old or the new rows."""
         lines = [as_json(row) + "\n" for row in rows]
         self.write_text("rows.jsonl", "".join(lines))
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of ``rows.jsonl``, without a truncated last line."""
+        """The rows in ``rows.jsonl``, without a last line that was cut off."""
         return read_rows(self.path / "rows.jsonl")
 
 
@@ -95,8 +96,8 @@ _HELD: weakref.WeakValueDictionary[tuple[int, int], RunDirectory] = weakref.Weak
 def earlier_rows(
     path: Path, command: str, options: Mapping[str, Any], *, aside: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The rows of an earlier run in a folder, if it had the same sources and options; the options
-    named in ``aside`` may differ.
+    """The rows that an earlier run left in a folder, if its sources and options were the same; the
+    options named in ``aside`` may differ.
     """
     config = path / "config.json"
     if not ((path / "rows.jsonl").is_file() and config.is_file()):
@@ -114,8 +115,8 @@ def earlier_rows(
 
 
 def file_at(path: Path, what: str) -> Path:
-    """The path of a result file; in a temporary folder, with a message, if the file cannot be
-    written. A folder at that path is refused.
+    """The path of a file for results. If it cannot be written, a path in a temporary folder, and a
+    message says so; a folder at that path is refused.
     """
     if path.is_dir():
         return writable(path, what)
@@ -126,7 +127,9 @@ def file_at(path: Path, what: str) -> Path:
 
 
 def _folder(path: Path) -> Path:
-    """The folder, created if necessary; a temporary one if it cannot be written."""
+    """The folder at this path, which is created if necessary; a temporary folder if it cannot be
+    written.
+    """
     if path.exists() and not path.is_dir():
         reject(f"--out {path}: is a file: give another folder")
     try:
@@ -138,15 +141,15 @@ def _folder(path: Path) -> Path:
 
 
 def _temporary(path: Path, problem: str) -> Path:
-    """A temporary folder in place of a path that cannot be written."""
+    """A temporary folder that takes the place of a path that cannot be written."""
     other = Path(tempfile.mkdtemp(prefix="mistlab-"))
     progress(f"warning: --out {path}: {problem}: results go to {other}")
     return other
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file up to a damaged line, such as the last one of an interrupted run. The
-    damaged file is kept under another name.
+    """The rows of a file up to the first damaged line, such as a last line that was cut off. A
+    damaged file is also kept under another name.
     """
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     rows = []
@@ -175,14 +178,16 @@ def _config(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """An option's value as JSON."""
+    """An option's value as plain data for JSON."""
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     return str(value) if isinstance(value, Path) else value
 
 
 def _version(package: str) -> str | None:
-    """A package's version; empty if it is not installed, as on a machine used only for training."""
+    """The version of a package; empty if it is not installed, as on a machine used only for
+    training.
+    """
     try:
         return version(package)
     except PackageNotFoundError:
@@ -191,7 +196,9 @@ def _version(package: str) -> str | None:
 
 @cache
 def revision() -> str:
-    """The source's git revision, with ``-dirty`` for local changes; empty outside a checkout."""
+    """The git revision of the source, with ``-dirty`` if files were changed; empty outside of a git
+    checkout.
+    """
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(
@@ -203,8 +210,8 @@ def revision() -> str:
 
 
 def command_line(config: Mapping[str, Any]) -> str:
-    """The command line of a recorded configuration; positional arguments are recorded under the
-    names in ``arguments``.
+    """The command line that a recorded configuration stands for; ``arguments`` are the names of
+    positional arguments in the record.
     """
     arguments, parts = [], []
     named = config["options"].get("arguments") or ()

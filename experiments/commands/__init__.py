@@ -1,4 +1,4 @@
-"""The table of all commands: for each group, its commands and their options.
+"""The table of all commands: groups of commands, each with the commands' options.
 
 A new command is a function, and a row in the file of its group.
 """
@@ -13,7 +13,7 @@ from experiments.commands.serving_commands import SERVING_COMMANDS
 from experiments.commands.study_commands import STUDY_COMMANDS
 from experiments.commands.training_commands import TRAINING_COMMANDS
 
-# The groups of commands, in the order in which they are listed.
+# The groups of commands, in the order in which the help lists them.
 GROUPS: Mapping[str, Group] = {
     **PLAN_COMMANDS,
     **SEARCH_COMMANDS,

@@ -1,4 +1,4 @@
-"""Commands about machines and models, and about the quality of predictions."""
+"""The commands about machines and models, and about how good predictions are."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from experiments.cli.command import (
 )
 from mistlab.schedule.orders import ORDERS
 
-# The default of ``--minutes``: how long one call of ``gpu_report`` may work.
+# For how many minutes a call of ``gpu_report`` works by default.
 MINUTES = 9.0
 
 MACHINE_COMMANDS: dict[str, Group] = {

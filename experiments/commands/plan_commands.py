@@ -1,4 +1,4 @@
-"""Commands about given plans."""
+"""The commands that take a given plan."""
 
 from pathlib import Path
 

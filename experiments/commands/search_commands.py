@@ -1,4 +1,4 @@
-"""Commands that search for plans, and the figures of the published evaluation."""
+"""The commands that search for plans, and those that recompute Mist's published evaluation."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Commands about serving: predictions of measured runs, and fits to them."""
+"""The commands about serving: predictions of measured serving runs, and fits to them."""
 
 from collections.abc import Mapping
 from pathlib import Path

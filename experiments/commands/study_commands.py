@@ -1,4 +1,4 @@
-"""Commands that vary a problem: sweeps, sensitivities and other studies."""
+"""The commands that vary a problem: sweeps, sensitivities and other studies."""
 
 from experiments.cli.command import Group, command, experiment, flag, option, path
 from experiments.cli.commandline import PROBLEM

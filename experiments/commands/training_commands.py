@@ -1,4 +1,4 @@
-"""Commands about whole training runs: their costs, and their execution."""
+"""The commands about whole training runs: what they cost, and how they run."""
 
 from experiments.cli.command import (
     DEVICES,
