@@ -1,3 +1,3 @@
-"""Mist's published evaluation, predicted: speedups over baselines, the gain of each step, and what
-a search that ignores an effect loses.
+"""Predicts Mist's published evaluation: speedups over baselines, the gain of each step, and what is
+lost by a search that ignores an effect such as overlap.
 """

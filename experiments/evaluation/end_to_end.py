@@ -1,5 +1,5 @@
-"""Mist's published evaluation, predicted: each case searched with each compared system's searcher,
-beside published speedups.
+"""Predicts Mist's published evaluation: each case is searched with the searcher of every compared
+system, and the speedups stand beside the published ones.
 """
 
 import argparse
@@ -24,12 +24,12 @@ from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan_words import plan_line
 from mistlab.plan.workload import Attention
 
-# Searches one case of the evaluation with each compared system's searcher: times, plans, and their
-# breakdown.
+# Searches one case of the evaluation with the searcher of each compared system: iteration times,
+# plans, and what takes the time.
 
 
 OURS = "mist"
-# The searchers of the compared systems, in spaces of the same names.
+# The searchers that stand for the compared systems; each searches the space that has its name.
 BASELINES = {
     "megatron:published": "Megatron-LM as published",
     "deepspeed:published": "DeepSpeed as published",
@@ -38,20 +38,21 @@ BASELINES = {
     "aceso": "Aceso",
     "aceso:unfused": "Aceso, attention written out",
 }
-# Aceso's runtime is a Megatron-LM on torch 1.12, which had no fused attention.
+# Aceso without fused attention, since its runtime is a Megatron-LM on torch 1.12, which had none.
 UNFUSED = "aceso:unfused"
-# The features of the published runtime that replace those of this project's runtime, one at a time.
+# The features in which the published runtime differs from this project's; one at a time is put into
+# this project's runtime.
 THEIRS = {
     "its sends": replace(MISTLAB, sends=MIST.sends),
     "its kernels": replace(MISTLAB, kernels=MIST.kernels),
     "its step": replace(MISTLAB, step_moved=MIST.step_moved),
 }
-# Aceso's search ends after this many plans: more changed a time by 2 % at most.
+# Aceso's search ends after this many plans; more plans changed an iteration time by 2 % at most.
 ACESO_PLANS, QUICK_ACESO_PLANS = 1000, 200
 
 
 def searched(case: Case, *, quick: bool, seed: int) -> dict[str, Any]:
-    """The row of a case: each system's plan and its time."""
+    """The result row of a case: the plan of each compared system, and its iteration time."""
     bench = Bench.of(case.problem())
     names = [name for name in (OURS, *BASELINES) if name != UNFUSED]
     best = {name: _found(bench, name, quick=quick, seed=seed) for name in names}
@@ -91,7 +92,7 @@ def _found(bench: Bench, name: str, *, quick: bool, seed: int) -> Found | None:
 
 
 def _ratios(seconds: Mapping[str, float | None]) -> dict[str, float | None]:
-    """The ratio of each baseline's iteration time to that of this project's plan."""
+    """For each baseline, its iteration time divided by that of this project's plan."""
     ours = seconds[OURS]
     return {
         name: None if ours is None or (other := seconds[name]) is None else other / ours
@@ -99,7 +100,7 @@ def _ratios(seconds: Mapping[str, float | None]) -> dict[str, float | None]:
     }
 
 
-# The published evaluation: every case searched, beside the published speedups.
+# Searches every case of the published evaluation, and puts the speedups beside the published ones.
 
 
 QUICK_SIZES = 2
@@ -133,8 +134,8 @@ def evaluated(options: argparse.Namespace) -> int:
 
 
 def _cases(options: argparse.Namespace) -> list[Case]:
-    """The cases of the evaluation: on each cluster those with fused attention, then GPT with
-    unfused attention.
+    """The cases of the evaluation, cluster by cluster: first those with fused attention, then GPT
+    models with unfused attention.
     """
     quick = options.quick
     chosen = sizes()[:QUICK_SIZES] if quick else sizes()
@@ -153,7 +154,7 @@ def _cases(options: argparse.Namespace) -> list[Case]:
 
 
 def report(rows: Sequence[Row]) -> Report:
-    """The report of the rows."""
+    """The report on all cases, made from their result rows."""
     summaries = [*_summaries(rows)]
     return Report(
         title="The evaluation: over baselines as published, and over tuned ones",
@@ -212,15 +213,17 @@ def _both(row: Row, name: str) -> str:
 
 
 def _there(row: Row, name: str) -> float | None:
-    """The ratio of a baseline's iteration time to that of this project's plan, both predicted with
-    the published runtime's features.
+    """The iteration time of a baseline's plan divided by that of this project's plan, both
+    predicted for the published runtime.
     """
     seconds, ours_s = row["seconds"][name], row["by_published_runtime_s"]
     return None if seconds is None or ours_s is None else seconds / ours_s
 
 
 def _summaries(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """The average speedup over each baseline, by cluster and attention, and over all."""
+    """The average speedup over each baseline: by cluster and attention kernel, and over all
+    cases.
+    """
     published = {(p["hardware"], p["attention"]): p for p in evaluation()["averages"]}
     places = dict.fromkeys((row["hardware"], row["attention"]) for row in rows)
     for hardware, attention in (*places, (None, None)):

@@ -1,4 +1,4 @@
-"""Mist's motivating case: two plans side by side, drawn on a common time axis."""
+"""The example that motivates Mist: two plans compared side by side, and drawn on one time axis."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,12 +27,12 @@ from mistlab.plan.workload import Workload
 from mistlab.schedule.slots import Kind
 from simulators.events import Simulation
 
-# Draws iterations one below the other, on a common time axis.
+# Draws several iterations below one another on one time axis.
 
 
 def timelines(played: Mapping[str, Simulation]) -> Figure:
-    """Draw every stage of every iteration as four lanes, one for each stream; each iteration has
-    its name and its length.
+    """Draw every stage of each iteration as four rows, one for each stream; every iteration is
+    labelled with its name and its length.
     """
     rows = [
         (name, played_run, stage)
@@ -55,12 +55,12 @@ def timelines(played: Mapping[str, Simulation]) -> Figure:
     return figure
 
 
-# The motivating case: its two plans side by side, and the best plan of each search space.
+# Compares the two plans of Mist's motivating example, and finds the best plan of each search space.
 
 
 SPACES = ("3d", "+zero", "+checkpointing", "+offload", "mist")
 QUICK_SPACES = ("3d", "+zero", "+checkpointing")
-# The search space in which the search should find the second plan.
+# The search space whose best plan should be the second plan of the example.
 FINDING = "+checkpointing"
 _HALF = StagePlan(
     layers=16, data_parallel=2, tensor_parallel=1, micro_batch=1, zero=1, checkpointed_layers=16

@@ -1,5 +1,5 @@
-"""Compares predictors that ignore an effect (views) over random plans: whether their times are
-ordered as expected, and how fast the plans that they prefer really are.
+"""Compares predictors that each ignore an effect such as overlap (views): whether their times are
+ordered as expected on random plans, and how fast their favourite plans really are.
 """
 
 import argparse
@@ -27,19 +27,23 @@ from mistlab.schedule.placement import spread_shares
 from searchers.methods.published import published
 from searchers.savings import Chooser, chosen_plan
 
-# Predicts random plans with each effect hidden (a view), to verify the order of the views' times.
+# Predicts random plans with each effect hidden in turn (a view of the predictor), to check that the
+# views' times are in the expected order.
 
 
-# The spaces from which plans are drawn in turn; together they have all engines.
+# The search spaces from which random plans are drawn in turn; together they contain all engines.
 SPACES = ("mist", "wide", "mist", "megatron", "mist", "deepspeed", "mist", "aceso")
-# The tolerance for rounding.
+# Times that differ by less than this share count as equal.
 ROUNDING = 1e-9
-# Pairs of views in which the first must take at least as long as the second.
+# Pairs of views (predictors that ignore an effect); the times of the first must be at least those
+# of the second.
 ORDER = (("serial", "full"), ("full", "ideal"))
 
 
 def drawn(bench: Bench, count: int, seed: int) -> list[Plan]:
-    """Random plans for a problem; whether they fit does not affect their times."""
+    """Random plans for a problem; they need not fit in memory, since that does not affect their
+    times.
+    """
     draw = np.random.default_rng(seed)
     chooser = Chooser(lambda _, options: int(draw.integers(options)))
     plans: list[Plan] = []
@@ -50,8 +54,8 @@ def drawn(bench: Bench, count: int, seed: int) -> list[Plan]:
 
 
 def ordered(case: Case, count: int, seed: int) -> dict[str, Any]:
-    """The row of a case: the number of plans whose views contradict the expected order, and the
-    differences between views.
+    """The result row of a case: on how many random plans the views' times contradict the expected
+    order, and by how much they differ.
     """
     bench = Bench.of(case.problem())
     plans = drawn(bench, count, seed)
@@ -77,28 +81,28 @@ def _spread(ratios: Sequence[float] | np.ndarray) -> dict[str, float]:
     return {"least": float(least), "median": float(median), "most": float(most)}
 
 
-# Compares views (the closed form with one effect hidden): the order of their times, and the full
-# prediction of each view's best plan.
+# Compares views (closed forms that ignore an effect such as overlap): the order of their times, and
+# how fast each view's best plan is by the full prediction.
 
 
 SIZES, QUICK_SIZES = ("1.3b", "2.7b", "7b"), ("1.3b",)
 QUICK_PLANS = 100
-# The views that hide some effect.
+# The views of the predictor that ignore some effect.
 PARTIAL = tuple(view for view in VIEWS if view != FULL)
-# Mist's published search, and modifications of it.
+# Mist's published search and its modifications, by name, with the options of each.
 VARIANTS: Mapping[str, Mapping[str, bool]] = {
     "published": {},
     "true frontiers": {"weighted": False},
     "longest chain": {"by_chains": True},
     "both": {"weighted": False, "by_chains": True},
 }
-# Rows by case, and by view or search.
+# Result rows by the name of a case and the name of a view or search.
 Winners = Mapping[tuple[str, str], Row]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapQuestion:
-    """A case of the evaluation, and the number of random plans to verify."""
+    """A case of the evaluation, and on how many random plans views are compared."""
 
     case: Case
     plans: int
@@ -131,8 +135,8 @@ def overlapped(options: argparse.Namespace) -> int:
 
 
 def compared(asked: OverlapQuestion) -> list[dict[str, Any]]:
-    """The rows of a case: the order of times over random plans, each view's best plan, each
-    search's best plan.
+    """The result rows of a case: the order of times on random plans, the best plan of each view,
+    and the best plan of each search.
     """
     bench = Bench.of(asked.case.problem())
     return [
@@ -179,8 +183,8 @@ def _of(rows: Sequence[Row], chapter: str, key: str) -> dict[tuple[str, str], Ro
 
 
 def _holds(rows: Sequence[Row]) -> bool:
-    """Whether no random plan contradicts the expected order of views, and no view's best plan beats
-    the full view's own.
+    """Whether the views' times are in the expected order on all random plans, and no view's best
+    plan is faster than that of the full view.
     """
     winners = _of(rows, "winners", "view")
     in_order = not any(sum(row["broken"].values()) for row in rows if row["chapter"] == "order")
@@ -192,7 +196,7 @@ def _holds(rows: Sequence[Row]) -> bool:
 
 
 def report(rows: Sequence[Row]) -> Report:
-    """The report of the rows."""
+    """The report on all cases, made from their result rows."""
     orders = [row for row in rows if row["chapter"] == "order"]
     winners, searches = _of(rows, "winners", "view"), _of(rows, "published search", "search")
     cases = [*dict.fromkeys(case for case, view in winners if view == FULL)]
@@ -258,7 +262,9 @@ def _spreads(orders: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def _winners_table(winners: Winners, cases: Sequence[str]) -> str:
-    """The slowdown of each view's best plan, and in brackets its slowdown when played."""
+    """A table of how much slower each view's best plan is than the full view's; in brackets the
+    same by the event simulator.
+    """
 
     def slower(case: str, view: str) -> str:
         row, whole = winners.get((case, view)), winners[case, FULL]
@@ -276,7 +282,7 @@ def _winners_table(winners: Winners, cases: Sequence[str]) -> str:
 
 
 def _searches_table(searches: Winners, winners: Winners, cases: Sequence[str]) -> str:
-    """The slowdown of each published search's plan relative to that of ``mist``."""
+    """A table of how much slower the plan of each published search is than that of ``mist``."""
     return table(
         ("case", *VARIANTS),
         [

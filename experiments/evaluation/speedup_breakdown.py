@@ -1,5 +1,6 @@
-"""The speedup breakdown: the gain of each step over Megatron-LM as published, on this runtime and
-on the published one, with each step left out, and with mechanisms changed.
+"""The speedup breakdown: how much each part of the search space gains over Megatron-LM as
+published, on this runtime and the published one; what is lost without each part; and how gains
+depend on the hardware.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from mistlab.plan.space import OffloadRatios, SearchSpace
 from searchers.exact.published_programme import WEIGHTS
 from searchers.methods.published import published
 
-# Averages of speedups, and of differences between two iterations' terms.
+# Averages speedups, and the differences of two iterations in each part of their time.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +41,19 @@ class Summary:
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Self:
-        """The summary of at least one number."""
+        """The mean, minimum and maximum of at least one number."""
         return cls(mean=sum(numbers) / len(numbers), least=min(numbers), most=max(numbers))
 
     def mapping(self) -> dict[str, float]:
-        """The fields by name."""
+        """The fields as a dictionary by name."""
         return asdict(self)
 
 
 def difference_in_parts(
     pairs: Sequence[tuple[Mapping[str, float], Mapping[str, float]]],
 ) -> dict[str, float]:
-    """The difference of two iterations in each of their terms, such as exposed communication, as a
-    share of the first iteration; averaged over pairs.
+    """By how much two iterations differ in each part of their time, such as exposed communication,
+    as a share of the first iteration; the mean over pairs of iterations.
 
     >>> difference_in_parts([({"a_s": 3.0, "b_s": 1.0}, {"a_s": 4.0, "b_s": 1.0})])
     {'a_s': 0.25, 'b_s': 0.0}
@@ -65,18 +66,18 @@ def difference_in_parts(
     }
 
 
-# The names of the steps with published figures.
+# The names of the steps for which speedups were published.
 FIRST, FLEXIBLE = "3D parallelism", "+ flexible checkpointing"
 OFFLOADED, UNEVEN, AWARE = "+ offloading", "+ uneven blocks", "+ imbalance-aware"
 
-# The steps of the breakdown, each adding a dimension to the search space, and the searches with one
-# of them left out.
+# The steps of the breakdown, each of which adds a dimension to the search space; and the searches
+# without one of the dimensions.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakdownStep:
-    """A space to search, the view of the predictor that is used, and the number of weights at which
-    the published search samples frontiers (if that search is used).
+    """A search of the breakdown: its space, the predictor's view that it uses and, for the
+    published search, the number of weights with which it samples Pareto frontiers.
     """
 
     name: str
@@ -87,13 +88,15 @@ class BreakdownStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakdownRuntime:
-    """An engine for which plans are searched, and whether the published search is used."""
+    """An engine for which the breakdown searches plans, and whether it uses the published
+    search.
+    """
 
     engine: str
     is_published_search: bool = False
 
     def found(self, bench: Bench, step: BreakdownStep, seed: int) -> Found | None:
-        """The plan that the search of a step finds, for this engine."""
+        """The plan that the search of a step finds for this engine."""
         space = step.space.on(self.engine)
         if not self.is_published_search:
             return bench.found("mist", space, view=step.view, seed=seed)
@@ -101,8 +104,8 @@ class BreakdownRuntime:
 
 
 def steps(unaware: str) -> list[BreakdownStep]:
-    """The steps, each with one component of the space more than the previous; all but the last are
-    searched in the view ``unaware``, which ignores overlap.
+    """The steps of the breakdown. Each has one more part of the search space than the step before;
+    all but the last use the view ``unaware``, which ignores overlap.
     """
     all_recomputed = replace(space_of("3d"), name="3d, all recomputed", recomputation="all")
     sharded = replace(space_of("+zero"), name="+zero, all recomputed", recomputation="all")
@@ -117,7 +120,7 @@ def steps(unaware: str) -> list[BreakdownStep]:
 
 
 def left_out(unaware: str) -> list[BreakdownStep]:
-    """The full space with one component missing, for each component."""
+    """The full search space without one of its parts, once for each part."""
     mist = space_of("mist")
 
     def without(name: str, **changes: object) -> BreakdownStep:
@@ -134,7 +137,8 @@ def left_out(unaware: str) -> list[BreakdownStep]:
     ]
 
 
-# The speedup breakdown: gains over Megatron-LM as published, and the loss without each component.
+# Breaks down the speedup: how much each part of the search space gains over Megatron-LM as
+# published, and what is lost without it.
 
 
 SIZES, QUICK_SIZES = ("7b", "13b", "22b"), ("7b",)
@@ -143,10 +147,11 @@ OURS, THEIRS, AS_PUBLISHED = "this runtime", "published runtime", "published run
 RUNTIMES: Mapping[str, BreakdownRuntime] = {
     OURS: BreakdownRuntime(engine="mistlab"),
     THEIRS: BreakdownRuntime(engine="mist"),
-    # The published search takes minutes, and is used only for hardware with a published breakdown.
+    # The published search takes minutes, so it is used only for hardware with a published
+    # breakdown.
     AS_PUBLISHED: BreakdownRuntime(engine="mist", is_published_search=True),
 }
-# The hardware with a published breakdown: the speedup of each step over an earlier one.
+# The hardware whose breakdown was published: the speedup of each step over an earlier one.
 PUBLISHED_FOR = "l4-24gb"
 PUBLISHED_STEPS = {(FLEXIBLE, FIRST): 1.12, (OFFLOADED, FLEXIBLE): 1.07, (AWARE, OFFLOADED): 1.09}
 
@@ -162,7 +167,7 @@ def _with_more_memory(problem: Problem, gib: float) -> Problem:
 
 
 def _with_copies(problem: Problem, times: float) -> Problem:
-    """The problem on a machine whose copies between GPU and host are this many times as fast."""
+    """The problem on hardware whose copies between GPU and host are this many times as fast."""
     cluster = problem.cluster
     transfers = cluster.hardware.transfers
     assert transfers is not None, "the evaluation's machines are calibrated"
@@ -182,7 +187,7 @@ def _with_copies(problem: Problem, times: float) -> Problem:
     return replace(problem, cluster=replace(cluster, hardware=hardware))
 
 
-# Changed problems that show which mechanism a gain depends on.
+# Changes of the problem, such as faster copies, that show what a gain depends on.
 CHANGES: Mapping[str, Callable[[Problem], Problem]] = {
     "nothing": _as_it_is,
     "copies to and from hosts take twice as long": partial(_with_copies, times=0.5),
@@ -208,7 +213,7 @@ def broken_down(options: argparse.Namespace) -> int:
     cases = [case_of(place, "gpt3", size, "flash") for size in chosen for place in places]
     search = partial(searched, view=options.view, seed=options.seed, is_quick=options.quick)
     study = Study.begin("speedup_breakdown", options)
-    # Largest first, so that no process is left with a long case at the end.
+    # Largest cases first, so that no process is left with a long case at the end.
     answered = [rows for _, rows in answers(study, search, cases[::-1], "cases")]
     study.add_all(row for rows in reversed(answered) for row in rows)
     status = DONE if all(row["kept_s"] for row in study.rows) else NO_ANSWER
@@ -216,8 +221,8 @@ def broken_down(options: argparse.Namespace) -> int:
 
 
 def searched(case: Case, *, view: str, seed: int, is_quick: bool = False) -> list[dict[str, Any]]:
-    """The rows of a case: on each runtime one per step, then one for each step left out, and one
-    for each step with a changed problem.
+    """The result rows of a case: for each runtime one for every step, then one for the search
+    without each part, and one for every step on each changed problem.
     """
     bench = Bench.of(case.problem())
     baselines = {
@@ -230,7 +235,7 @@ def searched(case: Case, *, view: str, seed: int, is_quick: bool = False) -> lis
     for name, runtime in RUNTIMES.items():
         if runtime.is_published_search and (is_quick or not is_published):
             continue
-        # The published breakdown has no separate step for uneven blocks.
+        # The published breakdown does not have a step for unequal numbers of blocks.
         each = [one for one in steps(view) if one.name != UNEVEN or not runtime.is_published_search]
         rows += _steps(runtime, bench, each, seed, rows_of(chapter="with", runtime=name))
         for step in left_out(view) if name == OURS else ():
@@ -253,7 +258,7 @@ def _steps(
     seed: int,
     rows_of: "BreakdownRows",
 ) -> Iterator[dict[str, Any]]:
-    """A row for each step; a step keeps the previous step's plan if that plan is faster."""
+    """A result row for each step; if the previous step's plan is faster, the step keeps it."""
     kept: Found | None = None
     for step in each:
         best = runtime.found(bench, step, seed)
@@ -264,8 +269,9 @@ def _steps(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakdownRows:
-    """Makes the rows of a case, for a runtime or for a changed machine. Gains are measured on
-    played plans; on this project's runtime so are the losses of steps left out.
+    """Makes the result rows of a case for one runtime or one changed machine. Gains are differences
+    of simulated times, and on this project's runtime so are the losses without a part of the search
+    space.
     """
 
     case: Case
@@ -276,8 +282,8 @@ class BreakdownRows:
     def row(
         self, step: BreakdownStep, best: Found | None, kept: Found | None, bench: Bench
     ) -> dict[str, Any]:
-        """The row of a step: the plan that its search found, and the fastest plan so far, which a
-        user would keep.
+        """The result row of a step: the plan that its search found, and the fastest plan of all
+        steps so far, which a user would keep.
         """
         kept_s = kept.seconds if kept else None
         is_played = self.chapter == "with" or self.runtime == OURS
@@ -308,7 +314,7 @@ class BreakdownRows:
 
 
 def report(rows: Sequence[Row], view: str) -> Report:
-    """The gains, and the loss without each component."""
+    """The report: what each part of the search space gains, and what is lost without it."""
     runtimes = list(dict.fromkeys(row["runtime"] for row in rows if row["chapter"] == "with"))
     bars = [bar for one in runtimes for bar in _bars(_chapter(rows, "with", one))]
     missing = [*_missing(rows)]
@@ -375,7 +381,7 @@ def _places(rows: Sequence[Row]) -> list[str]:
 
 
 def _bars(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """The bars of a runtime's gains, step by step."""
+    """A bar chart of one runtime's gains, step by step."""
     for where in _places(rows):
         for step in dict.fromkeys(row["step"] for row in rows):
             at_step = [
@@ -404,8 +410,8 @@ def _mean(of_case: Sequence[tuple[float, Row]], name: str) -> float:
 
 
 def _bars_words(bars: Sequence[Mapping[str, Any]], runtime: str) -> Sequence[str]:
-    """The bars of the steps' gains on each runtime: on the page those of this project's runtime, in
-    files those of other runtimes.
+    """Bar charts of the gains of the steps: those for this project's runtime on the page, those for
+    other runtimes in files.
     """
     apart = () if runtime == OURS else (IN_A_FILE,)
     return [f"On {runtime}:", *apart, _bars_table(bars, runtime)]
@@ -447,8 +453,8 @@ def _cases_table(rows: Sequence[Row], runtimes: Sequence[str]) -> str:
 
 
 def _gains(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """The speedup of each step with a published figure over its reference step, averaged over the
-    cases of the published hardware, for each runtime and each changed problem.
+    """For each runtime and each changed problem, the speedup of every published step over the step
+    that it was published against, averaged over the cases on the published hardware.
     """
     of_machine = [row for row in rows if row["hardware"] == PUBLISHED_FOR]
     kinds = dict.fromkeys((row["chapter"], row["runtime"]) for row in of_machine)
@@ -472,7 +478,7 @@ def _gains(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
 
 
 def _gains_words(gains: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The tables of gains, if there are any."""
+    """The tables of gains as text; empty if there are none."""
     if not gains:
         return
     heads = [f"{after} over {before}" for after, before in PUBLISHED_STEPS]
@@ -494,8 +500,8 @@ def _gains_words(gains: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _missing(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """The share of the full speed that is lost without each component, on this project's
-    runtime.
+    """On this project's runtime, the share of the full speed that is lost without each part of the
+    search space.
     """
     whole = {row["case"]: row for row in _chapter(rows, "with", OURS)}
     without = [row for row in _chapter(rows, "without", OURS) if row["kept_s"]]

@@ -1,4 +1,4 @@
-"""Tuning time: the CPU time of every searcher on every search space."""
+"""Tuning time: the CPU time that every searcher takes on every search space."""
 
 import argparse
 import time
@@ -23,18 +23,19 @@ from searchers.strategy import StrategySearcher
 
 SIZE, QUICK_SIZE = "22b", "2.7b"
 QUICK_PLANS = 500
-# The published speedups of Mist's tuning over each system's, for GPT-22B on 32 GPUs.
+# How many times faster Mist's tuning was than that of each system, as published for GPT-22B on 32
+# GPUs.
 PUBLISHED = {"aceso": 1.97, "alpa": 9.33}
-# A plan whose time is within this share of the final plan's counts as nearly as good.
+# A plan is nearly as good as the final one if its time is longer by at most this share.
 NEARLY = 0.01
-# The searchers of plans for this project's runtime, and for Mist's published runtime.
+# The names of the searchers of plans for this project's runtime and for Mist's published runtime.
 OURS, THEIRS = "mistlab", "mist"
 SEARCHERS_ASKED = {OURS: ("mist", "aceso"), THEIRS: ("mist", "aceso", "mist:published")}
 OFFLOADED = {"+OO": "optimizer", "+AO": "activations", "+GO": "gradients", "+WO": "weights"}
 
 
 def spaces() -> dict[str, SearchSpace]:
-    """The search spaces, each with one kind of memory saving more than the previous."""
+    """The search spaces, each with one more way to save memory than the one before."""
     full = space_of("mist").offload
     space = replace(space_of("3d"), unequal_stages=True, layers_off_balance=2)
     spaces_by_name = {"3D": space}
@@ -51,7 +52,7 @@ def spaces() -> dict[str, SearchSpace]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningTimeQuestion:
-    """A search to time: the searcher, the space, and the number of plans that it may predict."""
+    """A search to be timed: the searcher, the search space, and how many plans it may predict."""
 
     case: Case
     searcher: str
@@ -102,7 +103,7 @@ def timed(options: argparse.Namespace) -> int:
 
 
 def searched(asked: TuningTimeQuestion) -> dict[str, Any]:
-    """The row of a search. Only CPU time counts, without the time to compile expressions."""
+    """The result row of a search. Its time is CPU time, without the time to compile expressions."""
     bench = Bench.of(asked.case.problem())
     bench.found(asked.searcher, asked.space, budget=Budget(evaluations=1))
     searcher = StrategySearcher(
@@ -132,7 +133,7 @@ def _nearly(history: Sequence[Improvement]) -> float:
 
 
 def report(rows: Sequence[Row], case: Case) -> Report:
-    """The CPU time of searches, and the speedup of this project's search."""
+    """The report: the CPU time of all searches, and how much faster this project's search is."""
     on_ours, on_theirs = (_by_step(rows, engine) for engine in (OURS, THEIRS))
     faster = {f"aceso, {step}": _faster(on_ours, step, "aceso") for step in on_ours}
     there = {
@@ -197,7 +198,7 @@ def report(rows: Sequence[Row], case: Case) -> Report:
 
 
 def _by_step(rows: Sequence[Row], engine: str) -> dict[str, dict[str, Row]]:
-    """The rows of an engine by space and searcher, in growing spaces."""
+    """The result rows of one engine by search space and searcher, smallest space first."""
     by_step: dict[str, dict[str, Row]] = {}
     for row in rows:
         if row["engine"] == engine and row["space"] != "its own":
@@ -206,8 +207,8 @@ def _by_step(rows: Sequence[Row], engine: str) -> dict[str, dict[str, Row]]:
 
 
 def _faster(on_engine: Mapping[str, Mapping[str, Row]], step: str, other: str) -> float | None:
-    """The speedup of this project's search over another, until both have found plans of equal
-    quality.
+    """How much faster this project's search is than another one, each timed until it has found a
+    plan of equal quality.
     """
     seconds = to_equal_quality(*(_history(on_engine[step][name]) for name in ("mist", other)))
     return None if seconds is None else seconds[1] / max(seconds[0], 1e-9)

@@ -1,1 +1,1 @@
-"""GPU reports: plans measured on a GPU or a node, beside predictions."""
+"""Reports on a GPU or a node: the measured times and memory of plans, beside their predictions."""

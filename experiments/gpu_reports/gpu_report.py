@@ -1,4 +1,6 @@
-"""Fills the folder of a report on a GPU or a node in calls of some minutes, and packs it."""
+"""Fills the folder of a report on a GPU or a node in calls of a few minutes each, and packs the
+folder into one file.
+"""
 
 import argparse
 import sys
@@ -34,46 +36,48 @@ from mistlab.core.values import reject, to_mapping
 from mistlab.job.job import dump_job
 from mistlab.machine.hardware import Hardware, Line
 
-# The estimated overhead of a run on one H100 besides its iterations.
+# Estimates the overhead of a training run on one H100 besides its iterations.
 #
 # None of the constants was measured on a GPU. They are set high, since a report must fit the time
 # for which a machine is rented.
 
 
-# Factors of an iteration's time over its prediction, and of a run in strict mode over one in normal
-# mode.
+# How much longer an iteration may take than predicted, and how much longer a run in strict mode
+# takes than one in normal mode.
 SLOWER, STRICT = 1.2, 2.0
-# The factor of an iteration with serialised tasks over one with overlapped tasks.
+# How much longer an iteration takes if its tasks run one after another than if they overlap.
 SERIALISED = 1.5
-# The start of a process: interpreter, torch, the GPU's context, libraries. With several processes,
-# one per GPU, also connecting.
+# The seconds to start a process: interpreter, torch, the GPU's context, libraries. The second
+# figure is for several processes, one per GPU, which also connect.
 PROCESS_S, PROCESSES_S = 20.0, 35.0
-# The overhead of a run in seconds: building the model and its buffers, opening streams and groups,
-# drawing and copying weights, reading the clocks twice, and reporting.
+# The seconds that a run takes besides its iterations: to build the model and its buffers, open
+# streams and groups, draw and copy weights, read the clocks twice, and report.
 RUN_S = 4.0
-# Seconds per GiB to pin host memory, whose pages are touched and registered, and to zero pages that
-# are already pinned.
+# Seconds per GiB of host memory: to pin it (its pages are touched and registered), and to set pages
+# to zero that are already pinned.
 PIN_S_A_GIB, ZERO_S_A_GIB = 0.4, 0.1
 
 
 def run_seconds(
     iterations_s: float, pinning_s: float, *, is_strict: bool, is_serialised: bool
 ) -> float:
-    """The seconds of a run, from its predicted iterations and its pinned memory."""
+    """The seconds of a run, from its predicted iterations and the host memory that it pins."""
     slower = SLOWER * (STRICT if is_strict else 1) * (SERIALISED if is_serialised else 1)
     return RUN_S + pinning_s + slower * iterations_s
 
 
 class PinnedMemory:
-    """The host memory that the running process has pinned; strict runs have a separate process."""
+    """The host memory that the running process has pinned so far; runs in strict mode have a
+    process of their own.
+    """
 
     def __init__(self) -> None:
         self._gib = 0.0
         self._is_strict: bool | None = None
 
     def seconds(self, gib: float, *, is_strict: bool) -> float:
-        """The time to start a process, if this run is the first of its kind (strict or not), and to
-        pin the memory that it lacks.
+        """The seconds to start a process, if this run is the first of its kind (strict or not), and
+        to pin the host memory that it still lacks.
         """
         seconds = 0.0
         if is_strict != self._is_strict:
@@ -84,23 +88,24 @@ class PinnedMemory:
         return seconds + ZERO_S_A_GIB * gib
 
 
-# The estimated duration of a report on one H100, before and during a rental.
+# Estimates how long a report on one H100 takes, before and during a rental.
 #
-# Seconds of iterations are predictions on the catalogue's `h100-80gb`. Its host copies were
-# measured on a machine with a slower bus, so half of its datasheet's rate is used instead. The
+# The seconds of iterations are predictions for the catalogue's `h100-80gb`. Its host copies were
+# measured on a machine with a slower bus, so half of the rate in its datasheet is used instead. The
 # other constants are high estimates, none measured on a GPU, since estimates must fit the rented
 # time.
 
 
 REFERENCE = "h100-80gb"
 LINK_SHARE, LINK_LATENCY_US = 0.5, 20.0
-# The seconds of a profile: all tables, with two to three thousand short measurements, and processes
-# for copies and streams; then, for each further group size, collectives and overlapped streams.
+# The seconds to profile a machine: all tables, with two to three thousand short measurements, and
+# processes for copies and streams. The second figure is for each further size of groups of GPUs:
+# their collectives, and streams that overlap.
 PROFILE_S, GROUPS_S = 240.0, 120.0
-# The seconds at the end of a call: fits, predictions, and the page.
+# The seconds that the end of a call takes: fits, predictions, and the page.
 CALL_S = 20.0
-# A run that would not end this many seconds before the deadline is not started: they are reserved
-# for the page.
+# Seconds before the deadline that are reserved for the page: a run that would not end earlier is
+# not started.
 RESERVE_S = 20.0
 
 PROFILE = "profile"
@@ -108,14 +113,16 @@ PROFILE = "profile"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The estimated seconds of one step of a report: of a plan, by its name, or of the profile."""
+    """The estimated seconds of one step of a report: the run of a plan, named by the plan, or the
+    profile.
+    """
 
     name: str
     seconds: float
 
 
 def estimates(plans: Sequence[PlanOfReport], *, profiles: bool = True) -> list[Estimate]:
-    """The estimate of each step, in the order in which the steps run."""
+    """The estimated seconds of each step of the report, in the order in which the steps run."""
     first = [plan for plan in plans if plan.comes_first]
     others = [plan for plan in plans if not plan.comes_first]
     hardware = reference_hardware()
@@ -127,24 +134,26 @@ def estimates(plans: Sequence[PlanOfReport], *, profiles: bool = True) -> list[E
 
 
 def profile_s(gpus: int) -> float:
-    """The estimated seconds to profile this many GPUs of a node."""
+    """The estimated seconds to profile a node with this many GPUs."""
     sizes = sum(gpus % size == 0 for size in range(2, gpus + 1))
     return PROFILE_S + max(0, sizes - 1) * GROUPS_S
 
 
 def calls_of(steps: Iterable[Estimate], minutes: float) -> int:
-    """The number of calls of this many minutes that all steps take."""
+    """How many calls of this many minutes all steps of the report need."""
     seconds = sum(step.seconds for step in steps)
     return max(1, ceil(seconds / (60 * minutes - CALL_S)))
 
 
 def total_s(steps: Sequence[Estimate], minutes: float) -> float:
-    """The seconds of all steps in calls of this many minutes."""
+    """The seconds of all steps of the report, in calls of this many minutes."""
     return sum(step.seconds for step in steps) + calls_of(steps, minutes) * CALL_S
 
 
 def check_minutes(minutes: float, steps: Iterable[Estimate]) -> None:
-    """Refuse calls in which the longest run would never end; the profile goes on in the next."""
+    """Refuse calls that are too short for the longest run, which would never end; the profile can
+    be continued in the next call.
+    """
     longest_s = max((step.seconds for step in steps if step.name != PROFILE), default=0.0)
     least = ceil((longest_s + RESERVE_S) / 60)
     if not minutes >= least:
@@ -185,18 +194,18 @@ def _run(plan: PlanOfReport, hardware: Hardware, pinned: PinnedMemory) -> Estima
     return Estimate(name=plan.name, seconds=seconds)
 
 
-# Packs a report's folder into one file after each call, so that it can be moved and continued
-# elsewhere.
+# Packs a report's folder into one file after each call, so that it can be moved, and continued on
+# another machine.
 
 
 NAME = "report.zip"
-# The files of a folder by part; everything that is not measured can be recomputed.
+# The measured files of a report's folder; everything else in it can be computed again.
 MEASURED = ("runs.jsonl", "tables/*.csv", "tables/*.yaml")
 MADE = ("plans/*.yaml", "*.yaml", "runs.csv", "README.md", "*.svg")
 
 
 def pack(folder: Path) -> Path:
-    """Pack the folder into one file; an interrupted write leaves no partial file."""
+    """Pack a report's folder into one file; if writing is interrupted, no partial file is left."""
     path = folder / NAME
     unfinished = path.with_suffix(".part")
     with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as file:
@@ -207,8 +216,8 @@ def pack(folder: Path) -> Path:
 
 
 def begin(folder: Path, path: Path | None) -> None:
-    """Start a folder from a packed report, given or found in the folder; a folder in use is
-    continued.
+    """Begin a folder with the contents of a packed report, given or found in the folder; a folder
+    that has begun is continued.
     """
     packed = packed_of(folder, path)
     if packed is not None:
@@ -219,8 +228,8 @@ def begin(folder: Path, path: Path | None) -> None:
 
 
 def packed_of(folder: Path, path: Path | None) -> Path | None:
-    """The packed report from which a folder starts: the given one, or the one in it; None if the
-    folder is in use, or there is none.
+    """The packed report with which a folder begins: the given one, or the one in the folder; None
+    if the folder has begun already, or there is no packed report.
     """
     if has_begun(folder):
         return None
@@ -228,7 +237,7 @@ def packed_of(folder: Path, path: Path | None) -> Path | None:
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether a folder has any measured file of a report."""
+    """Whether a folder contains any measured file of a report."""
     return any(True for pattern in MEASURED for _ in folder.glob(pattern))
 
 
@@ -252,7 +261,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _is_known(name: str) -> bool:
-    """Whether a report has a file of that name, so that no other path is written."""
+    """Whether a report has a file of this name; files of other names are not unpacked."""
     path = Path(name)
     parts = len(path.parts)
     return ".." not in path.parts and any(
@@ -260,7 +269,8 @@ def _is_known(name: str) -> bool:
     )
 
 
-# Fills a report's folder in calls of some minutes: with plans, profile, page and pictures.
+# Fills a report's folder in calls of a few minutes: runs plans, profiles the machine, and makes the
+# page and pictures.
 
 
 Profiler = Callable[[Path, float], bool]
@@ -268,8 +278,8 @@ Profiler = Callable[[Path, float], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFolder:
-    """A report's folder, its contents, and the deadline; ``profiler`` tells whether the tables are
-    complete.
+    """The folder of a report with its contents, and the deadline of the call; ``profiler`` measures
+    the machine, and tells whether all tables are complete.
 
     A plan is not begun where it is ``expected`` to take longer than what is left of a call, unless
     nothing else was done in it.
@@ -284,7 +294,7 @@ class ReportFolder:
     clock: Callable[[], float] = time.monotonic
 
     def work(self) -> bool:
-        """Run plans and measurements until the deadline, or until none is left."""
+        """Run plans and measure the machine until the deadline, or until nothing is left to do."""
         call = _Call(clock=self.clock, ends_s=self.clock() + self.seconds - RESERVE_S)
         runs = RunRows(path=self.folder / "runs.jsonl")
         first = [plan for plan in self.plans if plan.comes_first]
@@ -296,7 +306,7 @@ class ReportFolder:
         )
 
     def _profile(self, call: "_Call") -> bool:
-        """Measure the machine, unless it was measured before; returns whether the tables are
+        """Measure the machine if that has not been done; returns whether all tables are
         complete.
         """
         if is_profiled(self.folder):
@@ -310,7 +320,7 @@ class ReportFolder:
     def _run(
         self, plans: Sequence[PlanOfReport], runs: RunRows, call: "_Call", *, others: int
     ) -> bool:
-        """Run all remaining plans; returns whether all have run."""
+        """Run the plans that are left; returns whether all of them have run."""
         missing = [plan for plan in plans if plan.name not in runs.said]
         for number, plan in enumerate(missing):
             left_s, outcome = call.left_s(), None
@@ -331,7 +341,7 @@ class ReportFolder:
         return True
 
     def _tell_checks(self, runs: RunRows) -> None:
-        """Report the findings of strict runs at once, before the call ends."""
+        """Report at once what runs in strict mode have found, before the call ends."""
         strict = [plan for plan in self.plans if plan.is_check]
         checks = checks_of(strict, runs.said)
         for difference in checks.differences:
@@ -342,7 +352,9 @@ class ReportFolder:
                 progress(f"{checks.layouts} strict runs in unlike layouts: losses agree")
 
     def _prepared(self, plan: PlanOfReport) -> PlanRun:
-        """A plan's file, and how to run it; of the hardware a run needs only the memory limit."""
+        """The file of a plan, and the settings of its run; of the hardware a run only needs the
+        memory limit.
+        """
         path = writable(self.folder / "plans" / f"{plan.name}.yaml", "folder")
         dump_job(plan.job(catalog.hardware(REFERENCE)), path)
         return PlanRun(
@@ -356,7 +368,9 @@ class ReportFolder:
         )
 
     def _check_machine(self, outcome: Said, before: Mapping[str, Said]) -> None:
-        """Refuse machines of two kinds in one folder."""
+        """Refuse to add measurements of this machine to a folder with those of another kind of
+        machine.
+        """
         here, known = machine_of(outcome), [*before.values()]
         tables = self.folder / "tables"
         if (tables / "machine.yaml").exists() and noted_machine(tables).is_gpu:
@@ -371,7 +385,7 @@ class ReportFolder:
 
 @dataclass(slots=True, kw_only=True)
 class _Call:
-    """The deadline of one call of the command, and whether the call has done any work."""
+    """One call of the command: its deadline, and whether it has done any work yet."""
 
     clock: Callable[[], float]
     ends_s: float
@@ -417,8 +431,8 @@ def work(options: argparse.Namespace) -> int:
 
 
 def profiled_in_process(device: str, gpus: int, out: Path, seconds: float, *, quick: bool) -> bool:
-    """A profiler of this many devices that runs in a process of its own and continues existing
-    tables.
+    """A function that profiles this many devices in a process of its own, and continues tables that
+    are incomplete.
     """
     command = [sys.executable, "-m", "experiments.profile_hardware", "--out", str(out)]
     command += ["--only", "measure", "--device", device, "--gpus-per-node", str(gpus)]
@@ -434,7 +448,7 @@ def profiled_in_process(device: str, gpus: int, out: Path, seconds: float, *, qu
 
 
 def _check_drawn(options: argparse.Namespace) -> None:
-    """Refuse to draw a folder in which nothing was measured."""
+    """Refuse to make a page for a folder in which nothing was measured."""
     out = options.out
     if options.packed is None and not has_begun(out) and packed_of(out, None) is None:
         reject(
@@ -444,8 +458,8 @@ def _check_drawn(options: argparse.Namespace) -> None:
 
 
 def _work(folder: Path, plans: Sequence[PlanOfReport], options: argparse.Namespace) -> bool:
-    """Run plans and measure for some minutes; the folder is packed whether or not an error ends the
-    work.
+    """Run plans and measure the machine for some minutes; the folder is packed even if an error
+    ends the work.
     """
     gpus = options.gpus_per_node
     runner = NodeRunner(options.device)
@@ -473,7 +487,7 @@ def _tell(figures: Figures, options: argparse.Namespace) -> int:
 
 
 def _tell_estimates(plans: Sequence[PlanOfReport], options: argparse.Namespace) -> int:
-    """List the remaining steps in order."""
+    """Print the steps that are left, with their estimated times, in order."""
     if options.out.exists() and not options.out.is_dir():
         reject(f"--out {options.out}: is a file: give another folder")
     with TemporaryDirectory() as spare:

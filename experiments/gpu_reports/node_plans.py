@@ -1,4 +1,5 @@
-"""The plans of a report on a node of several GPUs, read from a file with a row for each plan.
+"""The plans of a report on a node with several GPUs, which are read from a file with a row for each
+plan.
 
 Checks all train one workload, so their losses must agree, whatever the layout. Plans on one GPU go
 along, because what whole steps sustain is fitted to those.
@@ -20,14 +21,14 @@ from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
 
 NODE_PLANS = Path(__file__).with_suffix(".yaml")
-# The workload settings of rows that state none.
+# The settings of the workload for rows that do not state their own.
 USUAL: Mapping[str, Any] = {"precision": "bf16", "attention": "flash"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodePlan:
-    """A row of the file, and its workload on ``gpus`` GPUs of a node. With ``is_check`` the run's
-    losses are compared with others'; otherwise the run is timed.
+    """A row of the file of plans, and its workload on ``gpus`` GPUs of a node. With ``is_check``
+    the losses of its run are compared with those of other plans; otherwise the run is timed.
     """
 
     workload: Mapping[str, Any]
@@ -40,7 +41,9 @@ class NodePlan:
 
     @property
     def name(self) -> str:
-        """The name of the plan's file and the key of its row: its dimensions as short symbols."""
+        """The name of the plan's file, and the key of its row: the dimensions of the plan as short
+        symbols.
+        """
         work, stages = self.workload, self.row.get("stages", 1)
         parts = [self.model, f"s{work['sequence_length']}", f"x{work['global_batch']}"]
         parts += [f"pp{stages}"] if stages > 1 else []
@@ -50,13 +53,13 @@ class NodePlan:
 
     @property
     def model(self) -> str:
-        """The model's name, or its family."""
+        """The name of the model, or of its family."""
         model = self.workload["model"]
         return model if isinstance(model, str) else str(model["family"])
 
     @property
     def is_compared(self) -> bool:
-        """Whether the report compares the plan's measured figures with a prediction."""
+        """Whether the report compares the plan's measured time and memory with a prediction."""
         return not self.is_check
 
     @property
@@ -66,19 +69,21 @@ class NodePlan:
 
     @property
     def twins(self) -> tuple[object, ...]:
-        """The key of plans with equal work on equal ranks, which differ in offloading only."""
+        """A key that is equal for plans with the same work on the same ranks, which differ in
+        offloading only.
+        """
         stays = {name: of for name, of in self.row.items() if not DIMENSIONS.get(name, _AS_IS).path}
         return ("node", self.gpus, self.is_check, str(sorted(stays.items())))
 
     @property
     def trains(self) -> tuple[object, ...]:
-        """The key of plans that train the same model on the same batches, so that their losses
-        agree up to rounding.
+        """A key that is equal for plans that train the same model on the same batches, so that
+        their losses agree up to rounding.
         """
         return ("node", self.is_check, str(sorted(self.workload.items(), key=str)))
 
     def job(self, hardware: Hardware) -> Job:
-        """The plan's job on a node of a hardware."""
+        """The plan as a job on a node of the given hardware."""
         model = model_from(self.workload["model"], Path())
         stages = self.row.get("stages", 1)
         of_stage = dict.fromkeys(dimensions_of_axes(), 1) | self._values
@@ -99,7 +104,7 @@ _AS_IS = DIMENSIONS["layers"]
 
 
 def plans_of(gpus: int, path: Path = NODE_PLANS) -> Sequence[PlanOfReport]:
-    """The plans of a report on so many GPUs of a node, in their order."""
+    """The plans of a report on this many GPUs of a node, in the order in which they run."""
     if gpus == 1:
         return PLANS
     listed = read_yaml(path)
@@ -125,7 +130,7 @@ def plans_of(gpus: int, path: Path = NODE_PLANS) -> Sequence[PlanOfReport]:
 
 
 def names_of(plans: Sequence[PlanOfReport]) -> list[str]:
-    """How the names of plans are read, as lines: their symbols with what these stand for."""
+    """An explanation of the plans' names, as lines of text: each symbol and what it stands for."""
     rows = [plan.row for plan in plans if isinstance(plan, NodePlan)]
     used = {name for row in rows for name in row}
     symbols = [

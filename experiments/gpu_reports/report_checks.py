@@ -1,4 +1,5 @@
-"""Checks that a report's runs have equal losses, steady clocks and machines of one kind.
+"""Checks a report's runs: their losses must agree, GPU clocks must be steady, and machines must be
+of one kind.
 
 Strict runs of twins must have equal losses, and equal norms of gradients if they report norms. Of
 timed runs only the first losses must be equal: there, gradients of fused attention add up in any
@@ -20,16 +21,17 @@ from experiments.training.plan_runs import Said
 from mistlab.core.values import from_mapping
 from mistlab.job.prediction import Clocks
 
-# The tolerance of losses: more than twice the effect of rounding every query gradient twice, and
-# less than the effect of a lost gradient (tests/runtime/test_equal_losses.py).
+# By what share losses may differ: more than twice the effect of rounding every query gradient
+# twice, and less than the effect of a lost gradient (tests/runtime/test_equal_losses.py).
 LOSS_TOLERANCE = 1e-4
-# The tolerance of losses between layouts, in which 16-bit sums are added in another order.
+# By what share losses may differ between parallel layouts, which add 16-bit numbers in different
+# orders.
 ROUNDING = same_training.ROUNDING["bf16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """A plan's times with overlapped and with serialised tasks."""
+    """The time of a plan with overlapped tasks, and its time with tasks one after another."""
 
     plan: str
     overlapped_s: float
@@ -38,7 +40,7 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Runs whose losses should be equal and are not, with their difference."""
+    """Runs whose losses should agree but do not, and by how much they differ."""
 
     plans: tuple[str, ...]
     words: str
@@ -46,9 +48,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks:
-    """The outcome of comparing runs: ``strict`` and ``timed`` count the groups of plans that differ
-    in offloading or overlap only, ``layouts`` the plans compared with another parallel layout;
-    ``failed_checks`` are checks whose run failed.
+    """The result of comparing runs. ``strict`` and ``timed`` are numbers of groups of plans that
+    differ only in offloading or overlap; ``layouts`` is the number of plans compared with other
+    parallel layouts; ``failed_checks`` lists checks whose run failed.
     """
 
     strict: int
@@ -62,7 +64,7 @@ class Checks:
 
 
 def checks_of(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> Checks:
-    """Compare the losses and the clocks of all runs so far."""
+    """Compare the losses and the GPU clocks of all runs so far."""
     checks = [plan for plan in plans if plan.is_check]
     timed = [plan for plan in plans if not plan.is_check]
     strict_twins, timed_twins = (_twins(some, outcomes) for some in (checks, timed))
@@ -87,7 +89,9 @@ def checks_of(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> Ch
 
 
 def machine_of(outcome: Said) -> str:
-    """The device and the versions of a run, equal in comparable runs; empty if unknown."""
+    """The device and the software versions of a run, which must be equal for runs to be compared;
+    empty if unknown.
+    """
     of = outcome.get("environment", {})
     versions = (of.get("device"), of.get("torch"), of.get("cuda"))
     named = zip(("", "torch ", "CUDA "), versions, strict=True)
@@ -95,7 +99,7 @@ def machine_of(outcome: Said) -> str:
 
 
 def _twins(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> list[tuple[str, ...]]:
-    """Groups of finished plans that differ only in offloading or overlap."""
+    """Groups of plans that have run and differ only in offloading or overlap."""
     groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for plan in plans:
         if "losses" in outcomes.get(plan.name, {}):
@@ -106,8 +110,8 @@ def _twins(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> list[
 def _layouts(
     plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]
 ) -> Iterator[list[PlanOfReport]]:
-    """Groups of finished plans of one workload that differ in their parallel layout, one plan per
-    layout.
+    """Groups of plans of one workload that have run and differ in their parallel layout, one plan
+    for each layout.
     """
     groups: dict[tuple[object, ...], dict[tuple[object, ...], PlanOfReport]] = defaultdict(dict)
     for plan in plans:
@@ -117,7 +121,7 @@ def _layouts(
 
 
 def _apart(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> Difference | None:
-    """The plans of a group whose losses differ from those of the majority by more than rounding."""
+    """The plans of a group whose losses differ from those of most others by more than rounding."""
     steps = None if plans[0].is_check else 1
     losses = np.array([_numbers(outcomes[plan.name]["losses"])[:steps] for plan in plans])
     usual = np.median(losses, axis=0)
@@ -149,12 +153,12 @@ def _difference(
 
 
 def _numbers(losses: Sequence[float | None]) -> list[float]:
-    """The losses as numbers; None for a stage without the model's head."""
+    """The losses of a run as numbers; None for a stage that does not have the model's head."""
     return [loss for loss in losses if loss is not None]
 
 
 def _overlaps(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> tuple[Overlap, ...]:
-    """The plans that were timed with and without overlap."""
+    """The plans that were timed both with and without overlap."""
     serialised = [plan.name for plan in plans if plan.is_serialised and not plan.is_check]
     pairs = [(name.removesuffix(f"-{SERIALISED_NAME}"), name) for name in serialised]
     return tuple(

@@ -1,4 +1,4 @@
-"""The report on a GPU or a node as a page and as pictures."""
+"""Makes the report on a GPU or a node: its page and its pictures."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,9 @@ def page_of(
     hardware: Hardware | None,
     left_out: Sequence[str],
 ) -> str:
-    """The report as text and tables: compared losses, whole plans, then stages that ran alone."""
+    """The page of the report as text and tables: first the comparison of losses, then whole plans,
+    then stages that ran alone.
+    """
     name = "this machine" if hardware is None else hardware.name
     lines = [f"# {name}: predicted beside measured", ""]
     lines += [f"- left out here: {one}" for one in left_out]
@@ -72,7 +74,7 @@ def page_of(
 
 
 def draw(rows: Sequence[ReportRow], folder: Path) -> None:
-    """Draw predicted over measured iteration times, and likewise allocated memory."""
+    """Draw measured against predicted iteration times and allocated memory."""
     ran = [row for row in rows if "error" not in row]
     if not ran:
         return
@@ -97,7 +99,7 @@ def draw(rows: Sequence[ReportRow], folder: Path) -> None:
 
 
 def _losses(checks: Checks) -> list[str]:
-    """The groups of plans that were compared, and those that differ."""
+    """How many groups of plans had their losses compared, and which of them differ, as text."""
     strict = "losses, and gradients where they are told, must be equal to the bit"
     timed = f"first losses must be equal, later ones within {LOSS_TOLERANCE:.0e}"
     layouts = f"losses of one workload must agree within {ROUNDING:.0e}"
@@ -130,7 +132,9 @@ def _runs(rows: Sequence[ReportRow], what: str) -> str:
 
 
 def _findings(rows: Sequence[ReportRow]) -> list[str]:
-    """Mean errors of the predictions, and how often the allocator had to work."""
+    """The mean errors of the predictions, and how often the memory allocator had to ask the GPU for
+    memory, as text.
+    """
     summary = summary_of(rows)
     count = summary["allocator_retries"]
     times = "once" if count == 1 else f"{count} times"
@@ -146,8 +150,8 @@ def _findings(rows: Sequence[ReportRow]) -> list[str]:
 
 
 def _outside(rows: Sequence[ReportRow]) -> list[str]:
-    """Memory of the fullest GPU outside torch's allocator (context, libraries, communicators),
-    beside predictions.
+    """The memory of the fullest GPU that is outside torch's allocator (context, libraries,
+    communicators), measured and predicted, as text.
     """
     ran = [row for row in rows if row.get("measured_outside_bytes")]
     if not ran:
@@ -173,16 +177,16 @@ def _cells(row: ReportRow) -> list[str]:
     return cells
 
 
-# Turns a report's folder into results: fits, predicts, compares, and writes the page.
+# Turns the folder of a report into results: fits, predictions, comparisons, and the page.
 #
-# It needs no GPU and no torch: a folder filled on a machine without SciPy or matplotlib can be
-# evaluated elsewhere. Missing parts are omitted, and the page names them.
+# This needs neither a GPU nor torch: a folder that was filled on a machine without SciPy or
+# matplotlib can be evaluated on another one. What is missing is left out, and the page names it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The measured figures of whole plans and of single stages, beside predictions if the machine
-    is profiled; ``left_out`` lists the results that this machine could not make.
+    """What a report has measured on whole plans and on single stages, with predictions if the
+    machine is profiled; ``left_out`` lists results that this machine cannot make.
     """
 
     hardware: Hardware | None
@@ -193,7 +197,7 @@ class Figures:
 
     @property
     def summary(self) -> ReportRow:
-        """All figures of the report as JSON values."""
+        """All results of the report as plain data for JSON."""
         alone = {**summary_of(self.of_stages), "rows": [*self.of_stages]}
         return {
             **summary_of(self.rows),
@@ -207,7 +211,7 @@ class Figures:
 def figures_of(
     folder: Path, plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]
 ) -> Figures:
-    """Fit the constants for which there are runs, and write page and pictures."""
+    """Fit the constants for which there are runs, and write the page and its pictures."""
     left_out: list[str] = []
     hardware = _hardware(folder, plans, outcomes, left_out)
     rows: list[ReportRow] = []
@@ -238,8 +242,8 @@ def figures_of(
 def _hardware(
     folder: Path, plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said], left_out: list[str]
 ) -> Hardware | None:
-    """The profiled hardware with constants fitted to the report's runs; without these constants
-    until all runs are done.
+    """The profiled hardware with constants fitted to the report's runs; as long as runs are
+    missing, without these constants.
     """
     try:
         profile = _profile(folder)
@@ -253,7 +257,7 @@ def _hardware(
 
 
 def _profile(folder: Path) -> Hardware | None:
-    """The hardware fitted to the profile's tables, once the tables are complete."""
+    """The hardware fitted to the tables of the profile; None while tables are incomplete."""
     path, tables = folder / "profile.yaml", folder / "tables"
     if not path.exists():
         if not is_profiled(folder):
@@ -298,7 +302,7 @@ def _calibrated(
 def _rows(
     plans: Sequence[PlanOfReport], hardware: Hardware, outcomes: Mapping[str, Said]
 ) -> list[ReportRow]:
-    """The report's rows of finished plans."""
+    """The report's result rows of the plans that have run."""
     return [
         {
             **row_of(plan, prediction_of(job, plan.stage), outcomes[plan.name]),

@@ -1,5 +1,5 @@
-"""The plans of a report on one GPU, in the order in which they run, as rows; and how a row becomes
-a job.
+"""The plans of a report on one GPU as rows, in the order in which they run; and how a row becomes a
+job.
 
 A row lists a model, the tokens of a sequence, the memory of the card that is imitated (GB), the
 sequences of a micro-batch, the number of micro-batches, the number of recomputed blocks, and the
@@ -26,7 +26,7 @@ from mistlab.plan.workload import Workload
 Ratios = tuple[float, float, float, float]
 Row = tuple[str, int, int, int, int, int, Ratios]
 
-# The memory in GiB that torch can use, of cards sold with this many GB.
+# For GPUs sold with this many GB of memory, how many GiB torch can use.
 CAPS_GIB = {24: 22.0, 40: 39.4, 80: 79.1}
 
 NONE: Ratios = (0, 0, 0, 0)
@@ -34,22 +34,23 @@ STATES: Ratios = (0, 0, 1, 0)
 ACTIVATIONS: Ratios = (0, 0, 0, 0.5)
 HALVES: Ratios = (0.5, 0.5, 0.5, 0.5)
 
-# Plans that run strictly for a few steps, with different offloading: overlapped, and serialised.
+# Plans that run for a few steps in strict mode, to compare losses: each with different offloading,
+# overlapped and not.
 CHECKED: tuple[Row, ...] = (
     ("gpt3-1.3b", 2048, 80, 2, 4, 12, NONE),
     ("gpt3-1.3b", 2048, 80, 2, 4, 12, ACTIVATIONS),
     ("gpt3-1.3b", 2048, 80, 2, 4, 12, HALVES),
 )
 CHECKED_SERIALISED: tuple[Row, ...] = CHECKED[1:]
-# The first stages of pipelines have the most micro-batches in flight; they have gradients to
-# compare, no losses.
+# First stages of pipelines, which have the most micro-batches in flight; their gradients are
+# compared, since they have no losses.
 CHECKED_PIPELINES: tuple[tuple[int, Row], ...] = (
     (4, ("llama-2.7b", 2048, 80, 1, 8, 4, NONE)),
     (4, ("llama-2.7b", 2048, 80, 1, 8, 4, ACTIVATIONS)),
 )
 
-# Plans to which three numbers are fitted: the sustained share of arithmetic, and the allocator's
-# two constants.
+# The plans whose runs three constants are fitted to: the share of the GPU's rates that whole runs
+# sustain, and two constants of the memory allocator.
 FITTED: tuple[Row, ...] = (
     ("gpt3-1.3b", 2048, 80, 2, 4, 0, NONE),
     ("gpt3-1.3b", 2048, 40, 4, 2, 24, STATES),
@@ -94,13 +95,14 @@ UNSEEN: tuple[Row, ...] = (
     ("gpt3-7b", 2048, 80, 2, 4, 24, STATES),
     ("llama-7b", 2048, 80, 1, 4, 32, STATES),
 )
-# The plans that also run serialised, to measure the gain of overlap.
+# The plans that also run without overlap, so that its gain can be measured.
 SERIALISED: tuple[Row, ...] = (
     ("gpt3-1.3b", 2048, 24, 1, 4, 24, (0.5, 0, 1, 0)),
     ("gpt3-2.7b", 2048, 80, 2, 4, 16, STATES),
     ("gpt3-2.7b", 2048, 80, 2, 4, 16, (0, 0, 0.5, 0.25)),
 )
-# Pipelines of equal stages; of each, some stages run alone.
+# Pipelines of equal stages: the number of stages, the numbers of the stages that run (each alone),
+# and the plan of one stage.
 PIPELINES: tuple[tuple[int, tuple[int, ...], Row], ...] = (
     (4, (0, 2, 3), ("gpt3-7b", 2048, 24, 1, 8, 4, STATES)),
     (4, (0, 2, 3), ("gpt3-7b", 2048, 40, 2, 8, 4, (0, 0, 0.5, 0.25))),
@@ -108,9 +110,9 @@ PIPELINES: tuple[tuple[int, tuple[int, ...], Row], ...] = (
     (4, (0, 3), ("gpt3-22b", 2048, 80, 1, 8, 6, STATES)),
 )
 
-# The suffix of the name of a serialised plan.
+# The ending of the name of a plan that runs without overlap.
 SERIALISED_NAME = "serialised"
-# How the name of a plan on one GPU is read.
+# An explanation of the names of plans on one GPU.
 NAMES = (
     "names of plans on one GPU: model, s tokens of a sequence, GB of the card that is imitated, b "
     "sequences of a micro-batch x micro-batches, c recomputed blocks, o ratios in host memory "
@@ -119,11 +121,13 @@ NAMES = (
 
 
 class PlanOfReport(Protocol):
-    """A plan in a report, on ``gpus`` GPUs of a node, or one ``stage`` of it alone."""
+    """A plan in a report, on ``gpus`` GPUs of a node; or one ``stage`` of the plan, which runs
+    alone.
+    """
 
     @property
     def name(self) -> str:
-        """The name of the plan's file and the key of its row."""
+        """The name of the plan's file, and the key of its row."""
 
     @property
     def model(self) -> str:
@@ -135,23 +139,23 @@ class PlanOfReport(Protocol):
 
     @property
     def stage(self) -> int | None:
-        """The stage that runs alone; None for all stages."""
+        """The number of the stage that runs alone; None if all stages run."""
 
     @property
     def is_fitted(self) -> bool:
-        """Whether constants are fitted to the plan's run."""
+        """Whether constants are fitted to the measurements of this plan."""
 
     @property
     def is_serialised(self) -> bool:
-        """Whether the plan's tasks run serialised, without overlap."""
+        """Whether the plan's tasks run one after another, without overlap."""
 
     @property
     def is_check(self) -> bool:
-        """Whether the plan runs strictly, for a comparison of its losses."""
+        """Whether the plan runs in strict mode, so that its losses can be compared."""
 
     @property
     def is_compared(self) -> bool:
-        """Whether the report compares the plan's measured figures with a prediction."""
+        """Whether the report compares the plan's measured time and memory with a prediction."""
 
     @property
     def comes_first(self) -> bool:
@@ -159,24 +163,26 @@ class PlanOfReport(Protocol):
 
     @property
     def twins(self) -> tuple[object, ...]:
-        """The key of plans whose losses must be equal: bitwise if they are checks."""
+        """A key that is equal for plans whose losses must be equal: in every bit if they run in
+        strict mode.
+        """
 
     @property
     def trains(self) -> tuple[object, ...]:
-        """The key of plans that train the same model on the same batches, so that their losses
-        agree up to rounding.
+        """A key that is equal for plans that train the same model on the same batches, so that
+        their losses agree up to rounding.
         """
 
     def job(self, hardware: Hardware) -> Job:
-        """The plan's job on a hardware."""
+        """The plan as a job on the given hardware."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPlan:
-    """A row and the purpose of its run: a fit, a comparison with its prediction, or one with a
-    serialised run; or one ``stage`` of ``num_stages`` equal ones, alone. With ``is_check`` it is
-    not timed: its losses, or the gradients of a stage without losses, must equal bitwise those of
-    plans with the same twins key.
+    """A plan on one GPU and the purpose of its run: a fit, or a comparison with its prediction or
+    with a run without overlap. It may be a single ``stage`` of ``num_stages`` equal ones. With
+    ``is_check`` it is not timed: its losses (gradients, if a stage has no losses) must be bitwise
+    those of plans with the same ``twins``.
     """
 
     row: Row
@@ -188,7 +194,7 @@ class ReportPlan:
 
     @property
     def name(self) -> str:
-        """The name of the plan's file and the key of its row."""
+        """The name of the plan's file, and the key of its row."""
         model, sequence, cap, batch, batches, again, ratios = self.row
         offload = "-".join(f"{ratio:g}" for ratio in ratios)
         parts = [f"{model}-s{sequence}-{cap}gb-b{batch}x{batches}-c{again}-o{offload}"]
@@ -204,17 +210,19 @@ class ReportPlan:
 
     @property
     def gpus(self) -> int:
-        """Always one GPU, also for a stage of a pipeline."""
+        """The number of GPUs: always one, also for a single stage of a pipeline."""
         return 1
 
     @property
     def trains(self) -> tuple[object, ...]:
-        """The key of plans with equal losses: on one GPU the same as ``twins``."""
+        """A key that is equal for plans with equal losses; for plans on one GPU it is the same as
+        ``twins``.
+        """
         return self.twins
 
     @property
     def is_compared(self) -> bool:
-        """Whether the report compares the plan's measured figures with a prediction."""
+        """Whether the report compares the plan's measured time and memory with a prediction."""
         return not (self.is_fitted or self.is_serialised or self.is_check)
 
     @property
@@ -224,12 +232,14 @@ class ReportPlan:
 
     @property
     def twins(self) -> tuple[object, ...]:
-        """The key of plans that differ only in offloading, memory limit and overlap."""
+        """A key that is equal for plans that differ only in offloading, memory limit and
+        overlap.
+        """
         model, sequence, _, *others, _ = self.row
         return (model, sequence, *others, self.num_stages, self.stage, self.is_check)
 
     def job(self, hardware: Hardware) -> Job:
-        """The plan's job on one GPU of a hardware for each stage, with limited memory."""
+        """The plan as a job on a cluster with a GPU for each stage, whose memory is limited."""
         model, sequence, cap, batch, batches, again, ratios = self.row
         spec = catalog.model(model)
         weights, gradients, optimizer, activations = ratios
@@ -253,7 +263,7 @@ class ReportPlan:
                 global_batch=batch * batches,
                 attention="flash",
                 precision="bf16",
-                # 16-bit gradients, as in the published runs that these plans imitate.
+                # Gradients are in 16 bits, as in the published runs that these plans imitate.
                 gradients="16bit",
             ),
             cluster=Cluster(

@@ -1,4 +1,6 @@
-"""Predicted beside measured figures of a report: a row for each plan, and means over plans."""
+"""The rows of a report, with measured and predicted figures of each plan; and the means over
+plans.
+"""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
@@ -13,7 +15,8 @@ from mistlab.job.prediction import Prediction
 from mistlab.stages.stage_batch import StageBatch
 
 WARM_UPS, TIMED = 2, 5
-# The steps of a check: gradients of the first three steps affect the last loss.
+# How many steps a check of losses runs: the gradients of the first three steps affect the last
+# loss.
 CHECKED = 4
 ERRORS = {
     "time_error": "times",
@@ -25,12 +28,12 @@ ReportRow = Mapping[str, Any]
 
 
 def steps_of(plan: PlanOfReport) -> int:
-    """The number of iterations for which a plan runs."""
+    """The number of iterations that a plan runs for."""
     return CHECKED if plan.is_check else WARM_UPS + TIMED
 
 
 def outside_of(job: Job, stage: int | None) -> float:
-    """The predicted bytes that are taken outside torch's allocator on the fullest GPU."""
+    """The predicted bytes of the fullest GPU that are outside torch's allocator."""
     outside = allocator_of(job.cluster).outside_bytes
     if stage is not None:
         return outside
@@ -38,8 +41,8 @@ def outside_of(job: Job, stage: int | None) -> float:
 
 
 def row_of(plan: PlanOfReport, prediction: Prediction, outcome: Said) -> ReportRow:
-    """The row of one plan, predicted and measured, on its fullest GPU; for a failed run only the
-    reason.
+    """The row of one plan, with measured and predicted figures of its fullest GPU; for a failed run
+    only the reason.
     """
     row: dict[str, Any] = {
         "plan": plan.name,
@@ -64,7 +67,7 @@ def row_of(plan: PlanOfReport, prediction: Prediction, outcome: Said) -> ReportR
 
 
 def table_row(job: Job, measured: ReportRow, model: str) -> dict[str, object]:
-    """A run in the columns of whole iterations (docs/reference/measurement-tables.md)."""
+    """A run as a row of the table of whole iterations (docs/reference/measurement-tables.md)."""
     (stage,) = job.plan.stages
     workload, offload = job.workload, stage.offload
     ratios = (offload.weights, offload.gradients, offload.optimizer, offload.activations)
@@ -98,7 +101,7 @@ def table_row(job: Job, measured: ReportRow, model: str) -> dict[str, object]:
 
 
 def summary_of(rows: Sequence[ReportRow]) -> ReportRow:
-    """Mean absolute errors of the predictions over finished plans."""
+    """The mean absolute errors of the predictions over all plans that have run."""
     ran = [row for row in rows if "error" not in row]
     means = {f"mean_{name}": fmean(abs(row[name]) for row in ran) for name in ERRORS if ran}
     retries = sum(row["allocator_retries"] for row in ran)
@@ -107,6 +110,6 @@ def summary_of(rows: Sequence[ReportRow]) -> ReportRow:
 
 
 def median_s(outcome: Said) -> float:
-    """The median seconds of the iterations after warm-up."""
+    """The median seconds of an iteration, without the warm-up iterations."""
     seconds: float = median(outcome["iteration_s"][WARM_UPS:])
     return seconds
