@@ -1,3 +1,3 @@
-"""Exports plans to other frameworks' files, imports such files, and improves plans by few
-changes.
+"""Exports plans to the files of other frameworks, imports such files as plans, and improves plans
+by a few changes.
 """

@@ -1,4 +1,4 @@
-"""Lets a framework's own code check exported texts, in a separate process with the framework's
+"""Lets a framework's own code check exported files, in a separate process that uses the framework's
 Python.
 
 On standard input is a JSON list of ``target``, ``text`` and ``job`` (a plan file's content); with
@@ -21,7 +21,7 @@ from runtime.baselines.builds import check_installed
 
 
 def problem_of(entry: dict[str, Any]) -> str:
-    """The reason why a framework refuses a text; empty if it accepts it."""
+    """The reason why a framework refuses an exported file; empty if it accepts the file."""
     try:
         job = job_from_mapping(entry["job"])
         check_accepted(entry["target"], entry["text"], job, checkout=_checkout(entry))
@@ -31,16 +31,16 @@ def problem_of(entry: dict[str, Any]) -> str:
 
 
 def _checkout(entry: dict[str, Any]) -> Path | None:
-    """The checkout of the framework's source that knows all options of a text: segmented patterns
-    need a later version.
+    """The path of a checkout of the framework's source that knows all options of an exported file;
+    some pipeline patterns need a later version of the framework.
     """
     is_later = "--hybrid-layer-pattern" in entry["text"]
     return Path(entry["checkout"]) if entry.get("checkout") and not is_later else None
 
 
 def main() -> int:
-    """Answer for all texts read from standard input; frameworks write to standard output
-    themselves, so it is redirected.
+    """Check all exported files read from standard input. Frameworks print to standard output
+    themselves, so the answers get a stream of their own.
     """
     warnings.filterwarnings("ignore")
     logging.disable(logging.CRITICAL)

@@ -1,4 +1,6 @@
-"""Exports random plans to all frameworks, and verifies what each export says about itself."""
+"""Exports random plans to all frameworks, and checks that what each export states about itself is
+true.
+"""
 
 import argparse
 import json
@@ -25,10 +27,10 @@ from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
 from mistlab.schedule.placement import even_shares
 
-# Random plans of all families of models to export, deterministic in the seed.
+# Random plans to export, for models of all families; the same seed gives the same plans.
 
 
-# The models of each family; families are equally likely.
+# The names of the models of each family; families are equally likely.
 MODELS: Mapping[str, tuple[str, ...]] = {
     "dense": ("gpt3-2.7b", "llama-7b", "llama3-8b", "qwen3-8b", "llama3.2-1b", "falcon-7b"),
     "experts": ("mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b"),
@@ -41,7 +43,7 @@ _RATIOS = (0.0, 0.0, 0.0, 0.5, 1.0)
 
 
 def drawn_exports(count: int, seed: int) -> Iterator[tuple[str, Job]]:
-    """As many random jobs, each with its model family, the families in turn."""
+    """This many random jobs, each with the name of its model's family; families take turns."""
     draw = np.random.default_rng(seed)
     for number in range(count):
         family = [*MODELS][number % len(MODELS)]
@@ -51,7 +53,7 @@ def drawn_exports(count: int, seed: int) -> Iterator[tuple[str, Job]]:
 
 
 def _drawn(draw: np.random.Generator, family: str) -> Job | None:
-    """A random job of a family; None if its choices are incompatible."""
+    """A random job with a model of a family; None if the drawn choices are incompatible."""
 
     def pick(*options: Any) -> Any:
         return options[draw.integers(len(options))]
@@ -114,7 +116,8 @@ def _savings(draw: np.random.Generator, layers: int, *, offloads: bool) -> dict[
     }
 
 
-# Exports random plans to all frameworks, and verifies what each export says about itself.
+# Exports random plans to all frameworks, and checks that what each export states about itself is
+# true.
 
 
 _QUICK, _ALL = 8, 60
@@ -130,8 +133,8 @@ _LEGEND = (
     "status 3; `not predicted`: of these, exports that no engine predicts. `taken`: texts that the "
     "framework's own code takes; `not asked`: it is not installed."
 )
-# Maps texts of one target, with their jobs, to the framework's answers: empty where it accepts
-# them.
+# A function that asks a framework to check exported texts, given with their jobs. For each text it
+# returns the framework's objection, or an empty text.
 Accept = Callable[[str, Sequence[tuple[str, Job]]], Sequence[str]]
 
 
@@ -160,7 +163,7 @@ def _named_python(text: str) -> tuple[str, str]:
 
 
 def rows_of(name: str, jobs: Sequence[tuple[str, Job]], accept: Accept) -> Iterator[Row]:
-    """A row for each job's export to a target."""
+    """A result row for the export of each job to a framework."""
     made: list[tuple[Row, Export | None]] = []
     for number, (family, job) in enumerate(jobs):
         row: Row = {
@@ -183,8 +186,8 @@ def rows_of(name: str, jobs: Sequence[tuple[str, Job]], accept: Accept) -> Itera
 
 
 def _claims(job: Job, made: Export) -> Row:
-    """The properties that an export states (exact, fits), beside those that hold for the exported
-    job.
+    """What an export states about itself (that it is exact, that it fits), beside what is true of
+    the exported job.
     """
     exported_job = made.found.job
     stage, plan = exported_job.plan.stages[0], exported_job.plan
@@ -204,8 +207,8 @@ def _claims(job: Job, made: Export) -> Row:
 
 
 def _is_same(made: Export) -> bool:
-    """Whether the exported text, imported again, has the plan's prediction; or equals the plan,
-    where neither can be predicted.
+    """Whether the exported text, imported again, has the same prediction as the plan. If neither
+    can be predicted, whether the two are equal.
     """
     try:
         back = read_back(made.target, made.text, made.found.job)
@@ -215,8 +218,8 @@ def _is_same(made: Export) -> bool:
 
 
 def accepting(pythons: Mapping[str, str], checkout: object) -> Accept:
-    """Asks frameworks to check texts in separate processes, each with the Python given for the
-    framework, or with this one.
+    """A function that asks frameworks to check texts, in separate processes that use the Python
+    given for each framework (by default this one).
     """
 
     def accept(name: str, texts: Sequence[tuple[str, Job]]) -> Sequence[str]:
@@ -288,7 +291,7 @@ def _counts(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def _problems(rows: Sequence[Row]) -> Iterator[str]:
-    """The reasons why frameworks refused exports, and how often each did."""
+    """The reasons for which frameworks refused exports, each with the number of times."""
     seen: dict[tuple[str, str], int] = {}
     for row in rows:
         text = row["refused"] or row.get("problem", "")

@@ -1,4 +1,6 @@
-"""Imports listed real launch files, and compares each with facts that readers recorded."""
+"""Imports launch files from public repositories, and compares each with facts that people who read
+it have recorded.
+"""
 
 import argparse
 import csv
@@ -25,7 +27,7 @@ from mistlab.plan.workload import ModelSpec
 
 OWN = Path(__file__).parent / "real_files"
 ENDS = ("as it is", "with options", "started as its words say", "refused", "crashed", "missing")
-# A path on its author's machine.
+# Matches an absolute path, such as one on the machine of a file's author.
 _MACHINE_S = re.compile(r"(?<![\w./`)}])/(?:[^\s/:,)]+/)+([^\s/:,)]+)")
 _MODEL = frozenset(
     ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "experts_active")
@@ -169,10 +171,11 @@ def _refusals(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
             yield f"{row['repo']}/{row['path']}", reason
 
 
-# Compares facts of launch files, as a reader recorded them, with an imported job.
+# Compares facts about launch files, as recorded by people who read them, with the job that the
+# import gives.
 
 
-# For each fact its words in a remark, by which a remark is known to report it.
+# For each fact, words by which one can tell that a remark of the import is about it.
 _TOLD_BY: Mapping[str, tuple[str, ...]] = {
     "global_batch": ("batch",),
     "micro_batch": ("micro_batch", "micro-batch"),
@@ -197,8 +200,8 @@ _TOLD_BY: Mapping[str, tuple[str, ...]] = {
 
 
 def wrong_facts(facts: Mapping[str, Any], imported: Imported) -> Iterator[tuple[str, str, bool]]:
-    """Facts that an import contradicts: name, both values as text, and whether a remark reports
-    it.
+    """The facts that an import contradicts: each one's name, both values as text, and whether a
+    remark of the import mentions it.
     """
     remarks = " ".join(map(str, imported.remarks))
     for name, wanted in facts.items():
@@ -227,7 +230,7 @@ def _ffn(model: ModelSpec) -> tuple[int, ...]:
 
 
 def _recomputation(job: Job) -> tuple[str, ...]:
-    """The recomputation of the first stage as text; partial recomputation may be written in two
+    """How much the first stage recomputes, as text; partial recomputation can be written in two
     ways.
     """
     stage = _first(job)
@@ -238,7 +241,7 @@ def _recomputation(job: Job) -> tuple[str, ...]:
 
 
 def _zero(job: Job) -> tuple[int, ...]:
-    """The ZeRO level; a single replica does not shard at any level."""
+    """The ZeRO level of a job; 0 if there is a single replica, which shards nothing."""
     first = _first(job)
     return (0, 1, 2, 3) if first.data_parallel == 1 and not first.zero else (first.zero,)
 
@@ -269,10 +272,10 @@ _READ: Mapping[str, Callable[[Job], Any]] = {
 }
 
 
-# Imports as a user would: gives whatever a refusal asks for, until a plan results.
+# Imports files as a user would: gives every setting that a refusal asks for, until a plan results.
 
 
-# The option values that the simulated user gives for missing settings.
+# The values that the simulated user gives for options that a refusal asks for.
 ANSWERS: Mapping[str, Any] = {
     "nodes": 2,
     "gpus_per_node": 8,
@@ -284,7 +287,8 @@ ANSWERS: Mapping[str, Any] = {
     "precision": "bf16",
 }
 WITH_EXPERTS = "mixtral-8x7b"
-# Values of script variables without an answer, by a part of their names.
+# The values that the simulated user gives for variables of a script, by a part of the variable's
+# name.
 VARIABLES: Mapping[str, str] = {
     "RANK": "0",
     "GPU": "8",
@@ -309,7 +313,8 @@ _MOST_ROUNDS = 16
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """A file's import: the options, variables and arguments given, and the outcome.
+    """The import of one file: the options, variables and arguments that were given, and the
+    outcome.
 
     ``known`` are values that a reader found for the file: ``arguments`` and ``set`` of its script,
     and sizes under ``facts``.
@@ -352,11 +357,11 @@ class Attempt:
 
     @property
     def gave_model(self) -> bool:
-        """Whether the model was given instead of read from the file."""
+        """Whether the user had to give the model, which could not be read from the file."""
         return "--model" in self.answered
 
     def _start_as_known(self) -> bool:
-        """Start with the arguments and variables that a reader recorded for the script."""
+        """Begin with the script's arguments and variables that a reader has recorded."""
         asks = "give its arguments" in self.refusal or "--set" in self.refusal
         is_known = "arguments" in self.known or "set" in self.known
         if not asks or not is_known or "--" in self.answered:
@@ -370,7 +375,7 @@ class Attempt:
         return True
 
     def _give_more_gpus(self) -> bool:
-        """Give more nodes, if one replica of the model does not fit on those given."""
+        """Give more nodes, if the nodes given are too few for one replica of the model."""
         if match := _NODE.search(self.refusal):
             self.given = replace(self.given, nodes=-(-int(match[1]) // 8), gpus_per_node=8)
             self.answered += ["--nodes", "--gpus-per-node"]
@@ -392,7 +397,7 @@ class Attempt:
         return False
 
     def _give_a_multiple(self) -> bool:
-        """Give a batch that the replicas divide, if the given one is not a multiple of them."""
+        """Give a batch that can be divided among the replicas, if the one given cannot."""
         match = _TOGETHER.search(self.refusal)
         if match is None or "--global-batch" not in self.answered:
             return False
@@ -403,7 +408,7 @@ class Attempt:
         return True
 
     def _give_experts(self) -> bool:
-        """Give a model with experts, if the file has expert parallelism and the given model no
+        """Give a model with experts, if the file has expert parallelism but the model given has no
         experts.
         """
         with_experts = catalog.model(WITH_EXPERTS)

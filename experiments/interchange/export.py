@@ -15,7 +15,8 @@ from mistlab.export.targets import TARGETS, target_for
 from mistlab.job.job import load_job
 from mistlab.job.prediction import compared
 
-# The exit status of an export whose plan fits, but whose text describes a plan that does not.
+# The exit status of an export if the plan fits but the plan that the exported text describes does
+# not.
 NO_LONGER_FITS = 3
 
 
@@ -71,7 +72,7 @@ def _form_words(made: Export) -> str:
 
 
 def _memory_words(made: Export) -> Iterator[str]:
-    """A warning where a plan fits but the exported plan does not."""
+    """A warning, if a plan fits but the exported plan does not; otherwise an empty text."""
     if not made.no_longer_fits:
         return
     yield (

@@ -1,4 +1,4 @@
-"""Compares the prediction of a plan with that of its exported text.
+"""Compares the prediction of a plan with the prediction of the text that it is exported as.
 
 An export is exact if the target says every choice and the two predictions are equal in every
 figure, times and bytes of all stages, to a billionth. Its text is read back for that.
@@ -28,14 +28,14 @@ from mistlab.machine.cluster import Cluster
 from simulators.symbolic import SymbolicPredictor
 
 NEAR = 1e-9
-# The fields of a prediction that are texts, not figures.
+# The fields of a prediction that are text rather than numbers.
 _WORDS = ("predictor", "notes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
     """An exported plan: the nearest plan that the framework can express, its text, and the
-    predictions of both plans.
+    predictions of the original and of the nearest plan.
     """
 
     wanted: Job
@@ -48,20 +48,22 @@ class Export:
 
     @property
     def no_longer_fits(self) -> bool:
-        """Whether the original plan fits, but the exported plan does not."""
+        """Whether the original plan fits in memory, but the exported plan does not."""
         return fits(self.given) is True and fits(self.near) is False
 
     @property
     def lacking(self) -> Sequence[str]:
-        """The stage of the exported plan that does not fit, and the missing memory."""
+        """A sentence on the stage of the exported plan that does not fit, and on the memory that it
+        lacks.
+        """
         if isinstance(self.near, InputError) or self.near.fits:
             return ()
         return tuple(fullest_words(self.found.job, self.near))
 
 
 def exported(job: Job, target: Target) -> Export:
-    """The export of a job: the nearest plan that the framework can express, or another close one
-    that fits if the nearest does not.
+    """The export of a job: the nearest plan that the framework can express. If that plan no longer
+    fits, another similar plan that does.
     """
     form, given = nearest(job, target), predicted(job)
     near = predicted(form.job)
@@ -85,12 +87,12 @@ def exported(job: Job, target: Target) -> Export:
 
 
 def fits(prediction: Answer) -> bool | None:
-    """Whether a plan fits; None where it cannot be predicted."""
+    """Whether a plan fits in memory; None if it cannot be predicted."""
     return None if isinstance(prediction, InputError) else prediction.fits
 
 
 def same_figures(first: Prediction, second: Prediction) -> bool:
-    """Whether two predictions are equal in every figure."""
+    """Whether two predictions have the same numbers in all fields."""
     figures = [list(_figures(to_mapping(each))) for each in (first, second)]
     names = [[name for name, _ in pairs] for pairs in figures]
     return names[0] == names[1] and all(
@@ -100,7 +102,7 @@ def same_figures(first: Prediction, second: Prediction) -> bool:
 
 
 def _figures(value: object, name: str = "") -> Iterator[tuple[str, float]]:
-    """All numbers of plain data, by their path."""
+    """All numbers in nested plain data, each with the path to it."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if key not in _WORDS:
@@ -113,8 +115,8 @@ def _figures(value: object, name: str = "") -> Iterator[tuple[str, float]]:
 
 
 def costs_as(job: Job, back: Job, given: Answer) -> bool:
-    """Whether the text, read back, gives a job of the same predicted cost; if neither job can be
-    predicted, whether they are equal.
+    """Whether the exported text, imported again, gives a job with the same predicted cost. If
+    neither job can be predicted, whether the jobs are equal.
     """
     if isinstance(given, InputError):
         return back == canonical(job)
@@ -130,7 +132,9 @@ def _back(target: Target, text: str, job: Job) -> Job | InputError:
 
 
 def _misread(job: Job, back: Job | InputError) -> Remark:
-    """A remark on a text that ``import_plan`` does not read as its original job."""
+    """A remark on an exported text that ``import_plan`` does not read as the original job; empty if
+    it does.
+    """
     if isinstance(back, InputError):
         text = f"import_plan does not read it: {back}"
     else:
@@ -141,20 +145,20 @@ def _misread(job: Job, back: Job | InputError) -> Remark:
     return Remark(kind="noted", choice="text", text=text)
 
 
-# Finds a plan close to the original that a framework can express and that fits, if the nearest one
-# does not fit.
+# If the nearest plan that a framework can express does not fit, finds another plan that is close to
+# the original, can be expressed, and fits.
 
 
-# The largest number of consecutive changes.
+# How many changes in a row are tried at most.
 STEPS = 4
-# Dimensions that are not changed: a change moves memory between stages or saves none, and there
-# would be many.
+# Dimensions that are never changed: changing them only moves memory between stages, or saves none,
+# and there are many possible changes.
 _LEFT_OUT = ("layers", "order")
 
 
 def fitting_form(form: Nearest, near: Prediction, target: Target) -> Nearest | None:
-    """The fastest plan that fits among those with the fewest changes of the nearest expressible
-    plan; None if a few changes are not enough.
+    """Of the plans that fit and can be reached from the nearest expressible plan by the fewest
+    changes, the fastest; None if a few changes are not enough.
     """
     job, lacks = form.job, _most_lacking(form.job, near)
     what = f"{lacks / GIB_BYTES:.2f} GiB on a GPU" if lacks > 0 else "host memory"
@@ -178,8 +182,8 @@ def _most_lacking(job: Job, prediction: Prediction) -> float:
 
 
 def _predicted_forms(job: Job, target: Target, seen: set[Job]) -> Iterator[tuple[Job, Prediction]]:
-    """Every plan that differs from a job's in one choice and that the framework can express, with
-    its prediction.
+    """Every plan that differs from a job's plan in one choice and that the framework can express,
+    with its prediction.
     """
     of_clusters: dict[Cluster, list[Job]] = defaultdict(list)
     for form in _forms(job, target):

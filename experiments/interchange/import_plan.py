@@ -29,7 +29,9 @@ from mistlab.plan.plan_words import plan_words
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadFile:
-    """Another framework's file read as a job, with the file's format and remarks on the import."""
+    """A file of another framework as a job, with the format of the file and remarks on what was
+    assumed.
+    """
 
     format: str
     job: Job
@@ -62,7 +64,9 @@ def import_plan(options: argparse.Namespace) -> int:
 
 
 def read_plan(options: argparse.Namespace) -> ReadFile:
-    """The plan in the options' file, with assumptions and ignored settings."""
+    """The plan in the file that the options name, with the assumptions made and the settings
+    ignored.
+    """
     path: Path = options.file
     given = _given(options)
     with about(path):
@@ -78,7 +82,9 @@ def read_plan(options: argparse.Namespace) -> ReadFile:
 
 
 def summary(job: Job) -> Sequence[str]:
-    """The degrees and batch sizes of an imported job, as lines to compare with the launch file."""
+    """The parallel degrees and batch sizes of an imported job, as lines of text that can be
+    compared with the launch file.
+    """
     work, model, cluster = job.workload, job.workload.model, job.cluster
     name = f"{model.name}, " if model.name else ""
     shape = f"{model.layers} layers, hidden {model.hidden}, {model.heads} heads"

@@ -1,5 +1,4 @@
-"""Measured runs with launch files: each run's plan is imported from the launch file that started
-it.
+"""Measured runs with launch files: the plan of each run is imported from the file that launched it.
 
 A folder holds a file for each run, named as the run: a launch script, or a DeepSpeed JSON beside
 which the run says model, sequence and attention.
@@ -20,7 +19,7 @@ from mistlab.stages.stage_batch import StageBatch
 
 
 def launched_runs(runs: Sequence[PublishedRun], folder: Path) -> list[PublishedRun]:
-    """The measured runs that have a launch file in a folder, each with the plan of its file."""
+    """The measured runs for which a folder has a launch file, each with the plan in that file."""
     if not folder.is_dir():
         reject(f"--launch {folder}: is not a folder: give one with a launch file for each run")
     files = {path.stem: path for path in sorted(folder.glob("*")) if path.is_file()}
@@ -58,7 +57,7 @@ def _launched(runs: Sequence[PublishedRun], files: dict[str, Path]) -> Iterator[
 
 
 def _given(run: PublishedRun, *, is_whole: bool) -> Given:
-    """The settings of a run that its launch file does not give: at least its machine."""
+    """What a run's launch file does not say, such as the machine, from the table of runs."""
     cluster, workload = run.cluster, run.workload
     if is_whole:
         return Given(hardware=cluster.hardware)

@@ -1,4 +1,4 @@
-"""Single changes of a plan: each corresponds to one option of a launch line.
+"""Single changes of a plan, each of which corresponds to one option of a launch line.
 
 A change turns one choice on all stages, moves GPUs from one degree to another, moves a block to the
 next stage, or takes another size of micro-batch. GPUs, model and batch stay as they are.
@@ -19,15 +19,17 @@ from mistlab.schedule.orders import ORDERS
 from mistlab.schedule.placement import even_shares
 from searchers.meshes import divisors
 
-# The shares of blocks and ratios of states that are tried.
+# The shares of blocks, and of states to offload, that are tried.
 EIGHTHS = tuple(eighth / 8 for eighth in range(9))
-# For dimensions with more than this many integers, only values next to the current one are tried.
+# If a dimension has more integer values than this, only those next to the current value are tried.
 FEW = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleChange:
-    """A single change: a description of the changed choice, and the changed job."""
+    """A single change of a plan: a description of the choice that changes, and the job after the
+    change.
+    """
 
     choice: str
     words: str
@@ -35,7 +37,7 @@ class SingleChange:
 
 
 def single_changes(job: Job) -> list[SingleChange]:
-    """All single changes of a job that make a valid job."""
+    """All single changes of a job that give a valid job."""
     changes: dict[Plan, SingleChange] = {}
     for choice, text, plan in _plans(job):
         try:
@@ -54,8 +56,8 @@ def _plans(job: Job) -> Iterator[tuple[str, str, Plan]]:
 
 
 def _choices(job: Job) -> Iterator[tuple[str, str, Plan]]:
-    """Changes of one memory-saving choice, such as the number of recomputed blocks, on all
-    stages.
+    """Changes of one choice that saves memory, such as the number of recomputed blocks, on all
+    stages at once.
     """
     stages = job.plan.stages
     for name in DIMENSIONS:
@@ -93,7 +95,7 @@ def _with(
 def _valid(
     stages: tuple[StagePlan, ...], name: str, values: Sequence[float]
 ) -> tuple[StagePlan, ...]:
-    """The stages with another value of a dimension; None if a stage cannot have the value."""
+    """The stages with another value of one dimension; None if some stage cannot have this value."""
     try:
         return tuple(
             stage.with_values({name: value}) for stage, value in zip(stages, values, strict=True)
@@ -103,7 +105,7 @@ def _valid(
 
 
 def _micro_batches(job: Job) -> Iterator[tuple[str, str, Plan]]:
-    """Micro-batches of another size, with their number adjusted."""
+    """Plans with micro-batches of another size, whose number changes accordingly."""
     plan = job.plan
     sequences = gcd(*(stage.micro_batch for stage in plan.stages)) * plan.micro_batches
     for count in divisors(sequences):
@@ -125,8 +127,8 @@ def _spelled(sizes: list[float]) -> str:
 
 
 def _degrees(job: Job) -> Iterator[tuple[str, str, Plan]]:
-    """Plans in which a divisor of one parallel degree is moved to another: pipeline, data or
-    tensor.
+    """Plans in which one parallel degree (pipeline, data or tensor) is divided by a number, and
+    another multiplied by it.
     """
     plan, first = job.plan, job.plan.stages[0]
     if len({(one.data_parallel, one.tensor_parallel) for one in plan.stages}) > 1:
@@ -154,8 +156,8 @@ def _batch_words(before: Plan, after: Plan) -> str:
 
 
 def _remeshed(job: Job, degrees: dict[str, int]) -> Plan | None:
-    """A plan with other parallel degrees: blocks divided evenly, the memory savings of the stage
-    that saves most, and micro-batches no larger than before.
+    """A plan with other parallel degrees: its blocks are divided evenly, all stages save memory as
+    the stage does that saves most, and micro-batches are at most as large as before.
     """
     plan, batch, stages = job.plan, job.workload.global_batch, job.plan.stages
     data = degrees["data_parallel"]
@@ -186,8 +188,8 @@ def _remeshed(job: Job, degrees: dict[str, int]) -> Plan | None:
 
 
 def _moved_blocks(job: Job) -> Iterator[tuple[str, str, Plan]]:
-    """Plans with one block moved from one stage to another; the moved block is recomputed or
-    offloaded if all others are.
+    """Plans in which one block moves from a stage to another; if all blocks of a stage are
+    recomputed or offloaded, so is the moved block.
     """
     stages = job.plan.stages
     for giver, source in enumerate(stages):
@@ -202,7 +204,7 @@ def _moved_blocks(job: Job) -> Iterator[tuple[str, str, Plan]]:
 
 
 def _whole_plan(job: Job) -> Iterator[tuple[str, str, Plan]]:
-    """Plans with another order of passes, or with communication overlapped or not."""
+    """Plans with another pipeline schedule, or with overlapped communication turned on or off."""
     plan = job.plan
     if plan.num_stages > 1:
         for order in ORDERS:

@@ -1,4 +1,4 @@
-"""Launch files on disk: the file at a path, and the files that it refers to."""
+"""Finds launch files on disk: the file at a path, and the files that it refers to."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,10 +9,10 @@ from mistlab.formats.file_formats import format_of
 from mistlab.shell.session import LaunchFile
 
 MOST_BYTES = 4_000_000
-# The number of parent folders that a script's references may be relative to: scripts are often
-# started from the root of their repository.
+# How many folders above a script its references are looked up in: scripts are often started from
+# the root of their repository.
 _FOLDERS_ABOVE = 4
-# The largest number of files of a folder that are examined.
+# How many files of a folder are examined at most.
 _MOST_FILES = 500
 _ENDINGS = (".sh", ".bash", ".slurm", ".sbatch", ".json", ".toml", ".yaml", ".yml", ".py")
 
@@ -23,7 +23,9 @@ def source_of(
     arguments: Sequence[str] | None = None,
     line: int | None = None,
 ) -> LaunchFile:
-    """The file at a path, or the single launch file of a folder, as a source to import."""
+    """The file at a path, or the only launch file in a folder, as a source to import a plan
+    from.
+    """
     if path.is_dir():
         path = _only_launch_file(path)
     return LaunchFile(
@@ -37,7 +39,7 @@ def source_of(
 
 
 def text_of(path: Path) -> str:
-    """The text of a file; an unreadable file is refused with a remedy."""
+    """The text of a file; refuses a file that cannot be read."""
     if path.is_file() and path.stat().st_size > MOST_BYTES:
         reject(f"is larger than {MOST_BYTES:,} bytes: give a launch script or configuration")
     return text_in(path)
@@ -54,9 +56,10 @@ def _settings(texts: Sequence[str]) -> Mapping[str, str]:
 
 
 def _beside(path: Path) -> Callable[[str], str | None]:
-    """A function that returns the text of a file that the file at ``path`` refers to. The reference
-    is relative to the folder of ``path``, to its parent folders, or to the working directory; of an
-    absolute path on the author's machine at least the last folder and the name must exist.
+    """A function that finds a file to which the file at ``path`` refers, and returns its text. It
+    looks relative to the folder of ``path``, to the folders above, and to the working directory.
+    For an absolute path on the author's machine, at least the last folder and the file name must
+    match.
     """
     folders = [path.absolute().parent, *list(path.absolute().parents)[1 : _FOLDERS_ABOVE + 1]]
 
@@ -75,8 +78,8 @@ def _beside(path: Path) -> Callable[[str], str | None]:
 
 
 def _endings(reference: str) -> list[str]:
-    """The path itself, and for an absolute path all endings of it with at least a folder and a
-    name.
+    """The path itself; for an absolute path, also every shorter ending of it that has at least a
+    folder and a file name.
     """
     parts = reference.split("/")
     longer = range(1, len(parts) - 1) if reference.startswith("/") else ()
@@ -84,7 +87,9 @@ def _endings(reference: str) -> list[str]:
 
 
 def _only_launch_file(folder: Path) -> Path:
-    """The file of a folder that launches training: the only one that no other file refers to."""
+    """The file of a folder that launches the training: the only one to which no other file
+    refers.
+    """
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _ENDINGS)
     texts = {}
     for path in files[:_MOST_FILES]:

@@ -1,3 +1,3 @@
-"""The Python library that ``import mistlab`` exports: functions that answer as the commands do,
+"""The functions that ``import mistlab`` offers as a Python library: they answer as the commands do,
 with typed answers.
 """

@@ -1,4 +1,4 @@
-"""pandas frames from plain rows, and frames read as tables; pandas is an optional extra."""
+"""Conversions between rows of plain data and pandas frames; pandas is an optional extra."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ LACKING = "pandas is not installed: pip install '.[pandas]'"
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
-    """A frame of rows; nested keys are joined with dots."""
+    """A pandas frame of rows; nested keys become column names joined with dots."""
     try:
         import pandas as pd  # noqa: PLC0415 (an extra)
     except ModuleNotFoundError:
@@ -26,7 +26,9 @@ def frame_of(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
 
 @contextmanager
 def table_path(table: "str | Path | pd.DataFrame") -> Iterator[Path]:
-    """The path of a table: a file, or a frame written to a temporary file while it is read."""
+    """In the ``with`` block, the path of a table: a file's own path or, for a pandas frame, that of
+    a temporary file with its contents.
+    """
     if isinstance(table, str | Path):
         yield Path(table)
         return

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 class TextAnswer(ABC):
-    """An answer that notebooks display as lines of text; ``str`` gives the same lines."""
+    """An answer that a notebook shows as lines of text; ``str`` gives the same lines."""
 
     __slots__ = ()
 
@@ -95,7 +95,9 @@ class PredictedPlan(TextAnswer):
         return self.prediction.fits
 
     def text_lines(self) -> Iterator[str]:
-        """Name, time with bounds, memory, the plan, and notes."""
+        """The lines to show: the plan's name, its time with bounds, its memory, its stages, and
+        notes.
+        """
         fits_words = "fits" if self.fits else "does not fit"
         yield f"{self.name}: {rate_words(self.job.plan, self.prediction)}"
         yield f"{fits_words} {room_words(self.job.cluster)}"
@@ -105,7 +107,7 @@ class PredictedPlan(TextAnswer):
         yield from (f"note: {note}" for note in self.prediction.notes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``mistlab predict --json`` prints it."""
+        """The prediction as plain data, as ``mistlab predict --json`` prints it."""
         bounds = to_mapping(peak_bounds_of(self.job, self.prediction))
         return {"plan": self.name, **to_mapping(self.prediction), **bounds}
 
@@ -127,7 +129,7 @@ class PredictedPlan(TextAnswer):
 
 @dataclass(frozen=True, slots=True)
 class PredictedPlans(TextAnswer):
-    """Several plans with their predictions, in the order in which they were given."""
+    """The predictions of several plans, in the order in which the plans were given."""
 
     plans: tuple[PredictedPlan, ...]
 
@@ -144,7 +146,7 @@ class PredictedPlans(TextAnswer):
         return min(fitting, key=lambda plan: plan.iteration_s, default=None)
 
     def text_lines(self) -> Iterator[str]:
-        """A line of text for each plan."""
+        """The lines to show: one for each plan."""
         for plan in self.plans:
             fits_words = "" if plan.fits else ", does not fit"
             yield f"{plan.name}: {rate_words(plan.job.plan, plan.prediction)}{fits_words}"
@@ -163,7 +165,7 @@ def _plan_row(plan: PredictedPlan) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedPlan(TextAnswer):
-    """The breakdown of an iteration's GPU-seconds into terms that add up to it."""
+    """The breakdown of an iteration's GPU-seconds into parts that add up to it."""
 
     job: Job
     breakdown: Breakdown
@@ -195,7 +197,7 @@ class TunedPlan(TextAnswer):
 
     @classmethod
     def of(cls, bench: Bench, entry: Entry, answer: tuple[Plan, Prediction]) -> "TunedPlan":
-        """The answer of a search for a bench's problem."""
+        """The answer that a search of a benchmark problem has given."""
         plan, prediction = answer
         return cls(job=bench.job(plan), prediction=prediction, entry=entry)
 
@@ -218,7 +220,7 @@ class TunedPlan(TextAnswer):
 
     @property
     def gap(self) -> float | None:
-        """The share by which some plan of the space may be faster than this plan."""
+        """The share by which a plan of the search space may still be faster than this plan."""
         return self.entry.result.gap
 
     @property
@@ -238,7 +240,7 @@ class TunedPlan(TextAnswer):
         return self._predicted().to_frame()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data: the prediction, the plan, and the proof."""
+        """The search's answer as plain data: the prediction, the plan, and how far it is proven."""
         return {
             "verdict": self.verdict,
             "status": self.entry.result.status,
@@ -293,7 +295,7 @@ class LaunchText(TextAnswer):
     job: Job
 
     def text_lines(self) -> Iterator[str]:
-        """The framework's file alone."""
+        """The lines to show: those of the framework's file, without anything else."""
         yield self.text.rstrip("\n")
 
 
@@ -306,13 +308,13 @@ class ReadPlan(TextAnswer):
     remarks: tuple[str, ...]
 
     def text_lines(self) -> Iterator[str]:
-        """The text of the plan file."""
+        """The lines to show: the text of the plan file."""
         yield format_yaml(job_to_mapping(self.job, Path())).rstrip("\n")
 
 
 @dataclass(frozen=True, slots=True)
 class PlainRows(TextAnswer):
-    """Rows of plain data, such as the answers for a table of runs."""
+    """Rows of plain data, such as one answer for each run of a table."""
 
     rows: Sequence[Mapping[str, Any]]
 
@@ -320,7 +322,7 @@ class PlainRows(TextAnswer):
         return len(self.rows)
 
     def text_lines(self) -> Iterator[str]:
-        """The number of rows, and of refused rows."""
+        """The line to show: the number of rows, and of refused rows."""
         refused = sum("refused" in row or "error" in row for row in self.rows)
         yield f"{len(self.rows):,} rows, {refused:,} of them refused; to_frame() has them"
 
@@ -525,8 +527,8 @@ def names() -> Mapping[str, Sequence[str]]:
 
 
 def _job(plan: PlanLike, cluster: Mapping[str, Any]) -> tuple[Job, str]:
-    """The job of a plan given as a file, a name or an object, with hardware figures overridden; and
-    its name.
+    """A plan given as a file, a name or an object, as a job with the hardware figures that are
+    overridden; and the plan's name.
     """
     if isinstance(plan, Job):
         job, name = plan, "plan"
@@ -542,7 +544,9 @@ def _job(plan: PlanLike, cluster: Mapping[str, Any]) -> tuple[Job, str]:
 
 
 def _of_frame(row: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """An answer for a row of a frame, whose messages do not name the frame's temporary file."""
+    """The answer for a row of a pandas frame; its messages say "frame" in place of the temporary
+    file's path.
+    """
     texts = {key: row[key].replace(path, "frame") for key in ("file", "refused") if key in row}
     return {**row, **texts}
 
@@ -553,7 +557,7 @@ def _check_simulator(simulator: str) -> None:
 
 
 def _options(command: str, **values: Any) -> argparse.Namespace:
-    """A command's options, parsed as its command line would be, with the given values."""
+    """The options of a command, as its command line would be parsed, with the given values."""
     row = COMMANDS[command]
     required = [
         name for name, settings in row.options if settings.get("nargs") == "+" and name[0] != "-"

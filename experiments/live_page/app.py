@@ -1,5 +1,5 @@
-"""The server of the live page: static files, answers as JSON, and search progress as a stream of
-lines.
+"""The server of the live page: it sends static files, answers as JSON, and the progress of searches
+as lines of a stream.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from experiments.live_page.processes import BusyError, EndedError, Event, Lane
 from mistlab.core.values import InputError
 
 Answer = TypeVar("Answer")
-# The static files of the page, and their content types.
+# The static files of the page, and the content type of each.
 FILES = files("experiments.live_page") / "files"
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-# The group of worker processes that answers each question: sliders must not wait for searches or
-# traces.
+# The questions with streamed answers. The next table says which worker processes answer each
+# question: sliders must not wait for searches or traces.
 STREAMED = ("search", "pareto")
 LANE_OF: Mapping[str, str] = {
     **dict.fromkeys(("names", "predict", "compare", "paste", "plan_file", "serving"), "quick"),
@@ -38,14 +38,14 @@ LANE_OF: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """The server's routes for questions, each answered by one of several groups of worker
-    processes.
+    """The server's routes for questions; each question is answered by one of several groups of
+    worker processes.
     """
 
     lanes: Mapping[str, Lane]
 
     async def ask(self, request: Request) -> Response:
-        """Answer a question."""
+        """Answer a question of the page."""
         question = request.path_params["question"]
         if question not in LANE_OF:
             return _refused(404, f"question {question[:40]!r} is unknown")
@@ -60,7 +60,7 @@ class Asker:
 
 
 class Single(Response):
-    """The answer to a question, which is abandoned when the client disconnects, since sliders ask
+    """The answer to one question. It is abandoned when the client disconnects, since sliders ask
     faster than they are answered.
     """
 
@@ -87,14 +87,16 @@ class Single(Response):
 
 
 class Streamed(Response):
-    """The events of a long answer as lines of JSON; the last line is the answer or the error."""
+    """The answer to a long question as lines of JSON: events while it is worked on, and at last the
+    answer or the error.
+    """
 
     def __init__(self, ask: Callable[..., Awaitable[Event]]) -> None:
         super().__init__(media_type="application/x-ndjson")
         self._ask = ask
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events as they occur, as long as the client is connected."""
+        """Send each event as it occurs, as long as the client is connected."""
         del scope
         headers = [(b"content-type", b"application/x-ndjson")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -114,7 +116,9 @@ class Streamed(Response):
 
 
 async def unless_gone(work: Coroutine[Any, Any, Answer], receive: Receive) -> Answer | None:
-    """The result of some work; None if the client disconnects first, which cancels the work."""
+    """The result of some work; None if the client disconnects before it is done, which cancels the
+    work.
+    """
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -131,7 +135,7 @@ async def unless_gone(work: Coroutine[Any, Any, Answer], receive: Receive) -> An
 
 
 async def _content(request: Request) -> bytes:
-    """A request's body, up to the allowed size."""
+    """The body of a request, which must not exceed the allowed size."""
     content = b""
     async for part in request.stream():
         content += part
@@ -159,9 +163,7 @@ async def _icon(request: Request) -> Response:
 
 
 def page_app(port: int, seconds: float, most_waiting: int = 100) -> App:
-    """The web application of the page, for a server on this port; a search may take at most
-    ``seconds``.
-    """
+    """The web application of the page, for a server on this port; ``seconds`` limits a search."""
     lanes = {
         "quick": Lane(name="quick", seconds=20.0, most_waiting=most_waiting),
         "slow": Lane(name="slow", seconds=60.0, most_waiting=most_waiting),
@@ -189,7 +191,7 @@ def page_app(port: int, seconds: float, most_waiting: int = 100) -> App:
 
 
 async def _warmed(lanes: Mapping[str, Lane]) -> None:
-    """Start all worker processes, those for quick answers first."""
+    """Start all worker processes, first those for questions that are answered quickly."""
     for lane in lanes.values():
         try:
             await lane.warm()

@@ -1,5 +1,5 @@
-"""Requests that the server refuses before parsing: other hosts and origins, and bodies that are too
-large, too deeply nested or not JSON.
+"""Refuses requests before they are parsed: those from other hosts and origins, and bodies that are
+too large, too deeply nested or not JSON.
 """
 
 import json
@@ -33,13 +33,15 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Wraps the application with access checks: only pages that this server sent may ask."""
+    """Checks access before a request reaches the web application: only pages that this server has
+    sent may ask.
+    """
 
     app: App
     port: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request, or refuse it."""
+        """Pass a request on to the application, or refuse it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -65,7 +67,9 @@ class Guard:
         await with_headers({"type": "http.response.body", "body": body})
 
     def _refusal(self, headers: dict[str, str], method: str) -> tuple[int, str] | None:
-        """The reason and the status of a refusal; None if the request is allowed."""
+        """The reason for refusing a request, and the HTTP status; None if the request is
+        allowed.
+        """
         known = [f"{host}:{self.port}" for host in HOSTS]
         host, origin = headers.get("host", ""), headers.get("origin")
         if host not in known:
@@ -78,7 +82,7 @@ class Guard:
 
 
 async def _drained(receive: Receive, headers: dict[str, str]) -> None:
-    """Read the rest of a refused body, unless it is too large: a client that is still sending would
+    """Read the rest of a refused body, unless it is too large: a client that is still sending could
     not receive the refusal.
     """
     length = headers.get("content-length", "")
@@ -88,7 +92,7 @@ async def _drained(receive: Receive, headers: dict[str, str]) -> None:
 
 
 def _refused_body(headers: dict[str, str]) -> tuple[int, str] | None:
-    """The reason to refuse a body before reading it."""
+    """The reason for refusing a body before it is read."""
     kind = headers.get("content-type", "").partition(";")[0].strip()
     if kind != "application/json":
         return 415, f"content type {kind[:60]!r} is not read: send application/json"
@@ -99,12 +103,12 @@ def _refused_body(headers: dict[str, str]) -> tuple[int, str] | None:
 
 
 def too_large(size: int) -> str:
-    """The message for a body that is too large."""
+    """The message that a request's body is too large."""
     return f"the question has {size:,} bytes: send at most {MOST_BODY:,}"
 
 
 def body_of(content: bytes) -> Any:
-    """The JSON of a request's body; refuses malformed or too deeply nested text."""
+    """The JSON value in a request's body; refuses text that is malformed or too deeply nested."""
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -126,7 +130,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _levels(text: str) -> int:
-    """The nesting depth of a JSON text; brackets inside strings are not counted."""
+    """How many levels deep a JSON text is nested; brackets inside strings do not count."""
     level = deepest = 0
     is_text = is_escaped = False
     for letter in text:

@@ -1,5 +1,5 @@
-"""A plan whose choices sliders set: each applies to all stages, and the remaining choices adapt so
-that all GPUs and the whole batch are used.
+"""A plan whose choices are set by sliders. Each choice applies to all stages; the remaining choices
+adapt, so that all GPUs and the whole batch are used.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,21 +24,21 @@ from mistlab.plan.plan import Plan, StagePlan
 from mistlab.schedule.placement import even_shares
 from searchers.meshes import divisors
 
-# The choices that are not dimensions of a stage.
+# The names of the choices that are not dimensions of a stage.
 STAGES, ENGINE = "stages", "engine"
-# The parallel degree that takes the GPUs which other degrees leave.
+# The name of the parallel degree that uses all GPUs which the other degrees leave.
 REPLICAS = AXES["data"].dimension
-# The micro-batch size of a replica.
+# The name of the dimension that is the micro-batch size of a replica.
 SEQUENCES = next(name for name, row in DIMENSIONS.items() if "batch" in row.checks)
-# The values of a slider for a share: eighths.
+# The values of a slider that sets a share.
 EIGHTHS = tuple(eighth / 8 for eighth in range(9))
-# The largest number of values offered for a degree.
+# How many values of a parallel degree a slider offers at most.
 MOST_VALUES = 24
 
 
 def knobs_of(plan: Plan) -> dict[str, Any]:
-    """The choices that sliders set, with a plan's values: those of its first stage; for recomputed
-    and similarly changed blocks their share of all blocks.
+    """The values of a plan at which the sliders start: those of its first stage; for recomputed
+    blocks and the like, their share of all blocks.
     """
     first = plan.stages[0]
     values: dict[str, Any] = {ENGINE: plan.engine, STAGES: plan.num_stages}
@@ -51,7 +51,7 @@ def knobs_of(plan: Plan) -> dict[str, Any]:
 
 
 def adapted(asked: AskedProblem, given: Job, knobs: Mapping[str, Any]) -> Job:
-    """The job of a given plan on the asked problem, with the sliders' choices applied.
+    """The job of a given plan, changed to the problem asked for and to the sliders' choices.
 
     A plan for as many GPUs that suits the problem stays as it is where nothing is turned. Elsewhere
     data parallelism takes the GPUs that the other degrees leave, and blocks are dealt evenly where
@@ -81,7 +81,7 @@ def adapted(asked: AskedProblem, given: Job, knobs: Mapping[str, Any]) -> Job:
 
 
 def choices_of(asked: AskedProblem, job: Job) -> dict[str, list[Any]]:
-    """For each choice the values that make a valid job with all other choices unchanged."""
+    """For each slider, the values with which the job is valid while all other sliders stay."""
     choices: dict[str, list[Any]] = {}
     for name, values in _candidates(job):
         choices[name] = [value for value in values if _is_valid(asked, job, name, value)]
@@ -89,20 +89,20 @@ def choices_of(asked: AskedProblem, job: Job) -> dict[str, list[Any]]:
 
 
 def labels() -> dict[str, str]:
-    """The page's label of each choice."""
+    """The label that the page shows for each slider."""
     by_choice = {name: _dimension_label(name) for name in _turned()}
     return {ENGINE: "engine", STAGES: "pipeline stages", **by_choice}
 
 
 def _dimension_label(name: str) -> str:
-    """The page's label of a dimension."""
+    """The label that the page shows for a dimension of a plan."""
     row = DIMENSIONS[name]
     return row.noun or row.amount.partition("{")[0].rstrip("-") or label_of(name).replace("_", " ")
 
 
 def _turned() -> list[str]:
-    """The dimensions with sliders: all except the number of blocks and the degree that takes the
-    remaining GPUs.
+    """The dimensions that have sliders: all except the number of blocks, and the degree that uses
+    the remaining GPUs.
     """
     return [name for name in DIMENSIONS if name not in ("layers", REPLICAS)]
 
@@ -129,8 +129,8 @@ def _as_it_is(asked: AskedProblem, plan: Plan) -> Job | None:
 
 
 def _stages_of(asked: AskedProblem, plan: Plan, count: int, turned: Any) -> Iterator[StagePlan]:
-    """The stages before sliders apply: those of the plan, or as many copies of its first stage as
-    the slider says.
+    """The stages before the sliders' choices apply: those of the plan, or as many copies of its
+    first stage as the slider for stages says.
     """
     layers = asked.workload.model.layers
     if plan.num_stages == count and plan.layers == layers and STAGES not in turned:
@@ -145,7 +145,7 @@ def _stages_of(asked: AskedProblem, plan: Plan, count: int, turned: Any) -> Iter
 
 
 def _turned_stage(stage: StagePlan, knobs: Mapping[str, Any], gpus: int) -> StagePlan:
-    """A stage with the sliders' choices, on this many GPUs."""
+    """A stage on this many GPUs with the sliders' choices."""
     counts = counts_of_blocks()
     values = {name: knobs[name] for name in _turned() if name in knobs and name not in counts}
     wanted = {name: stage.value(name) for name in counts}
@@ -178,7 +178,7 @@ def _refuse_degree(name: str, value: int, gpus: int) -> None:
 
 
 def _candidates(job: Job) -> Iterator[tuple[str, list[Any]]]:
-    """The candidate values of each choice."""
+    """The values of each choice that may be tried."""
     plan = job.plan
     in_pipeline = plan.num_stages > 1
     few = [d for d in divisors(plan.num_gpus) if d <= job.workload.model.layers]
@@ -209,8 +209,8 @@ MOST_SEQUENCES = 256
 
 
 def _is_valid(asked: AskedProblem, job: Job, name: str, value: Any) -> bool:
-    """Whether a choice can have a value; too few blocks may be left where others are recomputed or
-    offloaded.
+    """Whether a choice can have a value. A stage may have too few blocks left where others are
+    recomputed or offloaded.
     """
     try:
         turned = adapted(asked, job, {name: value})

@@ -10,7 +10,7 @@ from experiments.cli.commandline import DONE, progress
 from mistlab.core.values import InputError, refuse
 
 HOST = "127.0.0.1"
-# The number of ports that are tried to find a free one.
+# How many ports after the given one are tried if it is in use.
 NEXT_PORTS = 100
 
 
@@ -22,7 +22,7 @@ def page(options: argparse.Namespace) -> int:
     sent there. Its answers are those of predict, tune, export and serve_plan. Ctrl-C ends it.
     """
     check_port(options.port)
-    # An optional extra.
+    # Imported here, since uvicorn is an optional dependency.
     import uvicorn  # noqa: PLC0415
 
     from experiments.live_page.app import page_app  # noqa: PLC0415
@@ -44,7 +44,7 @@ def page(options: argparse.Namespace) -> int:
 
 
 def check_port(port: int) -> None:
-    """Refuse a port that is in use, naming the next free one."""
+    """Refuse a port that is in use; the message names the next free one."""
     if not 1 <= port <= 65535:
         refuse("--port", f"{port} is not a port: give one from 1024 to 65535")
     if _is_free(port):

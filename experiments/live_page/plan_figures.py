@@ -1,4 +1,4 @@
-"""A job's prediction as the page shows it: plain data with the figures of ``predict --json``."""
+"""A job's prediction as plain data for the page, with the same figures as ``predict --json``."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ def predicted_job(job: Job) -> Prediction:
 
 
 def figures_of(job: Job, prediction: Prediction) -> dict[str, Any]:
-    """All figures that the page shows of a predicted job."""
+    """All figures of a predicted job that the page shows."""
     plain = job_to_mapping(job)
     goes = breakdown_of(job, prediction.iteration_s)
     fit, fits = fit_words(job, prediction)
@@ -45,12 +45,14 @@ def figures_of(job: Job, prediction: Prediction) -> dict[str, Any]:
 
 
 def part_words() -> Mapping[str, str]:
-    """The page's name of each term of an iteration's time."""
+    """The name that the page shows for each part of an iteration's time."""
     return WORDS
 
 
 def comparison_of(first: Job, second: Job) -> dict[str, Any]:
-    """Compare two predicted jobs, with the terms of the iteration that make one of them faster."""
+    """A comparison of two predicted jobs, with the parts of the iteration that make one of them
+    faster.
+    """
     pinned, other = predicted_job(first), predicted_job(second)
     if first.workload.tokens != second.workload.tokens:
         apart = [1 / prediction.tokens_per_s for prediction in (pinned, other)]

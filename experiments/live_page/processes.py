@@ -1,5 +1,5 @@
-"""Processes that answer the page's questions, each one at a time, with limits on time and queue
-length.
+"""Processes that answer the page's questions, each one question at a time, with limits on time and
+on the length of the queue.
 
 A process that takes too long, dies or grows is ended, and another takes its place; the server keeps
 nothing of it.
@@ -21,9 +21,9 @@ Event = Mapping[str, Any]
 Heard = Callable[[Event], Awaitable[None]]
 
 ROOT = Path(__file__).parents[2]
-# The longest line of an answer: the trace of an iteration has some tens of megabytes.
+# The longest line of an answer in bytes: the trace of an iteration has some tens of megabytes.
 MOST_LINE = 1 << 28
-# The seconds that a search has to end after it is stopped.
+# How many seconds a search may take to end after it is told to stop.
 STOPS_S = 3.0
 STARTS_S = 120.0
 
@@ -31,17 +31,17 @@ _PROGRAM = "from experiments.live_page.worker import main; main()"
 
 
 class BusyError(Exception):
-    """Too many questions are queued already."""
+    """Raised if too many questions wait in the queue already."""
 
 
 class EndedError(Exception):
-    """The error of a question that took too long, or whose process died; the message says which."""
+    """Raised if a question took too long, or its process died; the message says which."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Lane:
-    """A worker process and its queue: at most ``most_waiting`` questions, each answered for at most
-    ``seconds``.
+    """A worker process and the queue of its questions: at most ``most_waiting`` of them, each
+    answered within ``seconds``.
 
     A question that is given up does not stop what it has begun: the start of a process and the end
     of an answer are tasks of their own, which the next question waits for.
@@ -57,8 +57,8 @@ class Lane:
     _waiting: int = field(default=0, init=False)
 
     async def ask(self, question: str, body: Any, heard: Heard | None = None) -> Event:
-        """The answer to a question, as an object with ``answer`` or ``error``; events on the way
-        are passed on.
+        """The answer to a question, as an object with ``answer`` or ``error``; events are passed on
+        while the question is worked on.
         """
         if self._waiting >= self.most_waiting:
             message = f"{self._waiting} questions wait already: ask again in a few seconds"
@@ -71,12 +71,12 @@ class Lane:
             self._waiting -= 1
 
     async def warm(self) -> None:
-        """Start the process, so that the first question does not wait for it."""
+        """Start the worker process, so that the first question does not wait for it."""
         async with self._turn:
             await self._ready()
 
     async def end(self) -> None:
-        """End the process."""
+        """End the worker process."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -112,7 +112,7 @@ class Lane:
         return event
 
     async def _ready(self) -> Process:
-        """The worker process, started and ready for a question."""
+        """The worker process, which is started if necessary and ready for a question."""
         if self._stopping is not None:
             await asyncio.shield(self._stopping)
             self._stopping = None
@@ -129,7 +129,7 @@ class Lane:
         return process
 
     async def _started(self) -> Process:
-        """A new worker process that has reported ready."""
+        """A new worker process, after it has reported that it is ready."""
         paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         environment = {
             **os.environ,
@@ -156,7 +156,9 @@ class Lane:
         return process
 
     async def _stopped(self, process: Process) -> None:
-        """Cancel an abandoned question: a search by a signal, others by ending the process."""
+        """Cancel a question whose answer nobody waits for: a search by a signal, any other question
+        by ending the process.
+        """
         if process.returncode is None:
             process.send_signal(signal.SIGINT)
             try:
@@ -168,7 +170,7 @@ class Lane:
 
 
 async def _event(process: Process) -> Event:
-    """The next event that the worker process reports."""
+    """The next event that the worker process reports, as an object."""
     assert process.stdout is not None
     line = await process.stdout.readline()
     if not line:

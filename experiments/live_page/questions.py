@@ -1,4 +1,4 @@
-"""The questions of the page: each takes plain data and returns plain data."""
+"""The questions that the page asks: each takes plain data and returns plain data."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -33,14 +33,14 @@ from simulators.symbolic import SymbolicPredictor
 
 Answer = dict[str, Any]
 Asked = Mapping[str, Any]
-# The largest number of tasks of a simulated iteration that is sent to the page: the first half and
-# the last half.
+# How many tasks of a simulated iteration the page gets at most; of more tasks it gets the first and
+# the last ones.
 MOST_DRAWN = 24_000
-# The number of random plans tried if Megatron's rule gives none, and their time limit in seconds.
+# How many random plans are tried if Megatron's rule gives no plan, and for how many seconds.
 DRAWN, DRAWN_S = 400, 0.05
-# The speedups of links and GPUs that are tried.
+# By which factors links and GPUs are made faster, to show what a plan would gain.
 FASTER = (2.0, 4.0)
-# The page's options of serve_plan.
+# The options of the command ``serve_plan`` that the page offers.
 SERVED = (
     *("model", "gpu", "gpus", "weights", "cache", "engine", "prompt", "output", "lengths"),
     *("rate", "ttft", "tpot", "dollars", "splits", "export"),
@@ -48,7 +48,7 @@ SERVED = (
 
 
 def names(body: Asked, tell: Tell) -> Answer:
-    """Everything that the page's lists offer."""
+    """The names of everything that the lists on the page offer."""
     del body, tell
     return {
         "models": [
@@ -73,8 +73,8 @@ def names(body: Asked, tell: Tell) -> Answer:
 
 
 def predict(body: Asked, tell: Tell) -> Answer:
-    """A plan's prediction, adapted to the problem and the sliders; without a plan, the prediction
-    of a first plan that is found without a search.
+    """The prediction of a plan that is adapted to the problem and the sliders. If no plan is given,
+    a first plan is found without a search.
     """
     del tell
     job = _job(body)
@@ -82,24 +82,24 @@ def predict(body: Asked, tell: Tell) -> Answer:
 
 
 def choices(body: Asked, tell: Tell) -> Answer:
-    """The values that each choice of a plan may take."""
+    """The values that each slider of a plan may have."""
     del tell
     asked = problem_asked(body.get("problem"))
     return {"choices": choices_of(asked, _job(body))}
 
 
 def search(body: Asked, tell: Tell) -> Answer:
-    """The best plan for a problem, with progress on the way."""
+    """The best plan for a problem; the search reports its progress."""
     return searched_plan(problem_asked(body.get("problem")), _seconds(body), _seed(body), tell)
 
 
 def pareto(body: Asked, tell: Tell) -> Answer:
-    """The best plans on fewer and on more nodes: their times and prices."""
+    """The best plans on fewer nodes and on more nodes, with their times and prices."""
     return frontier(problem_asked(body.get("problem")), _seconds(body), _seed(body), tell)
 
 
 def timeline(body: Asked, tell: Tell) -> Answer:
-    """The tasks of one iteration, simulated by the event simulator."""
+    """The tasks of one iteration of a plan, from the event simulator."""
     del tell
     from simulators.events import EventSimulator  # noqa: PLC0415 (needs SimPy)
     from simulators.graph import LANES  # noqa: PLC0415 (needs SimPy)
@@ -134,7 +134,7 @@ def timeline(body: Asked, tell: Tell) -> Answer:
 
 
 def trace(body: Asked, tell: Tell) -> Answer:
-    """One iteration as a trace for Perfetto."""
+    """One iteration of a plan as a trace file for Perfetto."""
     del tell
     from simulators.events import EventSimulator  # noqa: PLC0415 (needs SimPy)
     from simulators.timeline import trace_text  # noqa: PLC0415 (needs SimPy)
@@ -145,7 +145,7 @@ def trace(body: Asked, tell: Tell) -> Answer:
 
 
 def gains(body: Asked, tell: Tell) -> Answer:
-    """The gain of a plan with faster links, more memory or other GPUs."""
+    """What a plan would gain with faster links, with more memory, or on other GPUs."""
     del tell
     job = job_in(body.get("plan"))
     before = predicted_job(job)
@@ -154,13 +154,13 @@ def gains(body: Asked, tell: Tell) -> Answer:
 
 
 def compare(body: Asked, tell: Tell) -> Answer:
-    """Compare two plans, with the terms of the iteration that make one of them faster."""
+    """A comparison of two plans, with the parts of the iteration that make one of them faster."""
     del tell
     return comparison_of(job_in(body.get("first")), job_in(body.get("second")))
 
 
 def paste(body: Asked, tell: Tell) -> Answer:
-    """The kind of a pasted text, and the plan in it."""
+    """What kind of text was pasted, and the plan in it."""
     del tell
     return pasted(body)
 
@@ -188,21 +188,21 @@ def export(body: Asked, tell: Tell) -> Answer:
 
 
 def serving(body: Asked, tell: Tell) -> Answer:
-    """The layout of GPUs that serves a load best, by the closed form."""
+    """The layout (parallel degrees) in which GPUs serve a load best, by the closed form."""
     del tell
     return serve(**_load(body), plays=False)
 
 
 def serving_played(body: Asked, tell: Tell) -> Answer:
-    """The layout of GPUs that serves a load best, with the best layout simulated request by
-    request.
+    """The layout (parallel degrees) in which GPUs serve a load best, with that layout simulated
+    request by request.
     """
     del tell
     return serve(**_load(body))
 
 
 def _load(body: Asked) -> dict[str, Any]:
-    """The load in a question, which names no file."""
+    """The load in a question; a load that names a file is refused."""
     question = dict(mapping_of(body.get("load"), "load"))
     for name, value in question.items():
         if name not in SERVED:
@@ -238,7 +238,7 @@ QUESTIONS: Mapping[str, Callable[[Asked, Tell], Answer]] = {
 
 
 def _job(body: Asked) -> Job:
-    """The plan in a question, adapted to its problem and sliders."""
+    """The plan in a question, adapted to the question's problem and sliders."""
     if body.get("problem") is None:
         return job_in(body.get("plan"))
     asked = problem_asked(body["problem"])
@@ -249,8 +249,8 @@ def _job(body: Asked) -> Job:
 
 
 def _first_plan(asked: AskedProblem) -> Job:
-    """A plan for a problem without a search: that of Megatron's rule (without experts) if it fits;
-    otherwise the best of a few random ones.
+    """A plan for a problem, found without a search: that of Megatron's rule if it fits in memory
+    (not for models with experts), otherwise the best of a few random plans.
     """
     predictor = SymbolicPredictor(workload=asked.workload, cluster=asked.cluster)
     has_experts = asked.workload.model.experts is not None
@@ -267,8 +267,8 @@ def _first_plan(asked: AskedProblem) -> Job:
 
 
 def _drawn(asked: AskedProblem, predictor: SymbolicPredictor) -> Iterator[tuple[Plan, Prediction]]:
-    """Plans of the space with their predictions: the first one, then random ones until one fits or
-    the time is over.
+    """Plans of a search space with their predictions: first a given one, then random ones, until
+    one fits or the time is over.
     """
     draw, began_s = np.random.default_rng(0), perf_counter()
     for number in range(DRAWN):
@@ -282,7 +282,7 @@ def _drawn(asked: AskedProblem, predictor: SymbolicPredictor) -> Iterator[tuple[
 
 
 def _by_links(job: Job, before: Prediction) -> Iterator[Answer]:
-    """The same plan with faster links of either kind."""
+    """What the plan would gain if the links inside nodes, or those between nodes, were faster."""
     node = job.cluster.hardware.node
     for name, what in (
         ("intra_node_gbytes_per_s", "links in a node"),
@@ -298,8 +298,8 @@ def _by_links(job: Job, before: Prediction) -> Iterator[Answer]:
 
 
 def _by_memory(job: Job, before: Prediction) -> Iterator[Answer]:
-    """The change of one choice that would make the plan fastest but does not fit, and the missing
-    memory.
+    """Of all single changes after which the plan does not fit, the one that would be fastest, and
+    the memory that it lacks.
     """
     changes = single_changes(job)
     answers = predicted_each(
@@ -326,7 +326,7 @@ def _by_memory(job: Job, before: Prediction) -> Iterator[Answer]:
 
 
 def _by_gpus(job: Job, before: Prediction) -> Iterator[Answer]:
-    """The same plan on equally many GPUs of other kinds in the catalogue."""
+    """What the plan would gain on equally many GPUs of each other kind in the catalogue."""
     if job.cluster.others:
         return
     for name in catalog.hardware_names():

@@ -1,4 +1,4 @@
-"""Searches that report progress: improving plans, and rising lower bounds."""
+"""Searches that report their progress: ever better plans, and a rising lower bound."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,19 +18,19 @@ from searchers.savings import why_empty
 from searchers.strategy import Ledger
 
 Tell = Callable[[Mapping[str, Any]], None]
-# The seconds between two reports of a search, and between two plans.
+# The seconds between two progress reports of a search, and between two plans that it reports.
 EVERY_S = 0.25
-# The default duration of a search; the searches of a frontier share it.
+# How many seconds a search takes by default; the searches of a Pareto frontier share them.
 SECONDS = 30.0
 MOST_SECONDS = 600.0
-# The largest number of nodes tried for a frontier.
+# The largest number of nodes that is tried for a Pareto frontier.
 MOST_NODES = 4096
 
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """Reports a search at a limited rate: its best plan so far, its lower bound, and how many plans
-    it has predicted.
+    """Reports the progress of a search from time to time: its best plan so far, its lower bound,
+    and how many plans it has predicted.
     """
 
     bench: Bench
@@ -39,7 +39,7 @@ class Progress:
     _best_s: float = field(default=float("inf"), init=False)
 
     def __call__(self, ledger: Ledger) -> None:
-        """Receive a search's state, and report it unless the last report was too recent."""
+        """Take note of a search's state, and report it unless the last report was too recent."""
         now_s = perf_counter()
         is_first = ledger.best is not None and self._best_s == float("inf")
         if not is_first and now_s - self._told_s < EVERY_S:
@@ -62,7 +62,9 @@ class Progress:
 
 
 def searched_plan(asked: AskedProblem, seconds: float, seed: int, tell: Tell) -> dict[str, Any]:
-    """The best plan of a search and whether it is proven; ``tell`` receives progress."""
+    """The best plan that a search finds, and whether it is proven best; ``tell`` receives the
+    progress.
+    """
     bench, entry = _searched(asked, seconds, seed, tell)
     result = entry.result
     end: dict[str, Any] = {
@@ -98,8 +100,8 @@ def searched_plan(asked: AskedProblem, seconds: float, seed: int, tell: Tell) ->
 
 
 def frontier(asked: AskedProblem, seconds: float, seed: int, tell: Tell) -> dict[str, Any]:
-    """The best plans on other numbers of nodes, to trade time against money: one search each, with
-    equal shares of the time.
+    """The best plans on other numbers of nodes, as a choice between time and money: a search for
+    each number, with equal shares of the time.
     """
     sizes = _sizes(asked)
     points = []
@@ -131,8 +133,8 @@ def frontier(asked: AskedProblem, seconds: float, seed: int, tell: Tell) -> dict
 
 
 def _searched(asked: AskedProblem, seconds: float, seed: int, tell: Tell) -> tuple[Bench, Entry]:
-    """A search for the asked problem: by a searcher that calls the predictor for single stages if
-    possible, otherwise by one that calls it for whole plans.
+    """The result of a search for a problem. The searcher asks the predictor for single stages if
+    that is possible, otherwise for whole plans.
     """
     if reason := why_empty(asked.problem, asked.space):
         batch, gpus = asked.workload.global_batch, asked.cluster.num_gpus
@@ -150,8 +152,8 @@ def _searched(asked: AskedProblem, seconds: float, seed: int, tell: Tell) -> tup
 
 
 def _sizes(asked: AskedProblem) -> list[int]:
-    """The numbers of nodes to search: from a quarter of the given ones to four times as many, in
-    factors of two.
+    """The numbers of nodes to search: from a quarter of the given number to four times as many, in
+    powers of two.
     """
     nodes = asked.cluster.nodes
     sizes = {max(1, nodes // 4), max(1, nodes // 2), nodes, 2 * nodes, 4 * nodes}

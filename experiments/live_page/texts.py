@@ -1,5 +1,5 @@
-"""Reads what a user selects or pastes on the page: catalogue names and contents of files. No file
-of the machine is read.
+"""Reads what a user picks or pastes on the page: names of the catalogue, and the contents of files.
+No file on this machine is read.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ from mistlab.serving.step_cost import parameters_of
 from mistlab.shell.session import LaunchFile
 
 Named = TypeVar("Named")
-# The longest pasted text; the largest launch scripts have some tens of kilobytes.
+# The most characters of a pasted text; the largest launch scripts have some tens of kilobytes.
 MOST_TEXT = 1 << 18
 
 _OF_WORKLOAD = (
@@ -42,14 +42,14 @@ _OF_CLUSTER = (
     *("nodes", "gpus_per_node", "keep_free_gib"),
     *("intra_node_gbytes_per_s", "inter_node_gbytes_per_s"),
 )
-# Keys whose text may name a file where this package reads files; on the page only catalogue names
-# are allowed.
+# Keys whose values may name a file elsewhere in this package; on the page they may only name
+# something in the catalogue.
 _MAY_NAME_FILES = ("model", "hardware", "profile", "order", "space")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedProblem:
-    """The problem of a question, and the space to search."""
+    """The problem in a question, and the search space."""
 
     problem: Problem
     space: SearchSpace
@@ -66,7 +66,9 @@ class AskedProblem:
 
 
 def problem_asked(body: object) -> AskedProblem:
-    """The problem in a question's mapping; an invalid field is refused by name."""
+    """The problem in a question, given as a mapping; a field that is invalid is refused by its
+    name.
+    """
     plain = mapping_of(body, "problem")
     known = ("model", "hardware", *_OF_WORKLOAD, *_OF_CLUSTER, "space", "engine")
     for key in plain:
@@ -93,8 +95,8 @@ def problem_asked(body: object) -> AskedProblem:
 
 
 def model_in(text: object) -> ModelSpec:
-    """The model with a catalogue name, or in the content of a Hugging Face configuration or of a
-    model's mapping.
+    """The model with this name in the catalogue, or the model that a Hugging Face configuration or
+    a mapping describes.
     """
     if not _is_content(text):
         return _named(text, "model", catalog.model)
@@ -106,15 +108,15 @@ def model_in(text: object) -> ModelSpec:
 
 
 def hardware_in(text: object) -> Hardware:
-    """The hardware of a catalogue name or of a hardware file's content."""
+    """The hardware with this name in the catalogue, or the hardware in the contents of a file."""
     if not _is_content(text):
         return _named(text, "hardware", catalog.hardware)
     return hardware_from(parse_settings(_short(text, "hardware"), "hardware"), HERE)
 
 
 def job_in(content: object) -> Job:
-    """The job in a plan file's content, as text or as plain data, without references to other
-    files.
+    """The job in the contents of a plan file, as text or plain data; references to other files are
+    refused.
     """
     plain = (
         parse_settings(_short(content, "plan"), "plan")
@@ -126,8 +128,8 @@ def job_in(content: object) -> Job:
 
 
 def pasted(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Classify a pasted text: a plan, hardware, a model's configuration, or a launch file imported
-    as a plan, with assumptions.
+    """Finds out what a pasted text is: a plan, a hardware file, a model's configuration, or a
+    launch file, which is imported as a plan.
     """
     text = _short(body.get("text"), "text")
     content = _plain(text)
@@ -145,7 +147,7 @@ def pasted(body: Mapping[str, Any]) -> dict[str, Any]:
     try:
         row = format_of(source)
     except InputError:
-        # A configuration of an unknown type is reported as such, not as a launch file.
+        # A configuration of an unknown type is reported as such, and not tried as a launch file.
         if KIND in content:
             model_in(text)
         raise
@@ -163,14 +165,14 @@ def pasted(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mapping_of(plain: object, name: str) -> Mapping[str, Any]:
-    """The value of a field that must be a mapping."""
+    """The value of a field, which must be a mapping."""
     if not isinstance(plain, Mapping):
         refuse(name, f"{type(plain).__name__} is not a mapping: give the page's own fields")
     return plain
 
 
 def _plain(text: str) -> Mapping[str, Any]:
-    """The mapping in a text; empty if there is none, as in a script."""
+    """The mapping that a text contains; empty if it contains none, as a script does."""
     try:
         return parse_settings(text, "text")
     except InputError:
@@ -182,12 +184,12 @@ def _given(plain: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _is_content(text: object) -> TypeGuard[str]:
-    """Whether a text is a file's content rather than a name."""
+    """Whether a text is the contents of a file rather than a name."""
     return isinstance(text, str) and ("\n" in text.strip() or text.lstrip().startswith("{"))
 
 
 def _named(text: object, key: str, find: Callable[[str], Named]) -> Named:
-    """The catalogue's entry of a name."""
+    """The entry of the catalogue with this name."""
     if not isinstance(text, str) or not text:
         refuse(key, "missing: pick a name, or paste a file's content")
     try:
@@ -205,7 +207,7 @@ def _short(text: object, key: str) -> str:
 
 
 def _refuse_files(plain: object) -> None:
-    """Refuse content that names a file, at any depth."""
+    """Refuse contents that name a file, however deeply nested the name is."""
     if isinstance(plain, Mapping):
         for key, value in plain.items():
             _refuse_file(str(key), value)

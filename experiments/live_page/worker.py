@@ -1,4 +1,4 @@
-"""A process that answers questions: lines of JSON in, lines of JSON out.
+"""A process that answers questions: it reads lines of JSON and writes lines of JSON.
 
 A question is ``{"question": ..., "body": ...}``. While it is worked on, each event is a line with
 ``event``; the last line has ``answer``, or ``error`` with the field at fault. SIGINT ends a search,
@@ -22,15 +22,17 @@ try:
 except ImportError:  # Windows has no limits of this kind.
     resource = None  # type: ignore[assignment]
 
-# The address-space limit of a worker, and the resident memory at which it is replaced.
+# The limit of a worker's address space in bytes, and the resident memory at which it is replaced by
+# a new process.
 MOST_BYTES = 8 * GIB_BYTES
 TIRED_BYTES = 1.5 * GIB_BYTES
-# A plan of each of these engines is predicted before the first question, since engines compile on
-# first use.
+# Before the first question, a plan of each of these engines is predicted, since an engine is
+# compiled at its first use.
 WARM = ("mistlab", "megatron-core", "fsdp")
-# The models whose default spaces are searched before the first search.
+# Before the first search, the default search spaces of these models are searched, so that
+# everything is compiled.
 SEARCHED = ("llama3-8b", "gpt-oss-20b")
-# The questions that an interruption may end.
+# The questions that a signal may interrupt.
 INTERRUPTED = frozenset(("search", "pareto"))
 
 
@@ -39,7 +41,7 @@ def main() -> None:
     if resource is not None:
         resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The output of libraries must not mix with answers.
+    # The output of libraries goes elsewhere, since it must not mix with answers.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     from experiments.live_page.questions import QUESTIONS  # noqa: PLC0415 (after the limit)
@@ -52,7 +54,7 @@ def main() -> None:
 
 
 def _answer(question: Any, asked: Mapping[str, Any], out: IO[str]) -> dict[str, Any]:
-    """The answer to a question, or the reason why there is none."""
+    """The answer to a question, or the reason why there is no answer."""
     if asked["question"] in INTERRUPTED:
         signal.signal(signal.SIGINT, _interrupt)
     try:
@@ -73,7 +75,7 @@ def _answer(question: Any, asked: Mapping[str, Any], out: IO[str]) -> dict[str, 
 
 
 def _resident_bytes() -> float:
-    """The peak resident memory of this process, if the system reports it."""
+    """The most resident memory that this process has used; 0 if the system does not report it."""
     return 0.0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
 
@@ -90,7 +92,9 @@ def _write(out: IO[str], event: Mapping[str, Any]) -> None:
 
 
 def warm_up(lane: str = "") -> None:
-    """Compile the expressions of the usual engines and, for searches, of the default spaces."""
+    """Compile the expressions of the usual engines; in a process for searches, also what searches
+    of the default spaces need.
+    """
     from experiments.live_page.questions import (  # noqa: PLC0415 (after the limit)
         predict,
         search,
@@ -114,6 +118,7 @@ def warm_up(lane: str = "") -> None:
         serving({"load": load}, lambda event: None)
     for model in SEARCHED if lane == "search" else ():
         search({"problem": {**problem, "model": model}, "seconds": 0.2}, lambda event: None)
-    # Loaded objects are permanent: scanning them took half of a new model's first answer.
+    # Objects that exist now are permanent; excluded from garbage collection, they no longer slow
+    # down the first answer about a new model.
     gc.collect()
     gc.freeze()

@@ -1,1 +1,1 @@
-"""Prediction errors on tables of measured runs."""
+"""How far predictions are from measurements, for tables of measured runs."""

@@ -1,5 +1,5 @@
-"""Ablation of measurement tables' columns: prediction errors by source with each group of columns
-left empty.
+"""How much each column of a table of measured runs matters: prediction errors by source if a group
+of columns is left empty.
 """
 
 from collections import defaultdict
@@ -13,8 +13,8 @@ from experiments.pages.study import beside
 from experiments.pages.tables import narrow, number
 from experiments.runs.judged import Judged, judged
 
-# Groups of columns by subject. Without the engine column a usual engine is assumed; ``quality``
-# stays, since it selects the rows that count.
+# Groups of columns by subject. If a row does not name its engine, a common engine is assumed. The
+# column ``quality`` stays filled, since it selects the rows that count.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "engine": ("engine",),
     "attention kernel": ("attention_kernel",),
@@ -30,7 +30,7 @@ HEAD = (
 
 
 def ablation_lines(known: Sequence[Known]) -> Iterator[str]:
-    """The page's section: errors by source with and without each group of columns."""
+    """A section of the page: prediction errors by source with and without each group of columns."""
     rows = [(source, row) for source, row, _ in known if not apart_of(row.row.cells)]
     yield "\n\n".join(beside("report_runs-ablation")) + "\n"
     lines = [_line(name, columns, rows) for name, columns in GROUPS.items()]
@@ -38,7 +38,9 @@ def ablation_lines(known: Sequence[Known]) -> Iterator[str]:
 
 
 def _line(name: str, columns: Sequence[str], rows: Sequence[tuple[str, Judged]]) -> list[object]:
-    """A group's table row: errors of sources that give these columns, and of all sources."""
+    """The table row of a group of columns: errors for the sources that fill these columns, and for
+    all sources.
+    """
     indices = [index for index, (_, row) in enumerate(rows) if _tells(row, columns)]
     empty = dict.fromkeys(columns, "")
     asked = (rows[index][1].row for index in indices)
@@ -46,7 +48,7 @@ def _line(name: str, columns: Sequence[str], rows: Sequence[tuple[str, Judged]])
     without = [*rows]
     for index, answered in zip(indices, answers, strict=True):
         source, row = rows[index]
-        # Predictions without some columns are judged against the measurements of the whole row.
+        # A prediction without some columns is compared with the measurements of the whole row.
         again = judged(row.row, answered.answer)
         without[index] = source, replace(again, measured_s=row.measured_s)
     telling = {rows[index][0] for index in indices}
@@ -67,7 +69,7 @@ def _tells(row: Judged, columns: Sequence[str]) -> bool:
 def _mean(
     rows: Sequence[tuple[str, Judged]], sources: set[str] | None, *, peaks: bool
 ) -> float | None:
-    """Mean over sources of the mean absolute error of published times, or of peaks."""
+    """The mean over sources of their mean absolute error, of published times or of memory peaks."""
     errors: dict[str, list[float]] = defaultdict(list)
     for source, row in rows:
         error = row.memory_error if peaks else row.time_error

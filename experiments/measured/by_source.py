@@ -1,5 +1,5 @@
-"""Prediction errors by source of measured runs, with each source left out whole: times, bounds and
-peaks.
+"""Prediction errors by source of measured runs (times, bounds and memory peaks), where bounds are
+fitted without the source.
 """
 
 from collections import defaultdict
@@ -16,14 +16,15 @@ from experiments.runs.run_sureness import Held, Miss, left_out
 from mistlab.cost.confidence import Spread
 from mistlab.engines.engine import ENGINES
 
-# Tables compiled from many publications: each page is a source. Any other table is one source,
-# except for rows with a group of their own.
+# Tables that were compiled from many publications: in these, each page is a source. Any other table
+# is a single source, except for rows that name a group of their own.
 OF_PAGES = ("papers_and_readmes", "moe_zoo_ablations_primus_misc", "torchtitan")
-# Values of the column of provenance that mean figures as published.
+# Values of the column of provenance that mean that the figures are as published.
 AS_PUBLISHED = ("", "published")
-# Kinds of runs with fewer sources than this have too few for a spread between sources.
+# If a kind of runs comes from fewer sources than this, its spread between sources cannot be
+# estimated.
 ENOUGH_SOURCES = 5
-# Sources of runs that are reported separately, not in the mean over all sources.
+# Sources whose runs are reported separately, and do not count in the mean over all sources.
 APART = {
     "functional tests": "tiny models of Megatron's functional tests, which time launches",
     "verification cards": "runs that train as users do, unbalanced and from checkpoints",
@@ -32,14 +33,14 @@ APART = {
 
 
 def source_of(table: str, cells: Mapping[str, str]) -> str:
-    """The source of a table's row: its group, its page, or the table."""
+    """The source of a row of a table: its group, its page, or the table itself."""
     page = cells.get("source", "") if table in OF_PAGES else ""
     return cells.get("group", "") or page or table
 
 
 def apart_of(cells: Mapping[str, str]) -> str:
-    """The name in ``APART`` under which a row is reported separately; empty for rows of the
-    mean.
+    """The name in ``APART`` under which a row is reported separately; empty for a row that counts
+    in the mean.
     """
     row = row_of(cells)
     if row.arguments:
@@ -52,7 +53,9 @@ def apart_of(cells: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceErrors:
-    """The measured runs of one source, with bounds (or None) fitted to the other sources."""
+    """The measured runs of one source with their prediction errors; bounds are fitted to the other
+    sources (None if that is not possible).
+    """
 
     name: str
     apart: str
@@ -61,25 +64,25 @@ class SourceErrors:
 
     @cached_property
     def published(self) -> Sequence[float]:
-        """The prediction errors of the times of rows that nobody doubts."""
+        """The errors of predicted times, for published rows that are not marked as doubtful."""
         return [
             one.time_error for one in self.rows if one.time_error is not None and is_published(one)
         ]
 
     @cached_property
     def mean_time(self) -> float | None:
-        """The mean absolute error of predicted times, over published rows."""
+        """The mean absolute error of predicted times over published rows."""
         return mean(map(abs, self.published)) if self.published else None
 
     @cached_property
     def bounded(self) -> Sequence[Held]:
-        """Published rows' measured times, each with the bounds of its prediction."""
+        """The measured times of published rows, each with the bounds of its prediction."""
         pairs = zip(self.rows, self.held, strict=True)
         return [held for one, held in pairs if held is not None and is_published(one)]
 
     @cached_property
     def peaks(self) -> Sequence[float]:
-        """The prediction errors of memory peaks, for runs that report a comparable peak."""
+        """The errors of predicted memory peaks, for runs whose reported peak can be compared."""
         return [
             run.memory_error
             for run in self.rows
@@ -120,13 +123,15 @@ HEAD = (
 
 
 def is_published(run: Judged) -> bool:
-    """Whether a row has its published figures, is not doubted, and gives its batch."""
+    """Whether a row has the figures that were published, is not marked as doubtful, and states its
+    batch size.
+    """
     cells = run.row.cells
     return run.says_batch and cells.get("quality", "") in AS_PUBLISHED and not run.is_doubted
 
 
 def is_peak_of_run(run: Judged) -> bool:
-    """Whether a row gives the memory peak of its run, and nobody doubts it."""
+    """Whether a row states the memory peak of its run, and is not marked as doubtful."""
     return run.says_batch and not run.is_doubted
 
 
@@ -138,7 +143,8 @@ Known = tuple[str, Judged, Miss | None]
 
 
 def errors_by_source(known: Sequence[Known], *, by_rows: bool = False) -> list[SourceErrors]:
-    """Errors by source, with bounds fitted to all other sources; largest errors first.
+    """Prediction errors by source, the largest first; each source's bounds are fitted to all other
+    sources.
 
     With ``by_rows`` bounds take each row for a source of its own.
     """
@@ -171,7 +177,9 @@ def _held(row: Judged, spread: Spread | None) -> Held | None:
 
 
 def by_source_lines(known: Sequence[Known], more: Sequence[str] = ()) -> Iterator[str]:
-    """The page's section: means over sources, ``more`` lines about them, and a row per source."""
+    """A section of the page: means over sources, the lines ``more`` about them, and a table row for
+    each source.
+    """
     sources = errors_by_source(known)
     asked = [one for one in sources if not one.apart]
     yield "\n\n".join(beside("report_runs-by_source")) + "\n"
@@ -195,7 +203,7 @@ def _apart(name: str, sources: Sequence[SourceErrors]) -> Iterator[str]:
 
 
 def _sums(asked: Sequence[SourceErrors], every: Sequence[Judged]) -> Iterator[str]:
-    """Means of errors over all sources, except those reported separately."""
+    """The means of the errors over all sources, without those that are reported separately."""
     means = [one.mean_time for one in asked if one.mean_time is not None]
     errors = [error for one in asked for error in one.published]
     if not means:
@@ -234,8 +242,8 @@ def _sums(asked: Sequence[SourceErrors], every: Sequence[Judged]) -> Iterator[st
 
 
 def _of_known_kinds(sources: Sequence[SourceErrors]) -> Iterator[Sequence[Held]]:
-    """Coverage of bounds, for runs whose kind, whatever the version of its software, has enough
-    sources.
+    """How often measurements lie inside their bounds, for runs whose kind (the version of software
+    aside) comes from enough sources.
     """
     of_kind: dict[str, set[str]] = defaultdict(set)
     for source in sources:

@@ -1,4 +1,6 @@
-"""Ablation of the predictor's parts, by source: rows predicted again with one part turned off."""
+"""How much each part of the predictor matters, by source: errors on measured runs if one part is
+turned off.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,14 +27,13 @@ from mistlab import catalog
 from mistlab.engines.engine import ENGINES
 from mistlab.machine.hardware import Hardware
 
-# Engines of this project that model common training software, and the engines that stood for it
-# before.
+# For engines that model common training software, the engine that stood for this software before.
 BEFORE: Mapping[str, str] = {"deepspeed": "deepspeed", "trainer": "fsdp", "llmq": "fsdp"}
 
 
 def _as_before(run: Configuration) -> Configuration:
-    """A run predicted by the engine that stood for its training software before the software had an
-    engine of its own.
+    """A run as predicted by the engine that stood for its training software before the software got
+    an engine of its own.
     """
     engine = ENGINES[run.engine]
     name = BEFORE.get(engine.family, run.engine)
@@ -43,9 +44,7 @@ def _as_before(run: Configuration) -> Configuration:
 
 
 def _untold(run: Configuration) -> Configuration:
-    """A run predicted without the columns of its row on kernels, losses, optimizer states and
-    offloading.
-    """
+    """A run without what its row says on kernels, losses, optimizer states and offloading."""
     return replace(
         run,
         attention_kernel="",
@@ -59,7 +58,7 @@ def _untold(run: Configuration) -> Configuration:
 
 @contextmanager
 def _free_hosts() -> Iterator[None]:
-    """Engines whose hosts launch kernels at no cost."""
+    """In the ``with`` block, engines whose hosts launch kernels in no time."""
     kept = {name: ENGINES[name] for name in ENGINES}
     ENGINES.update({name: replace(row, host=None) for name, row in kept.items()})
     try:
@@ -69,7 +68,7 @@ def _free_hosts() -> Iterator[None]:
 
 
 def _lent_as_it_is(gpu: str) -> Hardware | None:
-    """A GPU without measurements predicted with another GPU's curves as they are, unscaled; None
+    """A GPU without measurements that gets the measured curves of another GPU without scaling; None
     for measured GPUs.
     """
     measured = catalog.stated_hardware(gpu).provenance.compute
@@ -79,8 +78,8 @@ def _lent_as_it_is(gpu: str) -> Hardware | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartOff:
     """A part of the predictor, and how it is turned off: by an ``edit`` of runs, by other
-    ``hardware`` for a GPU, ``within`` a change of engines, by ``allocated`` peaks in place of the
-    measured kind, or with each row a source of its own (``by_rows``).
+    ``hardware`` for a GPU, ``within`` a block that changes engines, by ``allocated`` memory peaks
+    in place of the measured kind, or by counting each row as a source (``by_rows``).
     """
 
     edit: Callable[[Configuration], Configuration] | None = None
@@ -90,7 +89,7 @@ class PartOff:
     by_rows: bool = False
 
     def again(self, rows: Sequence[Judged]) -> list[Judged]:
-        """The predictions of rows with this part of the predictor off."""
+        """The predictions of rows with this part of the predictor turned off."""
         if self.allocated:
             return [_as_allocated(row) for row in rows]
         if self.hardware is not None:
@@ -116,7 +115,7 @@ class PartOff:
 
 
 def _again(rows: Sequence[Judged], predictor: RowPredictor) -> list[Judged]:
-    """Rows predicted again, each with its measurements."""
+    """Rows that are predicted again, each with its measurements."""
     answers = predictor.answers_of(row.row for row in rows)
     return [
         replace(judged(row.row, answered.answer), measured_s=row.measured_s)
@@ -127,7 +126,9 @@ def _again(rows: Sequence[Judged], predictor: RowPredictor) -> list[Judged]:
 
 
 def _as_allocated(row: Judged) -> Judged:
-    """A row whose predicted peak is that of allocated tensors, whatever kind was measured."""
+    """A row whose predicted peak counts the bytes of allocated tensors, whatever kind of peak was
+    measured.
+    """
     if row.answer.prediction is None:
         return row
     stages = tuple(
@@ -154,12 +155,14 @@ HEAD = (
 )
 
 
-# The figures of each source that the page's table shows.
+# The figures of each source that the table on the page shows.
 FIGURES = {"times": "mean_time", "peaks": "mean_peak", "in bounds": "inside"}
 
 
 def deliverable_lines(known: Sequence[Known]) -> Iterator[str]:
-    """The page's section: errors, peaks and bounds by source with each part turned off."""
+    """A section of the page: errors of times and memory peaks, and how often bounds hold, by
+    source, with each part of the predictor turned off.
+    """
     asked = [entry for entry in known if not apart_of(entry[1].row.cells)]
     yield "\n\n".join(beside("report_runs-deliverables")) + "\n"
     whole = {source.name: source for source in errors_by_source(asked)}

@@ -1,5 +1,5 @@
-"""Tables of prediction errors: by table of runs, model, number of GPUs and parallel degrees, and by
-row.
+"""Tables of prediction errors: by table of measured runs, model, number of GPUs and parallel
+degrees, and for single rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from experiments.runs.judged import GroupErrors, Judged, errors_of, groups_of, j
 from experiments.runs.run_sureness import RunAnswer
 from experiments.runs.runs_table import TableRow, count_of
 
-# The errors of a group of runs that a table shows: their headings and number formats.
+# The errors of a group of runs that a table shows, each with its heading and number format.
 ERROR_FORMS = {
     "mean": ("mean_time", ".1%"),
     "median": ("median_time", ".1%"),
@@ -20,7 +20,7 @@ ERROR_FORMS = {
 }
 HEAD = ("", "rows", "refused", *ERROR_FORMS)
 COLUMNS = ("model", "gpus", "tp", "pp")
-# Tables with more runs than this are shown by group only.
+# For a table with more runs than this, only groups of runs are shown.
 MOST_ROWS = 40
 ROW_HEAD = (
     *("row", "model", "gpus", "tp", "pp", "measured s", "predicted s", "90 % within", "error"),
@@ -29,7 +29,7 @@ ROW_HEAD = (
 
 
 def error_lines(rows: Sequence[tuple[TableRow, RunAnswer]]) -> list[str]:
-    """The tables of prediction errors, and why rows were refused."""
+    """The tables of prediction errors, and the reasons why rows were refused, as lines."""
     every = [judged(row, answer) for row, answer in rows]
     groups = [
         (one.name, str(one.rows), str(one.refused), *error_cells(one)) for one in _groups(every)
@@ -42,7 +42,7 @@ def error_lines(rows: Sequence[tuple[TableRow, RunAnswer]]) -> list[str]:
 
 
 def _row_cells(run: Judged) -> tuple[str, ...]:
-    """A run's measured time and peak beside the predicted ones, as cells."""
+    """The cells of a row: the run's measured time and memory peak, and the predicted ones."""
     prediction = run.answer.prediction
     assert prediction is not None
     return (
@@ -67,12 +67,12 @@ def _groups(every: Sequence[Judged]) -> Iterator[GroupErrors]:
 
 
 def error_cells(group: GroupErrors) -> list[str]:
-    """The cells for a group's prediction errors; empty without measurements."""
+    """The cells with the prediction errors of a group of runs; empty if it has no measurements."""
     return [number(getattr(group, name), form, none="") for name, form in ERROR_FORMS.values()]
 
 
 def _changed(predicted: Sequence[Judged]) -> Iterator[str]:
-    """A line on rows predicted with another batch size than their own."""
+    """A line on those rows that were predicted with another batch size than they state."""
     changed = [
         f"{run.row.where} ({batch} as {run.answer.sequences})"
         for run in predicted
@@ -86,7 +86,9 @@ def _changed(predicted: Sequence[Judged]) -> Iterator[str]:
 
 
 def _refusals(every: Sequence[Judged]) -> Iterator[str]:
-    """A line for each reason why rows were refused, with the first line of a table that has it."""
+    """A line for each reason why rows were refused, with the number of the first row that was
+    refused for it.
+    """
     reasons: dict[str, list[str]] = {}
     for run in every:
         if run.answer.refused:

@@ -1,4 +1,4 @@
-"""Prediction errors of tables with a column of groups, each group of runs counted once."""
+"""Prediction errors of tables that divide their runs into groups, with every group counted once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ HEAD = ("group", "runs", "answered", "times", "mean", "bias", "in bounds", "peak
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedOnce:
-    """Means over groups of runs: of the groups' mean errors of times and of peaks, and of their
-    shares inside bounds.
+    """Means over groups of runs, each group counted once: of the mean errors of times, of those of
+    memory peaks, and of the shares inside bounds.
     """
 
     time_groups: int
@@ -31,8 +31,8 @@ class CountedOnce:
 
 
 def counted_once(groups: Sequence[GroupErrors]) -> CountedOnce:
-    """The means over groups of each group's mean; a group without measurements of a kind does not
-    count in it.
+    """The mean over groups of each group's mean error; a group without measurements of a kind does
+    not count for that kind.
     """
     times = [one.mean_time for one in groups if one.mean_time is not None]
     inside = [one.inside for one in groups if one.inside is not None]
@@ -47,7 +47,9 @@ def counted_once(groups: Sequence[GroupErrors]) -> CountedOnce:
 
 
 def group_lines(name: str, rows: Sequence[Judged]) -> Iterator[str]:
-    """The page's lines on the groups of a table's runs; none without a column of groups."""
+    """Lines of the page on the groups of a table's runs; none if the table has no column of
+    groups.
+    """
     if not any(one.row.cells.get("group") for one in rows):
         return
     groups = [*groups_of(rows, lambda one: one.row.cells.get("group", ""))]
@@ -58,9 +60,9 @@ def group_lines(name: str, rows: Sequence[Judged]) -> Iterator[str]:
 
 
 def summary(rows: Sequence[Judged]) -> str:
-    """Sentences on a table's runs: errors with each group counted once, without rows that the table
-    doubts or whose time no GPU can reach; and how well runs that ran are told from runs that
-    failed.
+    """Sentences on a table's runs: their errors with every group counted once, without rows that
+    are doubtful or whose time no GPU could reach; and how well runs that succeeded are told from
+    runs that failed.
     """
     every = _of_groups(rows)
     sure = [one for one in rows if not one.is_doubted and not one.is_impossible]
@@ -84,7 +86,7 @@ def _mean(error: float | None, groups: int) -> str:
 
 
 def _without(doubted: int, error: float | None, groups: int) -> str:
-    """A remark in brackets: the errors without the doubted rows; empty if there are none."""
+    """A remark in brackets on the errors without doubtful rows; empty if there are no such rows."""
     if not doubted:
         return ""
     return f" ({_mean(error, groups)} without {doubted} rows marked SUSPECT or beyond their GPU)"

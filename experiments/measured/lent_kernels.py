@@ -1,5 +1,5 @@
-"""Errors of measured kernels' predicted times, each kernel's GPU left out whole and predicted from
-its datasheet.
+"""Errors in the times of measured kernels, if each kernel's GPU is treated as unknown and predicted
+from its datasheet.
 """
 
 import csv
@@ -24,13 +24,15 @@ from mistlab.core.values import InputError, reject
 from mistlab.cost.confidence import REACH
 from mistlab.machine.hardware import Compute, OperatorClass
 
-# 16-bit precisions; others have different kernels on each GPU.
+# The names of 16-bit precisions; other precisions have different kernels on each GPU.
 HALF = ("bfloat16", "float16", "bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """Kernels of one class on one GPU: operations, bytes and measured seconds (C each)."""
+    """Kernels of one class on one GPU, with the operations, the bytes and the measured seconds of
+    each.
+    """
 
     gpu: str
     operators: OperatorClass
@@ -39,8 +41,8 @@ class Kernels:
     seconds: Floats
 
     def missed(self, compute: Compute) -> Floats:
-        """Logarithms of predicted over measured seconds of each kernel, by the rates of a given
-        GPU.
+        """The logarithm of predicted over measured seconds of each kernel, if a GPU's rates are the
+        given ones.
         """
         rate = compute.rate(self.operators)
         predicted_s = self.flop * rate.s_per_flop + self.moved_bytes * rate.s_per_byte
@@ -57,7 +59,7 @@ def _product(row: Mapping[str, str]) -> tuple[float, float, float]:
 
 
 def _attention(row: Mapping[str, str]) -> tuple[float, float, float]:
-    """The operations and the bytes of a forward pass of causal attention."""
+    """The operations and the bytes that a forward pass of causal attention takes."""
     batch, tokens, heads, wide = (
         float(row[name]) for name in ("batch", "isl", "heads", "head_dim")
     )
@@ -66,8 +68,9 @@ def _attention(row: Mapping[str, str]) -> tuple[float, float, float]:
     return flop, moved, float(row["latency_ms"]) * 1e-3
 
 
-# The formats of kernel tables, each known by a column that no other format has: the class of its
-# operators, its column of precisions, and the operations and bytes of a row.
+# Formats of tables of kernels. Each is recognised by a column that no other format has; with it are
+# the class of its operators, its column of precisions, and a function that counts a row's
+# operations and bytes.
 FORMATS: Mapping[str, tuple[OperatorClass, str, Count]] = {
     "k": ("matmul", "dtype", _product),
     "isl": ("attention_forward", "attn_dtype", _attention),
@@ -76,7 +79,8 @@ PROFILE = "fwd_us"
 
 
 def kernels_of(path: Path) -> Iterator[Kernels]:
-    """Kernels of a table, by GPU: matrix products and attention by shape, or profiles of blocks.
+    """The kernels of a table by GPU: GEMMs and attention kernels by shape, or profiles of whole
+    blocks.
 
     Products that end before a GPU reaches its rate are left out.
     """
@@ -120,7 +124,7 @@ def _of_profiles(path: Path, rows: Table) -> Iterator[Kernels]:
 
 
 def _gpu_of(name: str) -> str | None:
-    """The catalogue's GPU that a table names; None if its rates were not measured."""
+    """The GPU of the catalogue that a table names; None if that GPU's rates were not measured."""
     try:
         gpu = gpus_of(name, "", None).hardware
     except InputError:
@@ -131,8 +135,8 @@ def _gpu_of(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LentKernels:
-    """The kernels of a GPU, with prediction errors by its own rates and by rates scaled from
-    another GPU.
+    """The kernels of one GPU, with their prediction errors by the GPU's own rates and by rates
+    scaled from another GPU.
     """
 
     kernels: Kernels
@@ -142,8 +146,8 @@ class LentKernels:
 
 
 def from_datasheets(every: Sequence[Kernels]) -> list[LentKernels]:
-    """Each GPU's kernels predicted by its own rates, and from its datasheet as if it were
-    uncalibrated.
+    """For each GPU, its kernels predicted by its own rates, and predicted from its datasheet as if
+    it had never been measured.
     """
     return [_lent(kernels) for kernels in every]
 
@@ -163,8 +167,8 @@ def _lent(kernels: Kernels) -> LentKernels:
 
 
 def inside_bounds(every: Sequence[LentKernels]) -> list[Bools]:
-    """A mask of the kernels inside bounds fitted to other GPUs' kernels of their class, or of all
-    classes if these are too few.
+    """A mask of the kernels whose times lie inside bounds. The bounds are fitted to kernels of the
+    same class on other GPUs, or to those of all classes if there are too few.
     """
     sizes = [len(group.lent) for group in every]
     _, gpus = np.unique([group.kernels.gpu for group in every], return_inverse=True)
@@ -185,7 +189,9 @@ HEAD = ("", "rates of", "kernels", "own rates", "median", "bias", "in bounds")
 
 
 def kernel_lines(paths: Sequence[Path]) -> Iterator[str]:
-    """The page's section on measured kernels whose GPU is predicted from its datasheet alone."""
+    """A section of the page: measured kernels that are predicted from their GPU's datasheet
+    alone.
+    """
     every = from_datasheets([kernels for path in paths for kernels in kernels_of(path)])
     if not every:
         reject("--kernels: no table has a GPU whose rates were measured: give other tables")

@@ -1,4 +1,6 @@
-"""Errors of predicted memory peaks by source, and predicted probabilities of fitting."""
+"""Errors of predicted memory peaks by source, and the predicted probabilities that a run fits in
+memory.
+"""
 
 import math
 from collections import defaultdict
@@ -14,14 +16,15 @@ from mistlab.calibration.fitted_sureness import SourceSpreads, spreads_of_kinds
 from mistlab.core.arrays import Ints
 from mistlab.cost.confidence import REACH, SOURCES_OF_WIDER, KnownKind, peak_kinds
 
-# The largest acceptable probability of not fitting for a run that ran.
+# A run that did succeed should not have been predicted to run out of memory with a probability
+# above this.
 MOST_WRONG = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMiss:
-    """Logarithm of a measured memory peak over the predicted one, with the kinds of run (``names``)
-    that it counts for.
+    """The logarithm of a measured memory peak over the predicted one, with the kinds of run
+    (``names``) for which it counts.
     """
 
     names: tuple[str, ...]
@@ -32,7 +35,9 @@ class PeakMiss:
 
 
 def peak_misses(known: Sequence[Known]) -> list[PeakMiss]:
-    """The errors of predicted memory peaks, for all rows that give the peak of their run."""
+    """The errors of predicted memory peaks, for all rows that state the memory peak of their
+    run.
+    """
     return [
         PeakMiss(
             names=peak_kinds(doubt.kind.engine),
@@ -49,8 +54,8 @@ def peak_misses(known: Sequence[Known]) -> list[PeakMiss]:
 
 
 def known_peaks(misses: Sequence[PeakMiss]) -> tuple[KnownKind, ...]:
-    """How far measured memory peaks are from predicted ones, by kind of run, in the form of the
-    catalogue's file.
+    """How far measured memory peaks are from predicted ones, by kind of run, as the catalogue's
+    file lists it.
     """
     spreads = _spreads(misses, np.full(len(misses), -1))
     together: dict[str, list[PeakMiss]] = defaultdict(list)
@@ -78,8 +83,8 @@ def _spreads(misses: Sequence[PeakMiss], folds: Ints) -> dict[str, SourceSpreads
 
 
 def peak_lines(known: Sequence[Known]) -> Iterator[str]:
-    """The page's lines on memory peaks: how many are inside bounds with their source left out, and
-    how probable it was for runs that ran that they would fit.
+    """Lines of the page on memory peaks: how many lie inside bounds that were fitted without their
+    source, and how probable it was that the runs that succeeded would fit.
     """
     misses = peak_misses(known)
     sources = np.unique([miss.source for miss in misses], return_inverse=True)[1]

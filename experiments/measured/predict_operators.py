@@ -1,5 +1,5 @@
-"""Predicts measured kernels of fine-tuning: rows as JSON, or errors by kernel with GPUs left
-out.
+"""Predicts the measured kernels of fine-tuning benchmarks: prints a row for each as JSON, or errors
+by kernel if its GPU is left out of the fit.
 """
 
 import argparse
@@ -36,16 +36,17 @@ PASSES: Mapping[str, tuple[str, ...]] = {
     "backward": ("backward",),
     "full": ("forward", "backward"),
 }
-# The bytes of a number by the name that a benchmark gives its type; 4 by default.
+# The bytes of a number for each name of its type that a benchmark uses; 4 for other names.
 WIDTHS = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
-# Names of providers with fused kernels, which read and write data once or twice.
+# Matches names of providers whose kernels are fused, so that they read and write data only once or
+# twice.
 FUSED = re.compile("liger|(?<!un)fused|tiled|compile")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelWork:
-    """Bytes and operations of a kernel's forward and backward pass, fused or not, and its number of
-    backward passes.
+    """The bytes and operations of a kernel's forward and backward pass, whether it is fused, and
+    its number of backward passes.
     """
 
     bytes_moved: float
@@ -56,7 +57,7 @@ class KernelWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRow:
-    """A row of a table of kernels, its work, and measured seconds if any."""
+    """A row of a table of kernels: the kernel's work and, if they were measured, its seconds."""
 
     row: TableRow
     kernel: str
@@ -67,7 +68,7 @@ class KernelRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedKernel:
-    """A row of a table of kernels that is not predicted, and why."""
+    """A row of a table of kernels that cannot be predicted, and the reason."""
 
     row: TableRow
     problem: str
@@ -75,8 +76,8 @@ class RefusedKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRates:
-    """Rates of kernels on any GPU: fractions of the datasheet's bandwidth for fused kernels and for
-    torch's operators, and latencies of a launch and of a backward pass.
+    """The rates of kernels on any GPU: the fractions of the datasheet's bandwidth that fused
+    kernels and torch's operators reach, and the latencies of a launch and of a backward pass.
     """
 
     fused: float = 0.85
@@ -85,7 +86,9 @@ class KernelRates:
     backward_s: float = 6e-6
 
     def seconds(self, hardware: Hardware, work: KernelWork) -> float:
-        """Predicted time of a kernel; a backward pass is host-bound or bound by its work."""
+        """The predicted seconds of a kernel; a backward pass takes as long as the host or its own
+        work, whichever is longer.
+        """
         compute = hardware.compute
         assert compute is not None
         tflops = compute.rate("matmul").tflops
@@ -98,15 +101,15 @@ class KernelRates:
 
 @cache
 def described() -> Mapping[str, Any]:
-    """Descriptions of the known kernels by name, and synonyms of their sizes."""
+    """Descriptions of the known kernels by name, and other names of their sizes."""
     file = files("experiments.measured") / "operators.yaml"
     kernels: Mapping[str, Any] = parse_yaml(file.read_text(encoding="utf-8"), file.name)
     return kernels
 
 
 def kernel_rows(path: Path) -> Iterator[KernelRow | RefusedKernel]:
-    """Rows of a table that are about times, measured or left blank; rows of other quantities are
-    left out.
+    """The rows of a table that are about times, measured or still empty; rows about other
+    quantities are left out.
     """
     for row in rows_of_table(path, NEEDED, NEEDED):
         if text_of(row.cells, "quantity") not in ("", "time"):
@@ -162,7 +165,7 @@ def _work(row: TableRow, kernel: Mapping[str, Any], provider: str) -> KernelWork
 
 
 def _sizes(row: TableRow) -> tuple[dict[str, float], float]:
-    """Sizes of a row's kernel under all their names, and bytes of a number."""
+    """The sizes of a row's kernel under all their names, and the bytes of a number."""
     text = text_of(row.cells, "extra")
     try:
         extra = json.loads(text) if text.startswith("{") else {}
@@ -184,8 +187,8 @@ def _sizes(row: TableRow) -> tuple[dict[str, float], float]:
 
 
 def _number(expression: object, sizes: Mapping[str, float]) -> float:
-    """The value of an expression that contains a kernel's sizes; refused if the row does not give
-    one of them.
+    """The value of an expression in a kernel's sizes; refused if the row does not state one of the
+    sizes.
     """
     terms = sum_from(str(expression)).terms
     needed = {name for powers in terms for name, _ in powers}
@@ -200,14 +203,14 @@ def _number(expression: object, sizes: Mapping[str, float]) -> float:
     )
 
 
-# Fits the rates of kernels, and tables errors by kernel.
+# Fits the rates of kernels to measurements, and tabulates errors by kernel.
 
 LEAST, MOST = (0.3, 0.3, 1e-6, 1e-6), (1.0, 1.0, 5e-5, 1e-3)
 
 
 def fit(rows: Sequence[KernelRow]) -> KernelRates:
-    """Rates that fit the rows best, each kernel counted once: least absolute logarithms of
-    predicted over measured times.
+    """The rates that fit the rows best if each kernel counts once: those with the least mean
+    absolute logarithm of predicted over measured times.
     """
     weights = defaultdict[str, int](int)
     for row in rows:
@@ -233,8 +236,8 @@ def _rates(logarithms: Sequence[float]) -> KernelRates:
 
 
 def left_out(rows: Sequence[KernelRow]) -> Mapping[str, KernelRates]:
-    """For each GPU the kernel rates fitted without it; the default rates where no other GPU was
-    measured.
+    """For each GPU, the kernel rates that are fitted without it; the default rates if no other GPU
+    was measured.
     """
     measured = [one for one in rows if one.measured_s is not None]
     rates = {}

@@ -1,4 +1,4 @@
-"""Predicts rows of tables of measured runs, in order; prints JSON or a table of errors."""
+"""Predicts the rows of tables of measured runs, in order; prints JSON or a table of errors."""
 
 import argparse
 import math
@@ -30,14 +30,14 @@ from mistlab.plan.dimensions import DIMENSIONS
 from mistlab.plan.plan import Plan
 from simulators.symbolic import SymbolicPredictor
 
-# The number of rows predicted in one batch, and the seconds between progress reports.
+# How many rows are predicted in one batch; the next line: the seconds between progress reports.
 AT_ONCE = 4096
 PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredRow:
-    """A row of a table and its answer."""
+    """A row of a table of runs, and the predictor's answer."""
 
     row: TableRow
     answer: RunAnswer
@@ -80,7 +80,7 @@ def predict_rows(options: argparse.Namespace) -> int:
 
 
 def mapping_of(answered: AnsweredRow) -> dict[str, object]:
-    """An answered row as a mapping of plain values, for JSON."""
+    """A row with its answer as a mapping of plain values, for JSON."""
     peak_of = row_of(answered.row.cells).peak_of
     return {
         "file": answered.row.file,
@@ -90,7 +90,9 @@ def mapping_of(answered: AnsweredRow) -> dict[str, object]:
 
 
 class RowPredictor:
-    """Predicts rows of tables, each after an ``edit``; equal configurations are predicted once."""
+    """Predicts rows of tables of runs, each changed by ``edit`` before; equal configurations are
+    predicted once.
+    """
 
     def __init__(
         self,
@@ -100,20 +102,21 @@ class RowPredictor:
     ) -> None:
         self._profile, self._hardware, self._edit = profile, hardware, edit
         self._known: dict[Configuration, RunAnswer] = {}
-        # Sort key of a configuration: whether memory is nearly full, then seconds.
+        # For each configuration a sort key: first whether memory is nearly full, then the seconds
+        # of an iteration.
         self._ranks: dict[Configuration, tuple[bool, float]] = {}
         self._begun_s = perf_counter()
         self._told_s = self._begun_s
 
     def answers(self, path: Path) -> Iterator[AnsweredRow]:
-        """The answers to the rows of one table, in order."""
+        """The answer to each row of one table, in order."""
         rows = rows_of_table(path)
         if (first := next(rows, None)) is None:
             reject(f"{path}: has no rows below its header: give a run a line")
         yield from self.answers_of(chain([first], rows))
 
     def answers_of(self, rows: Iterable[TableRow]) -> Iterator[AnsweredRow]:
-        """Answers to rows of several tables, in order."""
+        """The answer to each row of several tables, in order."""
         rows = iter(rows)
         while batch := list(islice(rows, AT_ONCE)):
             hardware = "" if self._hardware is None else self._hardware.name
@@ -139,8 +142,8 @@ class RowPredictor:
             progress(text)
 
     def _predict(self, runs: Sequence[Configuration]) -> None:
-        """Predict runs that are not cached; where a row leaves choices open, the best choice
-        counts.
+        """Predict those runs that are not in the cache. Where a row leaves a choice open, every
+        choice is tried and the best one counts.
         """
         several = {run: ways_of(run) for run in runs if run.unsaid and run not in self._known}
         ways = [way for some in several.values() for way in some]
@@ -148,11 +151,13 @@ class RowPredictor:
         self._known |= {run: self._known[self._best(some)] for run, some in several.items()}
 
     def _best(self, ways: Sequence[Configuration]) -> Configuration:
-        """The fastest of several configurations, preferring those that leave room in memory."""
+        """The fastest of several configurations; those that leave memory free are preferred."""
         return min(ways, key=lambda way: self._ranks.get(way, (True, math.inf)))
 
     def _predict_specified(self, runs: Sequence[Configuration]) -> None:
-        """Predict fully specified runs, grouped by workload and cluster."""
+        """Predict runs whose rows leave no choice open, all runs of one workload and cluster
+        together.
+        """
         instead: dict[Configuration, Configuration] = {}
         together: dict[tuple[int, int], list[tuple[Configuration, RunJob]]] = defaultdict(list)
         for run in dict.fromkeys(runs):
@@ -183,8 +188,8 @@ class RowPredictor:
 
 
 def _otherwise(run: Configuration, run_job: RunJob, prediction: Prediction) -> Configuration | None:
-    """The configuration to predict in place of one that does not fit in memory; None if it is to be
-    predicted as it is.
+    """The configuration to predict in place of one that does not fit in memory; None if that one is
+    to be predicted as it is.
     """
     if run.otherwise not in ("", run_job.job.plan.engine) and nearly_fills(prediction, run_job):
         notes = (*run.notes, f"memory is short: engine {run.otherwise}")
@@ -195,14 +200,14 @@ def _otherwise(run: Configuration, run_job: RunJob, prediction: Prediction) -> C
     return None
 
 
-# Table columns of dimensions whose symbols differ from the column's name.
+# The name of the table column for each dimension, by the dimension's symbol.
 COLUMN_OF = {"tp": "tp", "dp": "dp", "cp": "cp", "ep": "ep", "et": "etp", "L": "pp"}
 TOO_MUCH = "workload: "
 
 
 def _as_written(refused: str, run: Configuration, row: TableRow) -> str:
-    """A refusal in the words of the table: its columns in place of plan fields, and the row's GPU
-    and engine in place of those that stand for them.
+    """A refusal worded for the table: it names the table's columns in place of plan fields, and the
+    GPU and engine of the row in place of those that stand for them.
     """
     if refused.startswith(TOO_MUCH):
         model = f"{run.shape.layers:,} layers of hidden {run.shape.hidden:,}"
@@ -228,7 +233,7 @@ def _column_of(field: str) -> str:
 
 
 def _read(row: TableRow, hardware: str) -> Configuration | RunAnswer:
-    """The configuration of a row, or the reason why it has none."""
+    """The configuration that a row describes, or the reason why it describes none."""
     if row.problem:
         return RunAnswer(refused=f"{row.where}: {row.problem}")
     try:
@@ -239,7 +244,9 @@ def _read(row: TableRow, hardware: str) -> Configuration | RunAnswer:
 
 
 def _all(predictor: SymbolicPredictor, plans: Sequence[Plan]) -> Sequence[Prediction | RunAnswer]:
-    """The predictions of plans in one batch; one by one if a plan is refused."""
+    """The predictions of several plans in one batch; if a plan is refused, each plan is predicted
+    by itself.
+    """
     try:
         return predictor.predict_many(plans)
     except InputError as error:

@@ -47,7 +47,7 @@ from simulators.events import EventSimulator
 
 END_TO_END = "end_to_end.csv"
 MEGATRON = ("megatron_a100_one_node.csv", "megatron_a100_many_nodes.csv")
-# Machines calibrated with all of their whole runs.
+# Machines whose constants were fitted to all whole runs that were measured on them.
 FITTED_TO_ALL = ("l4-24gb", "a100-40gb", "a10g-24gb")
 
 
@@ -63,8 +63,8 @@ def errors(options: argparse.Namespace) -> int:
     if options.launch is not None:
         runs = launched_runs(runs, options.launch)
     study = Study.begin("predictor_error", options)
-    # With launch files only some of the runs are read, but a machine's constants were fitted to all
-    # of them.
+    # With launch files only some runs are read, but a machine's constants were fitted to all of
+    # them, so no run can be left out.
     left_out = {} if options.tables is None or options.launch else _left_out(runs)
     times = _fastest(
         [
@@ -82,7 +82,7 @@ def errors(options: argparse.Namespace) -> int:
         ],
         "memory": memory_summary(memory, runs),
     }
-    # Sentences about the largest errors need the runs of all tables.
+    # The sentences on the largest errors are only true if the runs of all tables were read.
     whole = {END_TO_END, *MEGATRON} <= {one.path.name for one in tables} and not options.launch
     return study.end(_report(summary, times, memory, whole=whole))
 
@@ -119,7 +119,9 @@ def _report(
 
 
 def _runs(folder: Path | None, *, quick: bool = False) -> tuple[list[PublishedRun], list[Table]]:
-    """The measured runs and their tables; in a quick call without the two slowest runs."""
+    """The measured runs and the tables that they are from; a quick call skips the two slowest
+    runs.
+    """
     megatron = catalog.hardware("a100-80gb")
     content = (
         files("experiments.calibration").joinpath("published.yaml").read_text(encoding="utf-8")
@@ -133,12 +135,14 @@ def _runs(folder: Path | None, *, quick: bool = False) -> tuple[list[PublishedRu
         for name in MEGATRON
         if not quick and (folder / name).exists()
     ]
-    # The base case of weak scaling is already among the runs of the table.
+    # The base case of weak scaling is left out, since it is already among the runs of the table.
     return [*(one for table in tables for one in table.runs), *weak_scaling], tables
 
 
 def _left_out(runs: Sequence[PublishedRun]) -> Mapping[str, float]:
-    """Errors of calibration runs, each left out of the fit once."""
+    """The error of each run that constants were fitted to, predicted with a fit that leaves it
+    out.
+    """
     by_machine = grouped(runs, lambda one: one.cluster.hardware.name)
     fits = [
         fit_sustained(alike, alike[0].cluster.hardware)
@@ -158,7 +162,7 @@ def _time(run: PublishedRun, left_out: float | None, *, events: bool) -> dict[st
     peak = run.cluster.peak_flop_per_s(run.workload.precision)
     mfu = model_flop(run.workload) / (seconds * gpus * peak)
     _, above = bounds_of(run.workload, run.cluster, run.engine).around(gpus, mfu)
-    # The event simulator plays plans without half blocks only.
+    # The event simulator can only run plans whose numbers of recomputed blocks are whole.
     played_s = _played_s(run, run.plan) if events and run.plan is not None else None
     return {
         "set": run.set,
@@ -180,14 +184,14 @@ def _time(run: PublishedRun, left_out: float | None, *, events: bool) -> dict[st
 
 
 def _played_s(run: PublishedRun, plan: Plan) -> float:
-    """Seconds of an iteration by the event simulator."""
+    """The seconds of an iteration of the plan by the event simulator."""
     simulator = EventSimulator(workload=run.workload, cluster=run.cluster)
     return simulator.simulate(plan, engine=run.ran_by).iteration_s
 
 
 def _fastest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Weak-scaling runs whose row gives no micro-batch, each with the micro-batch that is predicted
-    fastest.
+    """Runs of weak scaling whose rows do not state a micro-batch size, each with the size that is
+    predicted to be fastest.
     """
     fastest: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
@@ -220,7 +224,7 @@ def _memory(run: PublishedRun) -> Iterator[dict[str, Any]]:
 # Summarises the prediction errors of each set of measured runs.
 
 
-# Two runs whose times differ by a smaller share are not ranked.
+# Two runs are ranked only if their times differ by at least this share.
 TELLING = 0.03
 
 
@@ -272,8 +276,8 @@ def _events_summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _order(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[float], int]:
-    """How well the runs of one workload are ranked: rank correlation, regret of the run predicted
-    fastest, and pairs in the wrong order.
+    """How well predictions rank the runs of one workload: their rank correlation, the regret of
+    choosing the run that is predicted to be fastest, and the number of pairs in the wrong order.
     """
     ranks, best, disordered = [], [], 0
     for alike in grouped(rows, lambda row: row["workload"]).values():
@@ -294,7 +298,9 @@ def _order(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[float], in
 def memory_summary(
     rows: Sequence[dict[str, Any]], runs: Sequence[PublishedRun]
 ) -> dict[str, Any] | None:
-    """The summary of memory errors over all stages; empty without measured peaks."""
+    """The summary of the errors of memory peaks over all stages; empty if no peaks were
+    measured.
+    """
     if not rows:
         return None
     with_peaks = [one for one in runs if one.reserved_bytes and one.plan is not None]
@@ -313,7 +319,7 @@ def memory_summary(
     }
 
 
-# Tables and sentences about prediction errors.
+# Tables and sentences about the errors of predictions.
 
 
 INTRODUCTION = (
@@ -334,8 +340,8 @@ def paragraphs_of(
     times: Sequence[Mapping[str, Any]],
     memory: Sequence[Mapping[str, Any]],
 ) -> list[str]:
-    """The page's paragraphs: tables of sets, of rankings, of single runs, and of the stages'
-    memory.
+    """The paragraphs of the page: tables of sets of runs, of rankings, of single runs, and of the
+    memory of stages.
     """
     sets = summary["times"]
     paragraphs = [
@@ -434,7 +440,9 @@ def _reserved_left_out(figures: Mapping[str, Any]) -> str:
 
 
 def _order_words(figures: Mapping[str, Any]) -> str:
-    """A sentence on how runs of one workload are ranked; empty if no workload has several runs."""
+    """A sentence on how well the runs of one workload are ranked; empty if no workload has several
+    runs.
+    """
     parts = []
     if figures["median_rank_correlation"] is not None:
         parts.append(

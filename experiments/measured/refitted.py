@@ -1,4 +1,4 @@
-"""Constants of memory that were fitted to rows of tables, fitted again without a row's source."""
+"""Memory constants that were fitted to rows of tables, fitted again without the source of a row."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,14 +14,14 @@ from mistlab.core.units import GIB_BYTES
 from mistlab.engines.engine import ENGINES
 from mistlab.engines.fitted import fitted
 
-# The engines whose share of cached memory is the mean over sources, each by its median run
-# (mistlab/catalog/engines.yaml).
+# The family of engines whose share of cached memory is fitted as the mean over sources, with the
+# median run of each source (mistlab/catalog/engines.yaml).
 FAMILY = "fsdp"
 
 
 def without_own_rows(known: Sequence[Known]) -> list[Known]:
-    """All rows; those of sources in the fit of the allocator's share are predicted with the share
-    that the other sources give.
+    """All rows. Those whose source was used to fit the allocator's cached share are predicted with
+    the share that the other sources give.
     """
     shares = shares_of_sources(known)
     if len(shares) <= 1:
@@ -42,8 +42,8 @@ def without_own_rows(known: Sequence[Known]) -> list[Known]:
 
 
 def shares_of_sources(known: Sequence[Known]) -> Mapping[str, float]:
-    """The share of memory that comes and goes which the allocator caches, by the median run of each
-    source that reports reserved peaks.
+    """For each source that reports reserved memory peaks, which share of the memory that is freed
+    again the allocator caches; of each source, the median run.
     """
     shares: dict[str, list[float]] = defaultdict(list)
     for source, row, _ in known:
@@ -73,7 +73,7 @@ def _cached_share(row: Judged) -> float | None:
 
 @contextmanager
 def _caching(share: float) -> Iterator[None]:
-    """Engines of the family, with another share of cached memory."""
+    """In the ``with`` block, the family's engines have another share of cached memory."""
     kept = {name: ENGINES[name] for name in ENGINES if ENGINES[name].family == FAMILY}
     ENGINES.update({name: replace(row, cached_share=share) for name, row in kept.items()})
     try:

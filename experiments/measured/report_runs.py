@@ -1,4 +1,4 @@
-"""Writes the page and the picture of predicted against measured runs."""
+"""Writes the page and the picture that compare predicted with measured runs."""
 
 import argparse
 import re
@@ -48,15 +48,16 @@ from mistlab.core.files import naming, write_yaml
 from mistlab.core.values import to_mapping
 from mistlab.cost.confidence import Spread
 
-# The picture of measured runs: predicted over measured seconds, one marker per table.
+# The picture of measured runs: predicted against measured seconds, with a marker for each table.
 
 
-# Colours, and marker shapes for tables beyond the colours.
+# How many colours there are, and the shapes of markers by which tables beyond that number are told
+# apart.
 COLOURS, SHAPES = 10, "o^sv"
 
 
 def draw(tables: Sequence[tuple[str, Sequence[Judged]]], path: Path) -> None:
-    """Draw predicted over measured seconds of all tables' runs on logarithmic axes."""
+    """Draw predicted against measured seconds of the runs of all tables, on logarithmic axes."""
     from matplotlib.figure import Figure  # noqa: PLC0415 (only where something is drawn)
 
     figure = Figure(figsize=(9, 7), layout="constrained")
@@ -95,17 +96,17 @@ def draw(tables: Sequence[tuple[str, Sequence[Judged]]], path: Path) -> None:
 
 
 def look(number: int) -> tuple[str, str]:
-    """The colour and the marker of a table's points."""
+    """The colour and the marker for the points of a table."""
     return f"C{number % COLOURS}", SHAPES[number // COLOURS % len(SHAPES)]
 
 
-# The page of measured runs: errors of every table by row and by group, and a picture.
+# The page of measured runs: prediction errors for every table, by row and by group, and a picture.
 
 
 COLUMNS = ("engine", "hardware", "model", "gpus", "tp", "pp", "micro_batch", "precision")
 MOST_GROUPS = 14
-# Subsets of an engine's runs, by their largest number of GPUs, tensor-parallel degree and number of
-# stages.
+# Subsets of an engine's runs: each has a largest number of GPUs, a largest tensor-parallel degree
+# and a largest number of stages.
 PARTS = {
     "no pipeline, tp to 8, to 128 GPUs": {"gpus": 128, "tp": 8, "pp": 1},
     "tp to 8, to 128 GPUs": {"gpus": 128, "tp": 8},
@@ -114,7 +115,7 @@ PARTS = {
 # A configuration is a bad choice if it is slower than the best measured one by more than this
 # factor.
 BAD = 1.3
-# The engine of the runs on clusters that have a machine profile.
+# The engine of the runs on clusters that have a profile of their own in the catalogue.
 ENGINE_OF_PROFILES = "nanotron"
 HEAD = ("", "runs", "answered", *ERROR_FORMS)
 
@@ -179,7 +180,9 @@ def _tables(paths: Sequence[Path], predictor: RowPredictor) -> Tables:
 
 
 def _of_profiles(tables: Tables) -> list[Judged]:
-    """Rows of runs on clusters that have a machine profile, under the profiles' engine."""
+    """The rows of runs on clusters that have a profile of their own, for the engine of these
+    profiles.
+    """
     every = (one for _, rows in tables for one in rows)
     return [one for one in every if row_of(one.row.cells).software == ENGINE_OF_PROFILES]
 
@@ -196,13 +199,13 @@ ORDERS = (
 )
 
 
-# The number of a ranking's columns, without those on repeated and failed runs.
+# How many columns a table of rankings has, without those on repeated and failed runs.
 ORDERED = 7
 
 
 def _each(tables: Tables) -> Iterator[str]:
-    """The page's section for each table: rankings, repeated runs, failed runs, errors by group and
-    by subset, and refused rows.
+    """A section of the page for each table: rankings, repeated runs, failed runs, errors by group
+    and by subset, and refused rows.
     """
     yield "\n\n".join(beside("report_runs-each")) + "\n"
     lines = [(name, *_order_cells(rows)) for name, rows in tables]
@@ -218,7 +221,7 @@ def _each(tables: Tables) -> Iterator[str]:
 
 
 def _order_cells(rows: Sequence[Judged]) -> list[str]:
-    """The cells on a table's runs: how well they are ranked within tasks, how much repeated runs
+    """The cells on a table's runs: how well runs of one task are ranked, how much repeated runs
     vary, and how well failed runs are told apart.
     """
     cells: list[str] = []
@@ -241,7 +244,9 @@ def _order_cells(rows: Sequence[Judged]) -> list[str]:
 
 
 def _part_cells(rows: Sequence[Judged]) -> Iterator[Sequence[object]]:
-    """The prediction errors of a table's runs by the value of each column with few values."""
+    """The prediction errors of a table's runs, grouped by the values of each column that has few of
+    them.
+    """
     for column in COLUMNS:
         groups = [*groups_of(rows, _cell(column))]
         if 1 < len(groups) <= MOST_GROUPS:
@@ -250,7 +255,7 @@ def _part_cells(rows: Sequence[Judged]) -> Iterator[Sequence[object]]:
 
 
 def _orders(rows: Sequence[Judged]) -> Iterator[str]:
-    """Lines on how well runs are ranked within tasks, how well failed runs are told apart, and how
+    """Lines on how well runs of one task are ranked, how well failed runs are told apart, and how
     much repeated runs vary.
     """
     yield from _ranking(rows)
@@ -269,8 +274,8 @@ def _orders(rows: Sequence[Judged]) -> Iterator[str]:
 
 
 def _parts(how: str, rows: Sequence[Judged]) -> Iterator[str]:
-    """Prediction errors and rankings in subsets of an engine's runs, where large clusters do not
-    dominate.
+    """The prediction errors and rankings in subsets of an engine's runs, which large clusters do
+    not dominate.
     """
     if not rows:
         return
@@ -286,8 +291,8 @@ def _parts(how: str, rows: Sequence[Judged]) -> Iterator[str]:
 
 
 def _is_within(run: Judged, most: Mapping[str, int]) -> bool:
-    """Whether a run is within the limits of a subset on GPUs, tensor parallelism and stages; an
-    empty cell counts as 1.
+    """Whether a run is within a subset's limits on GPUs, tensor parallelism and stages; an empty
+    cell counts as 1.
     """
     return all(float(run.row.cells.get(name) or 1) <= limit for name, limit in most.items())
 
@@ -317,8 +322,8 @@ def _ranks(tasks: Sequence[Ranked]) -> str:
 
 
 def _single_runs(rows: Sequence[Judged]) -> Iterator[str]:
-    """How much of the worst regret is due to the choice of a single run: how many of the runs
-    predicted best are bad choices.
+    """Whether the worst regret is due to a single run: how many of the runs that are predicted to
+    be best are bad choices.
     """
     error = errors_of("", rows).median_time
     tasks = [] if error is None else [*ranked(rows, near=error)]
@@ -351,7 +356,7 @@ def _error_line(group: GroupErrors) -> Sequence[object]:
 
 
 def _refused(tables: Tables) -> Iterator[str]:
-    """The refused rows of tables, counted by the fault."""
+    """The refused rows of all tables, with the number of rows for each fault."""
     reasons = Counter(
         (name, _fault(run.answer.refused))
         for name, rows in tables
@@ -365,30 +370,34 @@ def _refused(tables: Tables) -> Iterator[str]:
 
 
 def _fault(refused: str) -> str:
-    """The fault that a refusal names, without the row's place, suggestions and remedy."""
+    """The fault in a refusal's message, without the number of the row, suggestions and the
+    remedy.
+    """
     reason = refused.partition(": ")[2]
     return re.sub(r"( \(did you mean .*?\?\))?: (give|predict) .*", "", reason).replace("|", "\\|")
 
 
-# Coverage of bounds with groups of rows left out, and spreads of all kinds of runs.
+# How often bounds hold for groups of rows that their fit left out, and the spread of every kind of
+# runs.
 
 
-# The groups of runs that are left out in turn: all runs of one software that have the same value in
-# a column, or a whole table.
+# The groups of runs that are left out in turn: all runs of one software with the same value in a
+# column, or a whole table.
 WAYS: Mapping[str, Callable[[TableRow, str], str]] = {
     "model": lambda row, software: f"{software} {row.cells.get('model', '')}",
     "GPUs": lambda row, software: f"{software} {row.cells.get('gpus', '')}",
     "table": lambda row, _: row.file,
 }
-# The groups of runs left out of tables that name them: one group, page or GPU.
+# For tables that name groups of their own, the groups of runs that are left out in turn: one group,
+# page or GPU.
 OF_GROUPS: Mapping[str, Callable[[TableRow, str], str]] = {
     "group": lambda row, _: row.cells.get("group") or row.file
 }
 
 
 def left_out_lines(tables: Sequence[tuple[str, Sequence[Judged]]]) -> Iterator[str]:
-    """The page's section on bounds: for each table the share of measurements inside bounds that
-    were fitted without their group.
+    """A section of the page: for each table, the share of measurements inside bounds that were
+    fitted without the measurement's group.
     """
     known = [(name, row, miss) for name, rows in tables for row, miss in _misses(name, rows)]
     misses = [miss for *_, miss in known]
@@ -424,7 +433,7 @@ def _held(row: Judged, spread: Spread) -> Held:
 
 
 def _known(tables: Tables) -> list[tuple[str, Judged, Miss | None]]:
-    """Every row with its source, and how far its measurement lies outside the prediction."""
+    """Every row with its source, and the factor between its measurement and the prediction."""
     return [
         (source_of(name, row.row.cells), row, miss)
         for name, rows in tables
@@ -453,8 +462,8 @@ def _with_misses(table: str, rows: Sequence[Judged]) -> Iterator[tuple[Judged, M
 
 
 def write_sureness(tables: Tables, lent: Sequence[LentRun], path: Path) -> None:
-    """Write the catalogue's file on how far predictions are off, by kind of run, as fitted to these
-    tables.
+    """Write the catalogue's file on how far predictions may be off, by kind of run, as fitted to
+    these tables.
     """
     misses = [miss for name, rows in tables for _, miss in _misses(name, rows)]
     names = ", ".join(name for name, rows in tables if any(True for _ in _misses(name, rows)))
