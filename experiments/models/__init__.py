@@ -1,1 +1,1 @@
-"""Commands that trace models, and that check model types."""
+"""Commands that trace models, and that check which types of models can be read."""

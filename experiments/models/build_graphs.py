@@ -1,4 +1,4 @@
-"""Traces the catalogue's models and writes the shipped layer graphs."""
+"""Traces the models of the catalogue, and writes the layer graphs that the package ships."""
 
 import argparse
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Checks Hugging Face's model types: read or refused, with parameter counts compared with
-transformers.
+"""Checks Hugging Face's model types: whether each can be read, and whether parameter counts agree
+with those of transformers.
 """
 
 import argparse
@@ -19,8 +19,8 @@ from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.huggingface.type_keys import TypeRow, model_types, refused_types
 from mistlab.plan.workload import ModelSpec, Workload
 
-# Model types that transformers cannot build with its default settings, and the settings that
-# complete them.
+# Model types that transformers cannot build with its default settings, each with the settings that
+# it needs.
 COMPLETED: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {
@@ -36,7 +36,7 @@ COMPLETED: Mapping[str, Mapping[str, Any]] = {
     "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
 }
 FIRST = 100
-# The number of types in a quick check.
+# How many model types a quick check looks at.
 QUICK_TYPES = 20
 TOLERANCE = 1e-3
 
@@ -63,7 +63,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def row_of(library: Any, kind: str) -> Row:
-    """The row of one model type: whether it is read, and its parameter count beside that of
+    """The row of one model type: whether it can be read, and its parameter count beside that of
     transformers.
     """
     given = COMPLETED.get(kind, {})
@@ -86,7 +86,7 @@ def row_of(library: Any, kind: str) -> Row:
 
 
 def _workload(model: ModelSpec, written: Mapping[str, Any]) -> Workload:
-    """A workload with sequences as long as the model's learned positions."""
+    """A workload for the model, whose sequences are as long as the model's learned positions."""
     row = model_types()[model.name]
     positions = written.get(row.positions) if row.positions else None
     return Workload(
@@ -131,7 +131,7 @@ def _report(rows: Sequence[Row]) -> Report:
 
 
 def _picture(rows: Sequence[Row]) -> Lines:
-    """The picture of parameter counts of this package over those of transformers, by model type."""
+    """A picture of this package's parameter counts over those of transformers, by model type."""
     ratios = [(float(number), 1 + row["off"]) for number, row in enumerate(rows)]
     return Lines(
         name="model-types",
@@ -169,14 +169,14 @@ def _refused_table(rows: Sequence[Row]) -> str:
 
 
 def write_types(page: Path) -> int:
-    """Write the table of types as a page of the reference."""
+    """Write the table of model types as a page of the reference documentation."""
     writable(page, "page", "--types").write_text(types_page(), encoding="utf-8")
     print(f"{len(model_types())} types in {page}")
     return DONE
 
 
 def types_page() -> str:
-    """The page that lists model types, made from the package's data."""
+    """The page that lists all model types, made from data of the package."""
     alike: dict[str, list[str]] = {}
     for kind, row in model_types().items():
         alike.setdefault(_description(row), []).append(f"`{kind}`")
@@ -192,7 +192,7 @@ def types_page() -> str:
 
 
 def _description(row: TypeRow) -> str:
-    """The sizes and features of a type's models, with remarks in parentheses."""
+    """The sizes and features of models of a type as text, with remarks in parentheses."""
     fields = (
         key if value is True else f"{key} {_plain(value)}"
         for key, value in row.model.items()
@@ -203,7 +203,7 @@ def _description(row: TypeRow) -> str:
 
 
 def _parts(row: TypeRow) -> Iterator[str]:
-    """The parts of a model that keys of its configuration enable or size."""
+    """The parts of a model that some key of its configuration turns on or sets the size of."""
     if row.latent:
         yield "latent attention"
     if row.experts:

@@ -1,4 +1,4 @@
-"""Traces a model into a file that a plan may name, and summarises the file."""
+"""Traces a model into a file that a plan may name, and prints a summary of the file."""
 
 import argparse
 import sys
@@ -16,11 +16,11 @@ from mistlab.graph.graph import ModelGraph
 from mistlab.graph.layer_types import expressions_of
 from mistlab.plan.workload import ModelSpec
 
-# The content of a traced model's file, as JSON and as text.
+# A summary of a traced model's file, as JSON and as text.
 
 
 def summary_of(spec: ModelSpec, graphs: Sequence[ModelGraph], out: Path) -> dict[str, Any]:
-    """The contents of a model and its graphs, as JSON values."""
+    """The contents of a model and of its layer graphs, as plain data for JSON."""
     first = graphs[0]
     embedding, block, head = (layer.parameter_count for layer in first.layers)
     return {
@@ -53,7 +53,7 @@ def _graph_summary(graph: ModelGraph) -> dict[str, Any]:
 
 
 def tell(summary: dict[str, Any]) -> None:
-    """Print a summary for people."""
+    """Print a summary of the traced model as text."""
     print(f"{summary['name']}: {summary['layers']} blocks")
     for layer, count in summary["parameters"].items():
         print(f"  parameters of the {layer}: {count}")
@@ -72,7 +72,8 @@ def tell(summary: dict[str, Any]) -> None:
     print(f"written: {summary['model']} (name it as `model:` in a plan file)")
 
 
-# Models traced with every attention and precision: from a factory, a configuration, or a mapping.
+# Traces a model with each kind of attention and each precision; the model comes from a function, a
+# configuration, or a mapping.
 
 
 ATTENTIONS = ("flash", "math")
@@ -109,7 +110,9 @@ def trace(options: argparse.Namespace) -> int:
 
 
 def _traced(options: argparse.Namespace) -> list[tuple[ModelSpec, ModelGraph]]:
-    """The model traced with every attention and precision, each a description and a graph."""
+    """The model traced with each kind of attention and each precision: for each a description and a
+    layer graph.
+    """
     sizes = import_module("runtime.tracing.symbolic_sizes")
     if options.sequence_length < 2:
         reject(f"--sequence-length {options.sequence_length}: give at least 2")
@@ -138,7 +141,8 @@ def _of_factory(options: argparse.Namespace) -> list[tuple[ModelSpec, ModelGraph
         _trace_own(own_model, factory, options, name, "own", precision)
         for precision in _precisions(options)
     ]
-    # Training looks for the blocks of a model as a trace does without a given path.
+    # When the model is trained later, its blocks are looked for as in a trace that is not told
+    # where they are.
     source = "" if options.blocks else options.source
     return [(replace(spec, factory=source), graph) for spec, graph in traced]
 

@@ -1,1 +1,1 @@
-"""Tables of measured collectives: readers, predictions and fits."""
+"""Tables of measured collectives: how they are read, predicted, and fitted to."""

@@ -1,4 +1,4 @@
-"""Reads rows of tables of collectives as numbers."""
+"""Reads the rows of tables of measured collectives as numbers."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from mistlab.network.collective_times import (
     socket_rates,
 )
 
-# Synonyms of column names.
+# Other names that tables use for a column.
 SYNONYMS = {
     "collective": ("collective", "operation", "op"),
     "gpus": ("gpus", "group_size", "workers"),
@@ -45,7 +45,8 @@ NAMES = {
     "p2p copy": "send",
 }
 ELEMENT_BYTES = {"half": 2, "float16": 2, "bfloat16": 2, "int8": 1, "fp8": 1, "float": 4}
-# Message size of rows that give none or call it large: rates no longer grow beyond a gibibyte.
+# The message size that is assumed if a row gives none or calls it large: beyond a gibibyte, rates
+# no longer grow.
 LARGE_BYTES = 2.0**30
 _CARDS = re.compile(r"(?:(\d+) ?x ?)?(?<![\d.])(\d+(?:\.\d+)?) ?G(?:b/s|bps|bit/s)")
 _BY_NAME = {"hdr": 200.0, "ndr": 400.0, "edr": 100.0}
@@ -54,7 +55,7 @@ _NAMED_CARDS = re.compile(r"(?:(\d+) ?x )?(?:one )?(hdr|ndr|edr)", re.IGNORECASE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRow:
-    """A row: a collective, its links, and its measured time or rate."""
+    """A row of a table: a collective, the links that it uses, and its measured time or rate."""
 
     where: str
     number: int
@@ -74,13 +75,13 @@ class CollectiveRow:
 
     @property
     def links(self) -> GpuLinks:
-        """The links of the row's GPUs."""
+        """The links that connect the GPUs of the row."""
         return gpu_links()[self.hardware]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedCollective:
-    """A row that cannot be predicted, and why."""
+    """A row that cannot be predicted, and the reason."""
 
     where: str
     number: int
@@ -88,7 +89,7 @@ class RefusedCollective:
 
 
 def collective_rows(path: Path) -> Iterator[CollectiveRow | RefusedCollective]:
-    """Rows of a table of collectives, in order."""
+    """The rows of a table of measured collectives, in order."""
     for row in rows_of_table(path, needed=(), told_by=TOLD_BY):
         try:
             if row.problem:
@@ -99,7 +100,7 @@ def collective_rows(path: Path) -> Iterator[CollectiveRow | RefusedCollective]:
 
 
 def columns_of(rows: Sequence[CollectiveRow]) -> Collectives:
-    """Rows as columns."""
+    """Converts rows to columns, one array for each field."""
 
     def texts(values: Iterator[str]) -> "np.ndarray[tuple[int], np.dtype[np.object_]]":
         return np.array(list(values), dtype=object)
@@ -169,7 +170,7 @@ def _operation(text: str) -> str:
 
 
 def hardware_named(text: str) -> str:
-    """The GPU named as a whole word in a text: ``L40S`` does not match ``L4``, nor ``H1000``
+    """The GPU that a text names as a whole word: ``L40S`` does not match ``L4``, nor ``H1000``
     ``H100``.
     """
     known = sorted(gpu_links(), key=len, reverse=True)
@@ -188,7 +189,8 @@ def _ranks(cells: Mapping[str, str], nodes: int) -> tuple[int, tuple[str, ...]]:
     ranks = next(filter(None, counts), None)
     per_node = count_of(cells, "gpus_per_node")
     if per_node and ranks == per_node and nodes == 2 and text_of(cells, "to_gpus"):
-        # Ranks per node exchange with as many ranks on another node.
+        # Such a row gives the ranks per node; each exchanges data with as many ranks on every other
+        # node.
         ranks *= nodes
     notes: tuple[str, ...] = ()
     if ranks is None:
@@ -226,8 +228,8 @@ def _software(text: str, operation: str) -> str:
 def _network(
     cells: Mapping[str, str], hardware: str, in_node: float, nodes: int
 ) -> tuple[float, float, tuple[str, ...]]:
-    """GB/s of a node and of one of its network adapters, as the row says or by the node's
-    default.
+    """The bandwidth of a node's network and of one of its network adapters in GB/s, as the row
+    states it or by the default of the node.
     """
     if nodes == 1:
         return 0.0, 0.0, ()
@@ -263,7 +265,7 @@ def _network(
 
 
 def _kind_of_network(cells: Mapping[str, str], hardware: str) -> str:
-    """Kind of network between nodes: TCP sockets in a cloud or between workstations, EFA, or
+    """The kind of network between nodes: TCP sockets in a cloud or between workstations, EFA, or
     RDMA.
     """
     links = gpu_links()[hardware]
@@ -276,7 +278,7 @@ def _kind_of_network(cells: Mapping[str, str], hardware: str) -> str:
 
 
 def _is_at_desk(text: str) -> bool:
-    """Whether a text names a workstation GPU; unknown GPUs do not count."""
+    """Whether a text names the GPU of a workstation; false for unknown GPUs."""
     with suppress(InputError):
         return gpu_links()[hardware_named(text)].at_desk
     return False

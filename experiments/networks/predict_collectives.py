@@ -1,4 +1,6 @@
-"""Predicts measured collectives: rows as JSON, errors by cluster, or a fit."""
+"""Predicts measured collectives: prints a row for each as JSON, or errors by cluster, or the
+constants of a fit.
+"""
 
 import argparse
 from collections import Counter
@@ -30,21 +32,23 @@ from mistlab.network.collective_times import (
     fitted_collectives,
 )
 
-# Standard deviations of logarithms in the fit: of a row's residual, and of each kind of fitted
-# constant around its starting value (constants, factors of GPU generations, factors of networks).
+# The standard deviations, of logarithms, that the fit assumes: of the measurements around
+# predictions, and of each kind of constant around its starting value (general constants, factors of
+# GPU generations, factors of networks).
 SCATTER, NUMBER_SPREAD, GENERATION_SPREAD, NETWORK_SPREAD = 0.2, 0.5, 0.3, 1.0
-# Largest factor by which chunking lengthens a transfer: twice the square root of latency times
-# transfer.
+# By what factor a division into chunks can lengthen a transfer at most: a chunk adds twice the
+# square root of latency times transfer time.
 MOST_CHUNKS = 2.0
-# A cluster's weight in the fit: its number of rows to this power.
+# In the fit, the rows of a cluster together weigh as much as their number to this power.
 CLUSTER_POWER = 0.3
-# The quantiles of left-out clusters' errors that are taken as bounds: together 90 % coverage.
+# The quantiles of errors of clusters left out of the fit that become the bounds; 90 % of these
+# errors lie between them.
 QUANTILES = (0.05, 0.95)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClustersLeftOut:
-    """The ratios of measured to predicted seconds by row, where the fit did not see the row's
+    """For each row, measured over predicted seconds, with constants fitted without the rows of its
     cluster.
     """
 
@@ -54,17 +58,17 @@ class ClustersLeftOut:
 
     @property
     def errors(self) -> Floats:
-        """The absolute relative errors of the predictions."""
+        """The absolute relative errors of the predictions of all rows."""
         return np.abs(1 / self.over - 1)
 
     def of(self, cluster: str) -> Bools:
-        """A mask of the rows of one cluster."""
+        """A mask of the rows that come from one cluster."""
         return np.array([row.cluster == cluster for row in self.rows])
 
 
 def fit(rows: Sequence[CollectiveRow], start: Fitted) -> Fitted:
-    """The constants that fit measured rows best and are near their starting values; bounds are not
-    fitted.
+    """The constants that fit the measured rows best and stay close to their starting values; bounds
+    of times are not fitted.
 
     Exchanges over sockets have rates of their own, and count for nothing here.
     """
@@ -106,7 +110,7 @@ def fit(rows: Sequence[CollectiveRow], start: Fitted) -> Fitted:
 
 
 def left_out(rows: Sequence[CollectiveRow], start: Fitted) -> ClustersLeftOut:
-    """The predictions of each cluster's rows by a fit to all other clusters."""
+    """Predictions of each cluster's rows, with constants fitted to all other clusters."""
     over = np.empty(len(rows))
     for cluster in dict.fromkeys(row.cluster for row in rows):
         is_out = np.array([row.cluster == cluster for row in rows])
@@ -121,8 +125,8 @@ def left_out(rows: Sequence[CollectiveRow], start: Fitted) -> ClustersLeftOut:
 
 
 def bounds_of(apart: ClustersLeftOut) -> Mapping[str, tuple[float, float]]:
-    """The bounds of each kind of row, from errors of clusters left out of the fit and weighted as
-    in it.
+    """The bounds of each kind of row, from the errors of clusters left out of the fit, with the
+    same weights as in the fit.
     """
     sizes = Counter(row.cluster for row in apart.rows)
     weights = np.array([sizes[row.cluster] ** (CLUSTER_POWER - 1) for row in apart.rows])
@@ -197,7 +201,7 @@ def _head(options: argparse.Namespace) -> Iterator[str]:
 def answers(
     rows: Sequence[CollectiveRow | RefusedCollective], fitted: Fitted
 ) -> Iterator[dict[str, object]]:
-    """An object per row, in order: the prediction, or why there is none."""
+    """An object for each row, in order: its prediction, or the reason why there is none."""
     known = [row for row in rows if isinstance(row, CollectiveRow)]
     predicted = iter(_predicted(known, fitted) if known else ())
     for row in rows:
@@ -259,7 +263,7 @@ def _report(
 
 
 def _refusal_table(rows: Sequence[CollectiveRow | RefusedCollective]) -> str:
-    """Table of refusals, without their remedies."""
+    """A table of the refused rows and the reasons, without remedies."""
     refused = (row for row in rows if isinstance(row, RefusedCollective))
     problems = Counter(row.problem.partition(": give")[0] for row in refused)
     return table(["rows", "reason"], [(count, told) for told, count in problems.most_common()])

@@ -1,3 +1,1 @@
-"""Parts that experiments share: a folder of result rows, tables, charts, and the page of
-results.
-"""
+"""What experiments share: a folder with result rows, tables, charts, and the page of results."""

@@ -1,4 +1,4 @@
-"""Charts as data, independent of the library that draws them.
+"""Charts as plain data, independent of the library that draws them.
 
 Each has the name of its file without an ending, and a caption that says what it shows.
 """
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """Curves of points; those named in ``dots`` are drawn without a line. ``marks`` are horizontal
-    reference lines, such as published values. ``names`` label the positions 0, 1, 2, ... of a
-    categorical axis.
+    """A chart of curves through points. Curves named in ``dots`` are drawn as points without a
+    line; ``marks`` are horizontal reference lines, such as published values; ``names`` label the
+    positions 0, 1, 2, ... of an axis of categories.
     """
 
     name: str
@@ -32,8 +32,8 @@ class Lines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """Bars in groups, with a bar of each series in every group, side by side or stacked; None omits
-    a bar. ``marks`` are reference lines.
+    """A bar chart: in every group a bar for each series, side by side or stacked; None leaves a bar
+    out. ``marks`` are reference lines.
     """
 
     name: str
@@ -43,14 +43,14 @@ class Bars:
     y: str
     stacked: bool = False
     log_y: bool = False
-    # The format of the number above each bar, such as ".2f"; for few bars.
+    # The format of the number above each bar, such as ".2f"; empty for charts with many bars.
     number: str = ""
     marks: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """Any other picture, by a function that draws it."""
+    """Any other picture, given by the function that draws it."""
 
     name: str
     caption: str

@@ -1,4 +1,4 @@
-"""Draws charts, and writes pictures with reproducible bytes."""
+"""Draws charts, and writes pictures whose bytes are the same in every run."""
 
 from pathlib import Path
 from textwrap import fill
@@ -10,18 +10,20 @@ from matplotlib.figure import Figure
 
 from experiments.pages.charts import Bars, Drawn, Lines, Picture
 
-# The palette of Okabe and Ito (2008), distinguishable with red-green colour blindness.
+# The palette of Okabe and Ito (2008), whose colours can be told apart with red-green colour
+# blindness.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 
-# Text stays text, and equal input gives equal bytes.
+# Settings of matplotlib for SVG files: text stays text, and equal pictures have equal bytes.
 STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "mistlab"}
 
 SIZE = (6.4, 3.8)
-# Above this number of groups, or of letters in all names, the names below a chart are slanted.
+# The names below a bar chart are slanted if there are more groups than the first number, or if all
+# names together have more letters than the second.
 FEW_GROUPS, FEW_LETTERS = 8, 70
-# A slanted name with more letters is continued on a second line.
+# A slanted name with more letters than this is split into two lines.
 LETTERS_A_LINE = 24
-# A logarithmic axis over more powers of ten than this is labelled at the powers only.
+# A logarithmic axis over more powers of ten than this has labels at the powers only.
 FEW_POWERS = 3
 NUMBER_WIDTH = 0.34
 
@@ -38,7 +40,7 @@ def drawn(picture: Picture) -> Figure:
 
 
 def _lines(chart: Lines) -> Figure:
-    """Draw curves, each through its points."""
+    """Draw the curves of a chart, each through its points."""
     figure = Figure(figsize=SIZE, layout="constrained")
     axes = figure.subplots()
     for index, (name, points) in enumerate(chart.curves.items()):
@@ -61,9 +63,9 @@ def _lines(chart: Lines) -> Figure:
 
 
 def _bars(chart: Bars) -> Figure:
-    """Draw the groups of bars."""
+    """Draw the groups of bars of a chart."""
     many = len(chart.groups) > FEW_GROUPS or len("".join(chart.groups)) > FEW_LETTERS
-    # A number above each bar needs more space than a bar.
+    # The number above a bar needs more width than the bar.
     group_width = max(0.45, NUMBER_WIDTH * len(chart.series) if chart.number else 0)
     figure = Figure(
         figsize=(max(SIZE[0], 2 + group_width * len(chart.groups)), SIZE[1] + many),
@@ -122,7 +124,7 @@ def _finish(axes: Axes, chart: Lines | Bars, named: int) -> None:
 
 
 def save(figure: Figure, path: Path | TextIO) -> None:
-    """Write a picture with reproducible bytes, or as SVG into a text."""
+    """Write a picture to a file (or, as SVG, into a text) whose bytes are the same in every run."""
     form = None if isinstance(path, Path) else "svg"
     with mpl.rc_context(STYLE):
         figure.savefig(path, format=form, metadata={"Date": None})

@@ -8,7 +8,7 @@ Key = TypeVar("Key")
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Items by their keys, with groups in the order of their first items.
+    """Groups items by a key; groups are in the order of their first items.
 
     >>> grouped(["one", "two", "three"], len)
     {3: ['one', 'two'], 5: ['three']}

@@ -1,4 +1,4 @@
-"""Pages of results as files: the text, and the rows of long tables as CSV files beside it."""
+"""Pages of results on disk: the text, and CSV files beside it with the rows of long tables."""
 
 import csv
 import io
@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-# A table with more rows shows its first rows on the page, and all rows in a file.
+# If a table has more rows than this, the page shows the first ones, and a file has all of them.
 MOST_ROWS = 16
 SHOWN_ROWS = 4
-# The marker paragraph before a table whose rows are moved to a file.
+# A comment on its own line that marks the next table: its rows are moved to a file.
 IN_A_FILE = "<!-- rows in a file -->"
 TABLE = re.compile(
     rf"^(?P<apart>{IN_A_FILE}\n\n)?\|.*\|\n\|[-:| ]+\|\n(?:\|.*\|(?:\n|\Z))+", re.MULTILINE
@@ -27,7 +27,8 @@ def write_page(page: Path, text: str) -> None:
 
 
 def with_rows_apart(text: str, stem: str) -> tuple[str, dict[str, str]]:
-    """The text with the first rows of each long table, and the files with all rows.
+    """The text of a page with only the first rows of each long table, and the contents of the files
+    with all rows.
 
     A table after ``IN_A_FILE`` has no row in the text.
 

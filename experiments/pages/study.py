@@ -1,5 +1,5 @@
-"""A run of an experiment: its folder, its rows as they are produced, and finally a summary and a
-page.
+"""One run of an experiment: its folder, its result rows as they are made, and in the end a summary
+and a page.
 """
 
 import argparse
@@ -15,35 +15,35 @@ from experiments.pages.charts import Picture
 from experiments.pages.page_tables import IN_A_FILE, write_page
 from experiments.pages.tables import TIMING, Row, csv_of
 
-# The packages of experiments, each of which may have paragraphs for its pages of results: published
-# figures, and comments.
+# The folder of the packages of experiments; each package may have paragraphs for its result pages,
+# with published figures and comments.
 ROOMS = Path(__file__).parents[1]
 
 
 def beside(name: str) -> Sequence[str]:
-    """The paragraphs in the file of this name in a package's folder ``beside``; empty if there is
-    no such file.
+    """The paragraphs in a file of this name in the folder ``beside`` of a package; empty if there
+    is no such file.
     """
     texts = (path.read_text(encoding="utf-8") for path in ROOMS.glob(f"*/beside/{name}.md"))
     return next((text.strip().split("\n\n") for text in texts), ())
 
 
-# One run of an experiment: its rows as they are produced, and finally a summary, pictures and a
-# page.
+# One run of an experiment: its result rows as they are made, and in the end a summary, pictures and
+# a page.
 #
-# The run folder gets ``config.json`` and ``README.md`` at once (how it was made), ``rows.jsonl``
-# row by row, and finally ``rows.csv``, ``summary.json``, ``report.md`` and its pictures.
+# The run's folder gets ``config.json`` and ``README.md`` (how it was made) at once, ``rows.jsonl``
+# row by row, and in the end ``rows.csv``, ``summary.json``, ``report.md`` and the pictures.
 
 
 Item = TypeVar("Item")
 
-# Options that affect the location of results, not their content.
+# Options that determine where results are written, but not what they are.
 ASIDE = ("out", "json", "page")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The report of an experiment: its tables, paragraphs and pictures.
+    """What an experiment reports: tables, paragraphs and pictures.
 
     ``words`` are paragraphs and tables in Markdown: they are printed, and stand on the page; after
     ``IN_A_FILE`` a table stands in a file beside the page.
@@ -61,7 +61,7 @@ class Report:
 
 @dataclass(slots=True, kw_only=True)
 class Study:
-    """A running experiment: its options, its folder, and the rows made so far.
+    """A run of an experiment under way: its options, its folder, and the result rows made so far.
 
     ``earlier`` are the rows that an equal run left in the folder. A study that goes on adds those
     rows again that still hold. The other rows stay in the file until the study ends, so that no row
@@ -81,7 +81,7 @@ class Study:
 
     @classmethod
     def begin(cls, command: str, options: argparse.Namespace, *, goes_on: bool = False) -> Self:
-        """Create the run folder, before any work is done."""
+        """Create the folder of the run, before any work is done."""
         if options.page is not None:
             writable(options.page, "page", "--page")
         earlier = earlier_rows(options.out, command, vars(options), aside=ASIDE)
@@ -94,18 +94,20 @@ class Study:
 
     @property
     def path(self) -> Path:
-        """A path in the run folder, for further files."""
+        """The path of a further file in the folder of the run."""
         return self.directory.path
 
     def counted(self, items: Sequence[Item], what: str) -> Iterator[Item]:
-        """The items of work in sequence, with progress on standard error."""
+        """The items of work one after another, with progress on standard error."""
         countdown = Countdown(what=what, total=len(items), clock=self.clock)
         for item in items:
             yield item
             countdown.step()
 
     def add(self, row: Row) -> None:
-        """Write a row to the folder at once, so that an interrupted run keeps it."""
+        """Write a result row to the folder at once, so that it is kept if the run is
+        interrupted.
+        """
         self.rows.append(row)
         if not self.goes_on:
             self._keep(lambda: self.directory.add_row(row))
@@ -115,20 +117,19 @@ class Study:
         self._keep(lambda: self.directory.write_rows([*self.rows, *self._waiting]))
 
     def add_all(self, rows: Iterable[Row]) -> None:
-        """Write rows to the folder as they are produced."""
+        """Write result rows to the folder as they are made."""
         for row in rows:
             self.add(row)
 
     def keep_text(self, name: str, text: str) -> None:
-        """Write a further file of the run folder atomically."""
+        """Write a further file to the folder of the run; a reader sees the old or the new text."""
         self._keep(lambda: self.directory.write_text(name, text))
 
     def end(self, report: Report, status: int = DONE) -> int:
-        """Write the results, as far as they can be written, and print them; returns the exit
-        status.
-        """
+        """Write and print the results, even if some cannot be written; returns the exit status."""
         seconds = self.clock() - self._began_s
-        # Files come first: a reader of the output may close it early, as head does.
+        # Files are written before anything is printed, since a reader of the output (such as head)
+        # may close it early.
         self._keep(lambda: self._write(report, seconds))
         self._publish(report)
         if self.options.json:
@@ -152,7 +153,9 @@ class Study:
         self.directory.write_text("report.md", _page(report, self.directory.config, self._drawn))
 
     def _publish(self, report: Report) -> None:
-        """Write the page at the path of --page, with its pictures; a failure is reported."""
+        """Write the page, with its pictures, to the path that --page gives; if that fails, report
+        it.
+        """
         page = self.options.page
         if page is None:
             return
@@ -165,7 +168,9 @@ class Study:
             progress(f"{what}: the page is in {self.path}")
 
     def _draw(self, pictures: Sequence[Picture]) -> dict[str, str]:
-        """Draw pictures into the folder; returns their files with their captions."""
+        """Draw the pictures into the folder of the run; returns their file names with the
+        captions.
+        """
         if not pictures:
             return {}
         try:
@@ -178,7 +183,9 @@ class Study:
         return {f"{picture.name}.svg": picture.caption for picture in pictures}
 
     def _keep(self, write: Callable[[], None]) -> None:
-        """Run a function that writes; a failure to write is reported once and otherwise ignored."""
+        """Run a function that writes a file; if it fails, that is reported once, and the run goes
+        on.
+        """
         try:
             write()
         except OSError as error:
@@ -189,7 +196,7 @@ class Study:
 
 
 def _page(report: Report, config: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
-    """The text of the page: how it was made, the results, pictures, and published figures."""
+    """The text of the page: how it was made, the results, the pictures, and published figures."""
     options = {
         name: _elsewhere(value) for name, value in config["options"].items() if name not in ASIDE
     }
@@ -200,8 +207,8 @@ def _page(report: Report, config: Mapping[str, Any], pictures: Mapping[str, str]
 
 
 def _elsewhere(value: Any) -> Any:
-    """An option's value for readers on other machines: an absolute path is reduced to its last
-    part.
+    """The value of an option as it is shown to readers on other machines: of an absolute path only
+    the last part.
     """
     is_path = isinstance(value, str) and Path(value).is_absolute()
     return Path(value).name if is_path else value

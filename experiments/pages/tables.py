@@ -1,4 +1,6 @@
-"""Tables of rows as Markdown, text and CSV, and numbers with units, rounded alike everywhere."""
+"""Tables of rows as Markdown, text and CSV; and numbers with units, rounded in the same way
+everywhere.
+"""
 
 import csv
 import io
@@ -13,10 +15,11 @@ from mistlab.core.units import GIB_BYTES
 from mistlab.job.prediction import Prediction
 from mistlab.plan.plan import Plan
 
-# Numbers with their units, formatted alike by all commands: times, memory, rates and bounds.
+# Numbers with their units (times, memory, rates and bounds), which all commands format in the same
+# way.
 
 
-# The text for a missing number.
+# The text that stands for a missing number.
 NONE = "-"
 
 
@@ -30,17 +33,19 @@ def number(value: float | None, form: str, unit: str = "", *, none: str = NONE) 
 
 
 def gib(size_bytes: float | None, form: str = ".2f") -> str:
-    """A size in GiB, without the unit."""
+    """A number of bytes in GiB, without the unit."""
     return number(None if size_bytes is None else size_bytes / GIB_BYTES, form)
 
 
 def yes_no(fact: object) -> str:
-    """A yes or no, as a cell of a table."""
+    """True or false as the text of a table cell."""
     return "yes" if fact else "no"
 
 
 def rate_words(plan: Plan, prediction: Prediction) -> str:
-    """An iteration's time with its bounds, tokens per second of all GPUs and of one, and MFU."""
+    """An iteration's time with its bounds, the tokens per second of all GPUs and of one GPU, and
+    MFU, as text.
+    """
     tokens = prediction.tokens_per_s
     return (
         f"{prediction.iteration_s:.3f} s an iteration (90 % of measurements: "
@@ -50,28 +55,29 @@ def rate_words(plan: Plan, prediction: Prediction) -> str:
 
 
 def brief_words(prediction: Prediction) -> str:
-    """An iteration's time, the memory of the fullest GPU, and whether the plan fits."""
+    """An iteration's time, the memory of the fullest GPU, and whether the plan fits, as text."""
     fits = "fits" if prediction.fits else "does not fit"
     held = gib(prediction.peak_reserved_bytes, ".1f")
     return f"{prediction.iteration_s:.3f} s an iteration, {held} GiB on a GPU, {fits}"
 
 
 def played_words(simulated_s: float | None) -> str:
-    """An iteration's time in the event simulator."""
+    """An iteration's time by the event simulator, as text."""
     return "too many tasks to play" if simulated_s is None else f"{simulated_s:.3f} s"
 
 
-# Tables of rows: as Markdown, which is also readable in terminals, as text, and as comma-separated
+# Tables of rows: as Markdown, which is also readable in terminals; as text; and as comma-separated
 # values.
 
 
 Row = Mapping[str, Any]
-# The cell of a row in a column: a format text with the names of fields, or a function of the row.
+# The cells of a table column: a format with names of the row's fields, or a function of the row.
 Cell = str | Callable[[Any], object]
 
-# The key of a row's measured times; everything else is equal in two runs with one seed.
+# The key of a row's measured times; everything else is the same in two runs with one seed.
 TIMING = "timing"
-# A number, with a unit of a few letters or a second number after it; or a missing one.
+# Matches a number, with a short unit or a second number behind it, or the dash for a missing
+# number.
 NUMBER = re.compile(r"[-+~]?\$?\d[\d.,]*(e[-+]?\d+)? ?[%\w/]{0,5}( to \S+)?|-|")
 
 
@@ -101,7 +107,8 @@ def table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
 
 
 def table_of(rows: Iterable[Any], *columns: tuple[str, Cell]) -> str:
-    """A table in Markdown of rows, with a column for each head and cell; None is shown as a dash.
+    """A Markdown table of rows, given the heading and the cell format of each column; None is shown
+    as a dash.
 
     >>> row = {"plan": "one", "times": {"s": 9.5}}
     >>> print(table_of([row], ("plan", "{plan}"), ("s", "{times[s]:.2f}")))
@@ -120,7 +127,7 @@ def table_of(rows: Iterable[Any], *columns: tuple[str, Cell]) -> str:
 
 
 def item(text: str) -> str:
-    """An entry of a list in Markdown, wrapped at 100 columns.
+    """An item of a Markdown list, wrapped at 100 columns.
 
     >>> print(item("a row"))
     - a row
@@ -135,13 +142,14 @@ def item(text: str) -> str:
 
 
 def narrow(head: Sequence[str], lines: Iterable[Sequence[object]]) -> list[str]:
-    """The lines of a table in Markdown without alignment, for pages of many rows."""
+    """The lines of a Markdown table whose columns are not padded, for pages with many rows."""
     texts = [f"| {' | '.join(map(str, line))} |" for line in lines]
     return [f"| {' | '.join(head).lstrip()} |", f"|{'---|' * len(head)}", *texts]
 
 
 def aligned(lines: Sequence[Sequence[str]], *, left: Container[int] = (0,)) -> list[str]:
-    """The lines of a table as text: columns in ``left`` are left-aligned, the others right-aligned.
+    """The lines of a table as text; the columns ``left`` are aligned on the left, all others on the
+    right.
 
     >>> aligned([["", "s"], ["stage 0", "12.5"]])
     ['            s', 'stage 0  12.5']
@@ -152,7 +160,7 @@ def aligned(lines: Sequence[Sequence[str]], *, left: Container[int] = (0,)) -> l
 def _justified(
     lines: Sequence[Sequence[str]], to_right: Callable[[int], bool]
 ) -> Iterator[list[str]]:
-    """The lines of a table, with each column as wide as its widest cell."""
+    """The lines of a table whose columns are as wide as their widest cells."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         yield [
@@ -162,14 +170,14 @@ def _justified(
 
 
 class _Cells(Formatter):
-    """Formats the fields of a row, which is a mapping or has attributes."""
+    """Formats the fields of a row, which may be a mapping or an object with attributes."""
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Any) -> Any:
-        """The value of a field of a row by its name."""
+        """The value of the row's field with this name."""
         return kwargs[key] if isinstance(kwargs, Mapping) else getattr(kwargs, str(key))
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        """A field's value formatted by a specification, or a dash if it is missing."""
+        """The value of a field, formatted by its specification; a dash if it is missing."""
         return number(value, format_spec)
 
 
@@ -177,7 +185,8 @@ _CELLS = _Cells()
 
 
 def csv_of(rows: Sequence[Row]) -> str:
-    """Rows as comma-separated values, without measured times; nested keys are joined with dots.
+    """Rows as comma-separated values, without measured times; the names of nested keys are joined
+    with dots.
 
     >>> print(csv_of([{"plan": "a", "cost": {"usd": 2}, "timing": {"s": 3}}, {"plan": "b"}]))
     plan,cost.usd
@@ -195,12 +204,12 @@ def csv_of(rows: Sequence[Row]) -> str:
 
 
 def flat_row(row: Row) -> dict[str, Any]:
-    """A flattened row: nested keys are joined with dots, lists become text."""
+    """A row without nesting: names of nested keys are joined with dots, lists become text."""
     return dict(_flat(row))
 
 
 def untimed(row: Row) -> dict[str, Any]:
-    """A row without fields that depend on the clock."""
+    """A row without the fields that differ from run to run because they are measured times."""
     return {name: value for name, value in row.items() if name != TIMING}
 
 

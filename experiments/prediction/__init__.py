@@ -1,1 +1,1 @@
-"""Commands about given plans: predict, analyse, draw."""
+"""Commands that take a plan: they predict, analyse or draw it."""

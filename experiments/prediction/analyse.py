@@ -1,4 +1,4 @@
-"""Analyses each stage of a plan: its memory by class, its work, and whether it fits."""
+"""Analyses each stage of a plan: what fills its memory, its work, and whether it fits."""
 
 import argparse
 from dataclasses import dataclass, fields
@@ -20,13 +20,13 @@ from mistlab.stages.stage_batch import StageBatch, StageFigures
 
 HOLDINGS = ("weights", "gradients", "optimizer", "activations", "buffers")
 PEAKS = ("forward", "backward", "step")
-# The compiled expressions of each workload under each engine.
+# For each workload and engine, the compiled expressions for the costs of a stage.
 Models = dict[tuple[Workload, str], StageModel]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """The predicted figures of a plan, beside its cluster's capacities."""
+    """The predicted figures of a plan, beside what its cluster offers."""
 
     job: Job
     figures: StageFigures
@@ -34,8 +34,8 @@ class Analysis:
 
     @property
     def tensors_fit(self) -> bool:
-        """Whether the plan's tensors fit on every GPU, and its offloaded states in every node's
-        memory.
+        """Whether every GPU has room for the plan's tensors, and every node for the states that are
+        offloaded.
         """
         cluster = self.job.cluster
         return bool(
@@ -76,7 +76,9 @@ def analyse(options: argparse.Namespace) -> int:
 
 
 def analysis_of(job: Job, models: Models) -> Analysis:
-    """The figures of a job's stages; ``models`` caches each workload's compiled expressions."""
+    """The predicted figures of a job's stages; ``models`` caches the compiled expressions of each
+    workload.
+    """
     key = job.workload, job.plan.engine
     if key not in models:
         models[key] = StageModel.of(*key)

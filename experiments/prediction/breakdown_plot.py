@@ -1,4 +1,4 @@
-"""Draws the breakdown of an iteration's GPU time as one stacked bar."""
+"""Draws the parts of an iteration's GPU time as one stacked bar."""
 
 from matplotlib.figure import Figure
 
@@ -6,14 +6,14 @@ from experiments.pages.drawing import COLOURS
 from experiments.prediction.predict import NEGLIGIBLE, WORDS
 from mistlab.job.prediction import PARTS, Breakdown
 
-# A part of the bar narrower than this share is drawn without its number.
+# If a part of the bar is narrower than this share of it, its number is left out.
 NARROW = 0.04
-# How much lighter the shades are that parts get when there are more parts than colours.
+# If there are more parts than colours, further parts get lighter shades; this is how much lighter.
 LIGHTER = 0.45
 
 
 def bar(breakdown: Breakdown) -> Figure:
-    """Draw the terms of an iteration in order, each as wide as its share of GPU time."""
+    """Draw the parts of an iteration's GPU time in order, each as wide as its share."""
     whole_s = breakdown.parts.total_s
     figure = Figure(figsize=(6.4, 2.6), layout="constrained")
     axes = figure.subplots()

@@ -1,4 +1,6 @@
-"""How a plan's gradient reduction changes convergence, against an all-reduce in every step."""
+"""Forecasts how a plan's gradient reduction changes convergence, compared with an all-reduce in
+every step.
+"""
 
 from dataclasses import replace
 
@@ -11,7 +13,7 @@ from mistlab.reduction.reduction_costs import PLAIN_REDUCTION
 
 
 def forecast_of(job: Job, prediction: Prediction) -> Forecast:
-    """The forecast of a plan whose workload has a reduction of its own."""
+    """The forecast of convergence for a plan whose workload names a gradient reduction."""
     work = job.workload
     plain = predicted(replace(job, workload=replace(work, reduction=PLAIN_REDUCTION)))
     data_ranks = job.plan.data_ranks[0]

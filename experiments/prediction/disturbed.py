@@ -1,4 +1,6 @@
-"""The distribution of iteration times with slow stages, links or clocks, and random task times."""
+"""The distribution of a plan's iteration times if stages, links or clocks are slow and task times
+vary at random.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -19,23 +21,25 @@ from simulators.events import DisturbedIteration, EventSimulator
 from simulators.variability import Quantiles, Variability
 
 SAMPLES = 100
-# The largest total number of simulated tasks, about ten seconds' worth, and the smallest number of
-# samples. Iterations with many tasks are sampled less: their total times hardly vary, and each
-# takes longer to simulate.
+# How many tasks are simulated at most, over all iterations (about ten seconds' worth), and how many
+# iterations at least. Iterations with many tasks are sampled less often: their times hardly vary,
+# and each takes longer.
 MOST_TASKS, FEWEST = 2_000_000, 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbed:
-    """The disturbance of a plan, and the simulated iterations under it."""
+    """A disturbance of a plan (such as slow links), and the iterations that were simulated under
+    it.
+    """
 
     by: Variability
     played: Quantiles
 
     @classmethod
     def of(cls, job: Job, by: Variability, samples: int | None) -> Self:
-        """Simulate iterations of a plan, each with random task times of its own; by default as many
-        as their size allows, or one if task times are not random.
+        """Simulate iterations of a plan, each with its own random task times. By default as many as
+        their number of tasks allows, or one if task times are not random.
         """
         simulator = EventSimulator(workload=job.workload, cluster=job.cluster)
         try:
@@ -47,11 +51,11 @@ class Disturbed:
         return cls(by=by, played=played)
 
     def mapping(self) -> Mapping[str, Any]:
-        """The quantiles of iteration times and the disturbance, as plain values."""
+        """The quantiles of iteration times and the disturbance, as plain data."""
         return {"by": to_mapping(self.by, omit_defaults=True), **to_mapping(self.played)}
 
     def words(self, undisturbed_s: float) -> str:
-        """The relative increase of iteration times over the undisturbed iteration, as text."""
+        """By how much iteration times increase over an undisturbed iteration, as text."""
         played, by = self.played, to_mapping(self.by, omit_defaults=True)
         causes = ", ".join(f"{name} {value:g}" for name, value in by.items() if name != "seed")
         spread = f"; 90 % of {played.samples} take {played.q05_s:.3f} to {played.q95_s:.3f} s"
@@ -62,12 +66,12 @@ class Disturbed:
 
 
 def samples_of(tasks: int) -> int:
-    """The default number of simulated iterations, given their number of tasks."""
+    """How many iterations are simulated by default, given the number of tasks in one."""
     return max(FEWEST, min(SAMPLES, MOST_TASKS // tasks))
 
 
 def _played_s(iteration: DisturbedIteration, count: int) -> Iterator[float]:
-    """The seconds of each iteration; progress goes to standard error."""
+    """The seconds of each simulated iteration; progress is printed on standard error."""
     countdown = Countdown(what="iterations played", total=count)
     for sample in range(count):
         yield iteration.played_s(sample)
@@ -76,8 +80,8 @@ def _played_s(iteration: DisturbedIteration, count: int) -> Iterator[float]:
 
 
 def variability_of(text: str) -> tuple[Variability, int | None]:
-    """The disturbance, and the number of samples if given, from a text such as
-    ``jitter=0.1,slow_links_factor=2``.
+    """The disturbance that a text such as ``jitter=0.1,slow_links_factor=2`` describes, and the
+    number of samples if the text gives it.
     """
     known = [entry.name for entry in fields(Variability)]
     given: dict[str, float] = {}

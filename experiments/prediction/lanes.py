@@ -1,5 +1,5 @@
-"""Draws a simulated iteration: four lanes per stage, a bar per task; also as a trace for
-Perfetto.
+"""Draws a simulated iteration as a picture with four rows (one per stream) for each stage and a bar
+per task; and as a trace for Perfetto.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,11 @@ from simulators.graph import SENDS
 from simulators.memory import MemoryOverTime, memory_of
 from simulators.timeline import WORDS, trace_text
 
-# Draws the tasks of a simulated iteration: four lanes per stage, a bar per task.
+# Draws the tasks of a simulated iteration: four rows (one per stream) for each stage, and a bar per
+# task.
 
 
-# The colour of each kind of task, lane by lane.
+# The colour for each kind of task, row by row.
 TASK_COLOURS: Mapping[Kind, str] = {
     "F": "#56B4E9",
     "B": "#0072B2",
@@ -42,12 +43,13 @@ TASK_COLOURS: Mapping[Kind, str] = {
     "Y": "#C49C94",
 }
 MOST_TASKS = 40_000
-# Sends are drawn with the collectives whose links they share.
+# Sends are drawn in the row of collectives, since they use the same links.
 _STREAM_OF = {SENDS: "gpu_to_gpu"}
 
 
 def timeline(simulation: Simulation, path: Path, title: str) -> None:
-    """One iteration: four lanes per stage, a bar per task, empty where a stream stalls.
+    """A picture of one iteration: four rows (one per stream) for each stage, with a bar per task
+    and gaps where a stream waits.
 
     Of long iterations the beginning and the end are drawn, which differ; the middle repeats.
     """
@@ -72,7 +74,7 @@ def timeline(simulation: Simulation, path: Path, title: str) -> None:
 
 
 def _spans(tasks: Sequence[PlayedTask], end: float) -> list[tuple[float, float]]:
-    """The drawn spans of time: the whole iteration, or its beginning and its end."""
+    """The spans of time that are drawn: the whole iteration, or only its beginning and its end."""
     if len(tasks) <= MOST_TASKS // 10:
         return [(0.0, end)]
     share = max(0.02, MOST_TASKS / 20 / len(tasks))
@@ -82,7 +84,9 @@ def _spans(tasks: Sequence[PlayedTask], end: float) -> list[tuple[float, float]]
 def lanes(
     axes: Axes, tasks: Sequence[PlayedTask], span: tuple[float, float], seen: dict[Kind, str]
 ) -> None:
-    """Draw a bar for each task within a span, in four lanes; ``seen`` collects their kinds."""
+    """Draw a bar for each task within a span of time, in four rows, one per stream; ``seen``
+    collects the kinds of tasks drawn.
+    """
     start, end = span
     for lane, stream in enumerate(STREAMS):
         bars: dict[Kind, list[tuple[float, float]]] = {}
@@ -111,14 +115,14 @@ def lanes(
 
 
 def name_lanes(axes: Axes, stage: int) -> None:
-    """Write the names of a stage and of its four lanes beside them."""
+    """Write the name of a stage, and those of its four streams, beside their rows."""
     axes.set_ylabel(f"stage {stage}", rotation=0, ha="right", va="center")
     axes.set_yticks(range(len(STREAMS)), [name.replace("_", " ") for name in STREAMS])
     axes.tick_params(axis="y", labelsize="xx-small")
 
 
 def legend(figure: Figure, seen: Mapping[Kind, str], *, columns: int) -> None:
-    """Name the kinds of tasks that were drawn below a figure."""
+    """Below a figure, name the kinds of tasks that were drawn."""
     figure.legend(
         [Line2D([], [], color=TASK_COLOURS[kind], linewidth=6) for kind in seen],
         [*seen.values()],
@@ -129,7 +133,7 @@ def legend(figure: Figure, seen: Mapping[Kind, str], *, columns: int) -> None:
     )
 
 
-# One simulated iteration of a plan, drawn: as a trace for Perfetto and as a picture.
+# Draws one simulated iteration of a plan: as a trace for Perfetto, and as a picture.
 
 
 def draw(job: Job, simulation: Simulation, name: str, folder: Path) -> None:
@@ -142,7 +146,9 @@ def draw(job: Job, simulation: Simulation, name: str, folder: Path) -> None:
 
 
 def _memory(job: Job, simulation: Simulation) -> list[MemoryOverTime]:
-    """The memory of each stage's GPU over the iteration; an overflow is reported."""
+    """The memory of each stage's GPU during the iteration; if a GPU runs out of memory, that is
+    reported.
+    """
     model = StageModel.of(job.workload, job.plan.engine)
     batch = StageBatch.of_plan(job.plan)
     figures = model.figures(batch)

@@ -1,4 +1,5 @@
-"""One measured step beside its prediction, and other plans' predictions corrected by it.
+"""Compares one measured training step with its prediction, and corrects the predictions of other
+plans by the difference.
 
 The difference is taken as a share of what a prediction can be wrong about, the time in which GPUs
 do not compute the model (``mistlab/cost/confidence.py``): a plan near the GPUs' peak rate changes
@@ -19,15 +20,15 @@ from mistlab.job.prediction import Prediction, StagePrediction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep(Checked):
-    """The measured seconds of a step, and the GiB that torch's allocator reserved on the fullest
-    GPU; either may be unknown.
+    """A measured training step: its seconds, and the GiB that torch's allocator reserved on the
+    fullest GPU; either may be unknown.
     """
 
     measured_step: float | None = field(default=None, metadata=bounded(above=0))
     measured_gib: float | None = field(default=None, metadata=bounded(above=0))
 
     def words(self, prediction: Prediction) -> Iterator[str]:
-        """The measurement beside the prediction of the plan that was measured."""
+        """The measured step beside the prediction of its plan, as text."""
         if self.measured_step is not None:
             low, high = prediction.iteration_s_low, prediction.iteration_s_high
             where = "within" if low <= self.measured_step <= high else "OUTSIDE"
@@ -46,9 +47,9 @@ class MeasuredStep(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCorrection:
-    """How far a measured step is from its prediction, to be applied to other plans: as a share of
-    the distance (``way``) between the predicted time and the time of all arithmetic at peak rate,
-    and in bytes per GPU.
+    """How far a measured step is from its prediction, for application to other plans. The time is
+    corrected by a share of the distance (``way``) between the predicted time and the time of all
+    arithmetic at peak rate; memory is corrected by bytes per GPU.
     """
 
     share: float
@@ -56,7 +57,7 @@ class StepCorrection:
 
     @classmethod
     def of(cls, measured: MeasuredStep, prediction: Prediction) -> "StepCorrection":
-        """The correction from a measurement of the plan with this prediction."""
+        """The correction that follows from a measured step of the plan with this prediction."""
         share, size = 0.0, 0
         if measured.measured_step is not None:
             share = math.log(measured.measured_step / prediction.iteration_s) / _way(prediction)
@@ -65,7 +66,7 @@ class StepCorrection:
         return cls(share=share, reserved_bytes=size)
 
     def corrected(self, job: Job, prediction: Prediction) -> Prediction:
-        """The corrected prediction of another plan on the same machine and software.
+        """The prediction of another plan on the same machine and software, after the correction.
 
         Its times move by the share of its own way, and every stage's peak by the same bytes.
         """
@@ -91,7 +92,9 @@ class StepCorrection:
 
 
 def _way(prediction: Prediction) -> float:
-    """The logarithm of the predicted time over the time of the model's arithmetic at peak rate."""
+    """The logarithm of the predicted time over the time that the model's arithmetic takes at peak
+    rate.
+    """
     return -math.log(min(prediction.mfu, MOST_UTILISED))
 
 

@@ -1,5 +1,5 @@
-"""The picture of a plan as an SVG: a simulated iteration, memory of the fullest GPU, and the time
-breakdown.
+"""Draws a plan as an SVG picture: a simulated iteration, the memory of the fullest GPU, and what
+the time is spent on.
 
 It follows the reader's light or dark theme, and its bytes depend on nothing but the plan.
 """
@@ -24,22 +24,24 @@ from simulators.graph import SENDS
 from simulators.timeline import WORDS as KINDS
 
 WIDTH, MARGIN, GAP = 920, 20, 18
-# Light fills, on which dark text is readable in both themes (after Okabe and Ito).
+# Light colours of areas, on which dark text is readable in a light and in a dark theme (after Okabe
+# and Ito).
 FILLS = (
     *("#8ccbee", "#f2c14e", "#7fd1b0", "#f0a58f", "#d3b3e5", "#c9d46a", "#c8ccd1", "#e9b6d2"),
     *("#a7b6ff", "#d7c4a3", "#9fe0e6", "#ffd9a8", "#bcd9a5"),
 )
-# With more stages, only the first and the last ones are drawn.
+# If there are more stages than this, only the first and the last ones are drawn.
 MOST_STAGES = 8
-# The number of the first stage's micro-batches in the drawn first part of an iteration.
+# The picture shows the beginning of an iteration, in which the first stage runs this many
+# micro-batches.
 PASSES = 4
-# The share of the picture's width that its left column, with memory, takes.
+# The share of the picture's width that the left column takes, which shows memory.
 SHARE_OF_MEMORY = 0.42
 LANE, STAGE_GAP = 12, 8
-# Pixels per letter of small text, and the smallest area that is labelled.
+# The width of a letter of small text in pixels. Below: the smallest area that gets a label.
 LETTER = 6.6
 NAMED = (58.0, 32.0)
-# Terms below this share of the time are omitted.
+# Parts of the iteration's time below this share of it are not drawn.
 LEAST_SHARE = 5e-3
 STYLE = """
 svg { font: 12px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif }
@@ -55,7 +57,7 @@ svg { font: 12px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif }
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Area:
-    """A rectangle of a picture."""
+    """A rectangle in a picture."""
 
     x: float
     y: float
@@ -65,7 +67,9 @@ class Area:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A named part of a whole, such as a class of memory, with its size in numbers and as text."""
+    """A named part of a whole, such as the weights in a GPU's memory, with its size as a number and
+    as text.
+    """
 
     name: str
     size: float
@@ -76,7 +80,9 @@ class Part:
 def write_picture(
     job: Job, prediction: Prediction, part_words: Mapping[str, str], path: Path
 ) -> None:
-    """Write the picture of a plan to a file; ``part_words`` are the names of the time's terms."""
+    """Write the picture of a plan to a file; ``part_words`` are the names of the parts of an
+    iteration's time.
+    """
     simulation = EventSimulator(workload=job.workload, cluster=job.cluster).simulate(job.plan)
     with naming(path):
         path.write_text(picture_of(job, prediction, simulation, part_words), encoding="utf-8")
@@ -85,7 +91,7 @@ def write_picture(
 def picture_of(
     job: Job, prediction: Prediction, simulation: Simulation, part_words: Mapping[str, str]
 ) -> str:
-    """The text of an SVG with a plan, its prediction and a simulated iteration."""
+    """The SVG text of a picture with a plan, its prediction and a simulated iteration."""
     plan, cluster = job.plan, job.cluster
     bounds = f"{prediction.iteration_s_low:.3f} to {prediction.iteration_s_high:.3f} s"
     fits = "fits in memory" if prediction.fits else "does not fit in memory"
@@ -123,8 +129,8 @@ def picture_of(
 
 
 def squares(sizes: Sequence[float], area: Area) -> list[Area]:
-    """Rectangles with areas proportional to ``sizes``, largest first, in rows that make them as
-    close to squares as possible.
+    """Rectangles whose areas are proportional to ``sizes``, the largest first, in rows that make
+    them as close to squares as possible.
     """
     scale = area.width * area.height / sum(sizes)
     rest, areas, start = area, [], 0
@@ -159,7 +165,7 @@ def squares(sizes: Sequence[float], area: Area) -> list[Area]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A bar of the timeline: consecutive tasks of one pass of a stage."""
+    """A bar of the timeline; it stands for consecutive tasks of one pass of a stage."""
 
     stage: int
     stream: str
@@ -170,7 +176,7 @@ class Bar:
 
 def _timeline(simulation: Simulation, stages: int, top: float) -> tuple[list[str], float]:
     """The bars of each stream that a stage uses, from the start of the iteration, and the time at
-    which the drawn part ends.
+    which the drawing ends.
     """
     whole, first_passes = simulation.iteration_s, [("B", number) for number in range(PASSES)]
     returned = [
@@ -212,7 +218,9 @@ def _timeline(simulation: Simulation, stages: int, top: float) -> tuple[list[str
 
 
 def _together(tasks: Iterable[PlayedTask]) -> list[Bar]:
-    """The tasks of a stream as bars in order of time: one bar for consecutive tasks of one pass."""
+    """The tasks of a stream as bars in order of time; consecutive tasks of one pass become one
+    bar.
+    """
     bars: list[Bar] = []
     last: dict[tuple[int, str], int] = {}
     for task in sorted(tasks, key=lambda one: (one.start_s, one.end_s)):
@@ -236,8 +244,8 @@ def _together(tasks: Iterable[PlayedTask]) -> list[Bar]:
 
 
 def _stream(task: PlayedTask) -> str:
-    """The stream on which a task is drawn; sends are drawn with the collectives whose links they
-    share.
+    """The stream in whose row a task is drawn; sends are drawn with collectives, since they use the
+    same links.
     """
     return "gpu_to_gpu" if task.lane == SENDS else task.lane
 
@@ -248,7 +256,9 @@ def _fullest(job: Job, prediction: Prediction) -> int:
 
 
 def _memory_parts(job: Job, prediction: Prediction, number: int) -> list[Part]:
-    """The memory of a stage's GPU by class, largest first, and the free part."""
+    """What the memory of a stage's GPU contains (weights, activations, ...), largest first, and
+    what is free.
+    """
     stage = prediction.stages[number]
     sizes = {one.name: float(getattr(stage.memory, one.name)) for one in fields(stage.memory)}
     reserved = float(stage.peak_reserved_bytes)
@@ -265,7 +275,9 @@ def _memory_parts(job: Job, prediction: Prediction, number: int) -> list[Part]:
 
 
 def _time_parts(job: Job, prediction: Prediction, part_words: Mapping[str, str]) -> list[Part]:
-    """The time of a GPU by term (arithmetic, exposed communication, ...), largest first."""
+    """What the time of a GPU is spent on (arithmetic, exposed communication, ...), largest
+    first.
+    """
     parts = breakdown_of(job, prediction.iteration_s).parts
     rows = [
         Part(name=words, size=getattr(parts, name), words="") for name, words in part_words.items()
@@ -305,7 +317,7 @@ def _has_room(area: Area) -> bool:
 
 
 def _unnamed(parts: Sequence[Part], area: Area) -> str:
-    """A text with the parts whose areas are too small for their names."""
+    """A text that names the parts whose areas are too small for their names."""
     places = squares([part.size for part in parts], area)
     small = [
         f"{part.name} {part.words}"
@@ -316,7 +328,7 @@ def _unnamed(parts: Sequence[Part], area: Area) -> str:
 
 
 def _bars(parts: Sequence[Part], area: Area) -> Iterator[str]:
-    """A bar for each part of a whole, beside the part's name."""
+    """For each part of a whole its name, and beside it a bar as long as the part is large."""
     names, numbers = 0.6 * area.width, 94
     most = max(part.size for part in parts)
     for number, part in enumerate(parts):

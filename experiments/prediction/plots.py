@@ -1,4 +1,4 @@
-"""Pictures of predicted and measured runs, from the rows of a report."""
+"""Pictures that compare predicted with measured runs, from the rows of a report."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,14 +11,14 @@ from experiments.pages.drawing import COLOURS
 from experiments.pages.groups import grouped
 from mistlab.core.units import GIB_BYTES
 
-# The columns of rows that contain the measured and the predicted memory peak.
+# The names of the row fields with the measured and the predicted memory peak.
 PEAKS = ("measured_bytes", "predicted_bytes")
 TIMES = ("measured_s", "predicted_s")
 
 
 def frontiers(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """Draw which numbers of recomputed blocks and amounts of host memory make a plan fit, with a
-    panel per micro-batch size.
+    """Draw which numbers of recomputed blocks and which amounts of host memory make a plan fit, in
+    a panel for each micro-batch size.
     """
     fitting = [row for row in rows if row["frontier"]]
     meshes = list(dict.fromkeys(map(_mesh, rows)))
@@ -53,7 +53,9 @@ def _frontier(axes: Axes, row: Mapping[str, Any], right: float, colour: str) -> 
 
 
 def memory_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw each stage's predicted over measured memory peak, with the diagonal."""
+    """Draw the predicted against the measured memory peak of each stage, with a diagonal line where
+    both are equal.
+    """
     title = "Peak allocated memory of a stage (GiB)"
     figure, axes = _axes(title, "measured", "predicted", (5.2, 5.2))
     end = 1.05 * max(max(row[key] for key in PEAKS) for row in rows) / GIB_BYTES
@@ -67,8 +69,8 @@ def memory_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def times_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw each run's predicted over measured iteration time, with lines at plus and minus ten per
-    cent.
+    """Draw the predicted against the measured iteration time of each run, with lines at plus and
+    minus ten per cent.
     """
     title = "Time of an iteration (s); grey lines: 10 %"
     figure, axes = _axes(title, "measured", "predicted", (6.4, 5.6))
@@ -89,8 +91,8 @@ def times_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def differences(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw the difference between closed form and event simulator, over the share of work done once
-    per iteration.
+    """Draw the difference between the closed form and the event simulator, against the share of
+    work that is done once per iteration.
     """
     x = "first and last micro-batches' extras (% of the iteration)"
     title = "Closed form over event simulator: difference in time"
@@ -112,7 +114,7 @@ def differences(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def _axes(title: str, x: str, y: str, size: tuple[float, float]) -> tuple[Figure, Axes]:
-    """A figure with the axes of a scatter plot."""
+    """An empty figure with the axes of a scatter plot."""
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     axes.set_title(title, loc="left")

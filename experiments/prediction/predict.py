@@ -1,4 +1,6 @@
-"""Predicts plan files: times with bounds, memory, and the time breakdown, as text and JSON."""
+"""Predicts plan files: their times with bounds, their memory, and the breakdown of their times, as
+text and JSON.
+"""
 
 import argparse
 import math
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from simulators.events import Simulation
     from simulators.variability import Variability
 
-# The breakdown of an iteration's GPU time, as a table and in a sentence.
+# Shows what an iteration's GPU time is spent on, as a table and in a sentence.
 
 
 WORDS: Mapping[str, str] = {
@@ -59,14 +61,14 @@ WORDS: Mapping[str, str] = {
     "imbalance_s": "waiting for the busiest stage",
     "bubble_s": "the bubble of the pipeline",
 }
-# Terms below the first share of an iteration are not shown; the sentence also omits those below the
-# second.
+# Parts of an iteration's time below the first share are not shown at all; those below the second
+# are not mentioned in the sentence.
 NEGLIGIBLE, SMALL = 5e-4, 0.015
 
 
 def lines(breakdown: Breakdown) -> list[str]:
-    """A table with a line for each term that is not negligible: its mean over all GPUs and, with
-    several stages, its time on a GPU of the busiest stage.
+    """A table with a line for each part of an iteration's time that is not negligible: its mean
+    over all GPUs and, if there are several stages, its time on a GPU of the busiest stage.
     """
     mean, whole_s = breakdown.parts, breakdown.parts.total_s
     busiest = breakdown.stages[breakdown.busiest_stage]
@@ -89,8 +91,8 @@ def lines(breakdown: Breakdown) -> list[str]:
 
 
 def sentence(breakdown: Breakdown) -> str:
-    """A sentence with the share of arithmetic, then all other terms that are not small, largest
-    first.
+    """A sentence with the share of arithmetic in an iteration's time, followed by all other parts
+    that are not small, largest first.
     """
     whole_s = breakdown.parts.total_s
     first, *others = ((name, getattr(breakdown.parts, name) / whole_s) for name in PARTS)
@@ -101,13 +103,13 @@ def sentence(breakdown: Breakdown) -> str:
     return f"Where a GPU's time goes: {', '.join(phrases)}."
 
 
-# Predictions of plan files, those of one problem together, as text and JSON.
+# Predicts plan files, all plans of one workload and cluster together, and prints text or JSON.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
-    """The prediction of a plan file, or its error; optionally with the iteration to draw, the
-    disturbance, the breakdown, and a measured step.
+    """The prediction of a plan file, or its error. If asked for, also a simulated iteration, the
+    effect of a disturbance, the time breakdown, and a measured step.
     """
 
     path: Path
@@ -170,7 +172,7 @@ def predict(options: argparse.Namespace) -> int:
 
 
 def _draw_picture(answer: PlanAnswer, path: Path) -> None:
-    """Draw the picture of the first plan, if it has a prediction."""
+    """Draw the picture of the first plan; without a prediction there is none."""
     from experiments.prediction.plan_picture import write_picture  # noqa: PLC0415 (needs SimPy)
 
     if answer.job is not None and answer.prediction is not None:
@@ -179,8 +181,8 @@ def _draw_picture(answer: PlanAnswer, path: Path) -> None:
 
 
 def _checked(options: argparse.Namespace) -> "tuple[Variability, int | None] | None":
-    """The disturbance of the plans' task times, and the number of simulated iterations; refuses
-    invalid or incompatible options.
+    """The disturbance of task times that the options ask for, and how many iterations are
+    simulated; refuses options that are invalid or incompatible.
     """
     for name in ("timeline", "variability"):
         if getattr(options, name) is not None and options.simulator != "events":
@@ -208,7 +210,7 @@ def _with_more(
     disturbs: "tuple[Variability, int | None] | None",
     options: argparse.Namespace,
 ) -> list[PlanAnswer]:
-    """The answers extended by everything that the options request."""
+    """The answers, with everything else that the options ask for."""
     if disturbs is not None:
         answers = _disturbed(answers, *disturbs)
     if options.breakdown:
@@ -222,8 +224,8 @@ def _with_more(
 
 
 def _solved(answer: PlanAnswer, options: argparse.Namespace) -> PlanAnswer:
-    """An answer with the figure that its plan needs for a goal, such as the bandwidth of its
-    network.
+    """The answer with the figure, such as the network bandwidth, with which its plan would reach a
+    goal.
     """
     from experiments.prediction.solve import solved  # noqa: PLC0415 (seldom asked)
 
@@ -233,8 +235,8 @@ def _solved(answer: PlanAnswer, options: argparse.Namespace) -> PlanAnswer:
 
 
 def _with_forecast(answer: PlanAnswer) -> PlanAnswer:
-    """An answer with the effect of the plan's gradient reduction on convergence, if the workload
-    names a reduction.
+    """The answer with a forecast of how the plan's gradient reduction affects convergence, if its
+    workload names one.
     """
     if answer.job is None or answer.prediction is None or answer.job.workload.reduces_plainly:
         return answer
@@ -248,7 +250,9 @@ def _with_forecast(answer: PlanAnswer) -> PlanAnswer:
 def _disturbed(
     answers: Sequence[PlanAnswer], by: "Variability", samples: int | None
 ) -> list[PlanAnswer]:
-    """The answers with the distribution of iteration times under the disturbance."""
+    """The answers with the distribution of iteration times under the disturbance that the options
+    ask for.
+    """
     from experiments.prediction.disturbed import Disturbed  # noqa: PLC0415 (needs SimPy)
 
     with_disturbed = []
@@ -264,7 +268,7 @@ def _disturbed(
 
 
 def _broken_down(answer: PlanAnswer) -> PlanAnswer:
-    """An answer with its time breakdown, if it has a prediction."""
+    """The answer with the breakdown of its plan's time, if it has a prediction."""
     if answer.job is None or answer.prediction is None:
         return answer
     return replace(answer, breakdown=breakdown_of(answer.job))
@@ -273,7 +277,9 @@ def _broken_down(answer: PlanAnswer) -> PlanAnswer:
 def _beside_measured(
     answers: Sequence[PlanAnswer], options: argparse.Namespace
 ) -> list[PlanAnswer]:
-    """The first answer beside a measured step, and the other answers corrected by that step."""
+    """The first answer compared with a measured step, and the other answers corrected by the
+    difference.
+    """
     from experiments.prediction.measured_step import (  # noqa: PLC0415 (seldom asked)
         MeasuredStep,
         StepCorrection,
@@ -305,7 +311,7 @@ def predicted(
     numbers: Mapping[str, Any] = MappingProxyType({}),
     captures: bool = False,
 ) -> list[PlanAnswer]:
-    """The answers to plan files, in order; plans of one workload and cluster are predicted
+    """The answers for plan files, in order; plans of one workload and cluster are predicted
     together.
 
     Those that are to be ``drawn`` come with the iteration that was played. Clusters have other
@@ -331,7 +337,9 @@ def predicted(
 
 
 def _together(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[PlanAnswer]:
-    """The answers to jobs, predicted together; one by one if a job is refused."""
+    """The answers for jobs that are predicted together; if a job is refused, each is predicted by
+    itself.
+    """
     answers = predicted_each(predictor, [job.plan for _, job in jobs])
     for (path, job), answer in zip(jobs, answers, strict=True):
         if isinstance(answer, InputError):
@@ -341,7 +349,7 @@ def _together(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterato
 
 
 def _played(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[PlanAnswer]:
-    """The answers to jobs, each with a simulated iteration."""
+    """The answers for jobs, each with a simulated iteration."""
     from simulators.events import EventSimulator  # noqa: PLC0415 (needs SimPy)
 
     assert isinstance(predictor, EventSimulator)
@@ -420,7 +428,7 @@ def _table(answer: PlanAnswer) -> str:
 
 
 def _comparisons(answers: Sequence[PlanAnswer]) -> Iterator[str]:
-    """For each workload, a table of the fastest plan that fits beside the others."""
+    """For each workload, a table that compares the fastest plan that fits with the others."""
     by_workload: dict[Workload, list[tuple[Path, Prediction]]] = defaultdict(list)
     for answer in answers:
         if answer.job is not None and answer.prediction is not None and answer.prediction.fits:

@@ -1,5 +1,5 @@
-"""Inverse questions about a plan: the bandwidth, latency, memory or number of GPUs that it
-needs.
+"""Answers what a plan would need for a goal: a bandwidth, a latency, a GPU memory or a number of
+GPUs.
 """
 
 import math
@@ -17,15 +17,15 @@ from mistlab.job.prediction import Prediction
 from mistlab.machine.hardware import GroupTransfers, Line, Transfers
 from mistlab.plan.dimensions import AXES
 
-# The parallel degree by which more GPUs are used.
+# The parallel degree that increases if a plan gets more GPUs.
 REPLICAS = AXES["data"].dimension
-# The range of link rates to try, as multiples of the current rate; the largest one counts as
-# unlimited.
+# The range in which link rates are tried, as multiples of the present rate; the largest one counts
+# as unlimited.
 SLOWEST, FASTEST = 1e-4, 1e4
-# The range of latencies to try, in microseconds.
+# The range in which latencies are tried, in microseconds.
 LATENCIES = 1e-1, 1e7
 SHARE, SECONDS = "%", "s"
-# Which links a figure is about, for the answer that the plan does not use them.
+# Names the links that a figure concerns, for the answer that the plan does not use them.
 CROSSED_BY = {
     "inter_node_gbytes_per_s": "nothing crosses nodes",
     "intra_node_gbytes_per_s": "nothing passes between GPUs of a node",
@@ -34,8 +34,8 @@ CROSSED_BY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """The answer to an inverse question: the needed figure, its current value, and the step times
-    that are compared.
+    """The answer to what a plan needs for a goal: the figure that it needs, the present one, and
+    the step times that are compared.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Solved:
     words: str
 
     def mapping(self) -> Mapping[str, Any]:
-        """The answer as plain data."""
+        """The answer as plain data for JSON."""
         return {
             "solve": self.name,
             "number": self.number,
@@ -56,8 +56,9 @@ class Solved:
 
 
 def solved(job: Job, name: str, goal: str | None) -> Solved:
-    """The figure with this name that a plan needs for a goal: a step within some per cent of an
-    unlimited one (``5%``), or of some seconds (``12.5s``).
+    """The value of the figure ``name`` that a plan needs for a goal: a step at most so many per
+    cent longer than if the figure were unlimited (``5%``), or a step of so many seconds
+    (``12.5s``).
     """
     if name not in QUESTIONS:
         refuse("--solve", f"{name!r} is unknown{near_matches(name, QUESTIONS)}")
@@ -65,7 +66,7 @@ def solved(job: Job, name: str, goal: str | None) -> Solved:
 
 
 def _rate(job: Job, name: str, goal: str | None) -> Solved:
-    """The smallest rate of links with which a step is short enough."""
+    """The lowest rate of links with which a step is short enough for the goal."""
     node = job.cluster.hardware.node
     now = getattr(job.cluster, name) or getattr(node, name)
     if now is None:
@@ -96,8 +97,8 @@ def _rate(job: Job, name: str, goal: str | None) -> Solved:
 
 
 def _latency(job: Job, name: str, goal: str | None) -> Solved:
-    """The largest latency that may be added to every message, so that a step is still short
-    enough.
+    """The largest latency that can be added to every message while a step is still short enough for
+    the goal.
     """
     unlimited_s = _seconds(job)
     most_s, goal_words = _goal(goal, unlimited_s)
@@ -118,7 +119,7 @@ def _latency(job: Job, name: str, goal: str | None) -> Solved:
 
 
 def _memory(job: Job, name: str, goal: str | None) -> Solved:
-    """The smallest memory of a GPU with which the plan fits."""
+    """The smallest GPU memory with which the plan fits."""
     if goal is not None:
         refuse(
             "--for", f"{goal}: {name} finds where the plan fits and takes no goal: leave --for out"
@@ -133,7 +134,9 @@ def _memory(job: Job, name: str, goal: str | None) -> Solved:
 
 
 def _gpus(job: Job, name: str, goal: str | None) -> Solved:
-    """The fewest GPUs, as multiples of the plan's replicas, with which a step is short enough."""
+    """The fewest GPUs with which a step is short enough for the goal, among multiples of the plan's
+    replicas.
+    """
     least = {stage: stage.degree(REPLICAS) for stage in job.plan.stages}
     replicas = min(least.values())
     widest = replicas * job.plan.micro_batches
@@ -191,8 +194,8 @@ def _goal(goal: str | None, unlimited_s: float) -> tuple[float, str]:
 
 
 def _with_replicas(job: Job, count: int, now: int) -> Job | None:
-    """A job with another number of replicas, on as many nodes as they need; None if the stages or
-    the nodes cannot be divided so.
+    """A job with another number of replicas, on as many nodes as it then needs; None if stages or
+    nodes cannot be divided that way.
     """
     stages = []
     for stage in job.plan.stages:
@@ -216,7 +219,7 @@ def _with_replicas(job: Job, count: int, now: int) -> Job | None:
 
 
 def _later(transfers: Transfers, more_us: float) -> Transfers:
-    """The hardware's transfer times with a latency added to each message between GPUs."""
+    """The hardware with a latency added to the time of every message between GPUs."""
 
     def later(line: Line | None) -> Line | None:
         return line and replace(line, latency_us=line.latency_us + more_us)

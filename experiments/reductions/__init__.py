@@ -1,1 +1,3 @@
-"""Studies of data parallelism with reduced communication: cost and accuracy."""
+"""Studies of data parallelism that communicates less: what it costs, and how accurately it
+trains.
+"""

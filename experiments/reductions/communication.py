@@ -1,5 +1,5 @@
-"""The command ``communication``: cost, scaling and accuracy of gradient reductions that send
-less.
+"""The command ``communication``: the cost, scaling and accuracy of gradient reductions that send
+less than an all-reduce.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from mistlab.reduction.neighbours import degree_of
 from mistlab.reduction.reduction_costs import RankLink, Reduction
 from simulators.messages import played_exchange_s
 
-# The gradient reductions that the study compares (all-reduce, gossip, compressed, ..), by name.
+# The gradient reductions that the study compares (all-reduce, gossip, compressed, ...), by name.
 REDUCTIONS: Mapping[str, Reduction] = {
     "ring all-reduce": Reduction(),
     "one server": Reduction(kind="server"),
@@ -42,12 +42,12 @@ REDUCTIONS: Mapping[str, Reduction] = {
 }
 GROWN = ("ring all-reduce", "one server", "gossip, ring", "gossip, one peer")
 GROWTH = "Milliseconds of an exchange as ranks grow, drawn below:"
-# The largest number of ranks whose messages are simulated one by one, in full and in quick runs;
-# above it the closed form is used.
+# Up to this many ranks, each message is simulated (the second number is for quick runs); for more
+# ranks the closed form is used.
 MOST_PLAYED, QUICK_PLAYED = 512, 64
 MOST_RANKS = 16_384
-# Limits of options: the most values and ranks for which costs are computed, and the least target of
-# the mean square gradient.
+# Limits of options: the most values and the most ranks for which costs are computed, and the
+# smallest target for the mean square gradient.
 MOST_VALUES, MOST_ASKED, LEAST_GOAL = 10**15, 2**20, 1e-6
 SEEDS, STEPS = 5, 600
 QUICK_SEEDS, QUICK_STEPS = 1, 60
@@ -55,7 +55,7 @@ QUICK_SEEDS, QUICK_STEPS = 1, 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked(Checked):
-    """The numbers that options give, converted to their units."""
+    """The numbers that the options give, converted to the units of the computation."""
 
     values: int = field(metadata=bounded(minimum=1, most=MOST_VALUES))
     ranks: int = field(metadata=bounded(minimum=2, most=MOST_ASKED))
@@ -181,7 +181,7 @@ def _report(rows: Sequence[Row], options: argparse.Namespace, steps: int) -> Rep
 
 
 def _left_out(ranks: int) -> Iterator[str]:
-    """The reason why a gradient reduction has no row, as text."""
+    """The reason why a gradient reduction has no result row, as text."""
     for name, how in REDUCTIONS.items():
         if problem := how.ranks_problem(ranks):
             yield f"No row of {name}: {problem}."
@@ -236,8 +236,8 @@ def _trained(rows: Sequence[Row], steps: int) -> str:
 
 
 def _order(rows: Sequence[Row]) -> Iterator[str]:
-    """Pairs of methods whose measured accuracies contradict the published order by more than the
-    spread over seeds.
+    """Pairs of methods whose measured accuracies are in the opposite order from the published ones,
+    by more than the spread over seeds.
     """
     known = [row for row in rows if row["published"]]
     ours = sorted(known, key=lambda row: -row["accuracy"])

@@ -1,4 +1,4 @@
-"""Trains a small network on handwritten digits with eight workers under each reduction.
+"""Trains a small network on handwritten digits with eight workers, under each gradient reduction.
 
 The set is the 1,797 digits of 8 x 8 pixels that scikit-learn ships, a part of UCI's. Every way has
 the same steps, batches, starts and learning rates to choose from; its rate is the one with the best
@@ -26,7 +26,7 @@ HIDDEN, CLASSES = 48, 10
 BATCH = 16
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 CUT_OFF = Compressor(kind="top_k", share=0.05)
-# The methods of a published comparison, with the accuracies that ResNet-18 and ResNet-20 reach on
+# The methods of a published comparison, each with the accuracies of ResNet-18 and ResNet-20 on
 # CIFAR-10.
 PUBLISHED: Mapping[str, tuple[float, float]] = {
     "plain": (93.99, 91.62),
@@ -35,8 +35,9 @@ PUBLISHED: Mapping[str, tuple[float, float]] = {
     "neolithic": (94.63, 91.43),
     "ef21": (87.37, 65.82),
 }
-# All methods that are trained: those published, and compression without error feedback, gossip,
-# local steps, an asynchronous server, and a Byzantine worker under mean and trimmed mean.
+# All methods with which the network is trained: the published ones, and compression without error
+# feedback, gossip, local steps, an asynchronous server, and a Byzantine worker under the mean and
+# the trimmed mean.
 WAYS = (*PUBLISHED, "none", "gossip", "local", "asynchronous", "one lies", "one lies, trimmed")
 LOCAL_STEPS = 8
 LIARS = (3,)
@@ -44,7 +45,7 @@ LIARS = (3,)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digits:
-    """Images and labels of handwritten digits, in training, validation and test sets."""
+    """Images of handwritten digits and their labels, as a training, a validation and a test set."""
 
     training: tuple[Floats, Ints]
     validation: tuple[Floats, Ints]
@@ -53,7 +54,9 @@ class Digits:
     @classmethod
     @cache
     def loaded(cls) -> "Digits":
-        """The digits data set of scikit-learn, shuffled with a fixed seed and split."""
+        """The digits data set of scikit-learn, shuffled with a fixed seed and split into three
+        sets.
+        """
         try:
             from sklearn.datasets import load_digits  # noqa: PLC0415 (an extra)
         except ModuleNotFoundError:
@@ -68,7 +71,7 @@ class Digits:
 
 
 def first_weights(seed: int, pixels: int = 64) -> Floats:
-    """Initial weights of a network with one hidden layer, as one vector."""
+    """The initial weights of a network with one hidden layer, as one vector."""
     rng = np.random.default_rng(seed)
     first = rng.standard_normal((pixels + 1, HIDDEN)) * np.sqrt(2 / pixels)
     second = rng.standard_normal((HIDDEN + 1, CLASSES)) * np.sqrt(1 / HIDDEN)
@@ -108,7 +111,7 @@ def accuracy(weights: Floats, images: Floats, labels: Ints) -> float:
 
 @dataclass(slots=True, kw_only=True)
 class ImageWorkers:
-    """Eight workers that train under one reduction, each with its own weights."""
+    """Eight workers that train with one gradient reduction, each with weights of its own."""
 
     way: str
     rate: float
@@ -129,7 +132,7 @@ class ImageWorkers:
         self._averaging = averaging("none" if sends_all else self.way, compressor)
 
     def advance(self, images: Floats, labels: Ints) -> None:
-        """One step of all workers, each on its own batch."""
+        """Train all workers for one step, each on its own batch."""
         self.step += 1
         batches = self._rng.integers(len(labels), size=(WORKERS, BATCH))
         gradients = np.stack(
@@ -146,8 +149,8 @@ class ImageWorkers:
             if self.step % LOCAL_STEPS == 0:
                 self.weights[:] = self.weights.mean(axis=0)
         elif self.way == "asynchronous":
-            # An asynchronous server applies the workers' updates in turn, each with the gradient at
-            # the weights that the worker last received.
+            # An asynchronous server applies the workers' gradients in turn; each was computed with
+            # the weights that its worker received last.
             for number, worker_gradient in enumerate(gradients):
                 self._served = self._served - self.rate / WORKERS * worker_gradient
                 self.weights[number] = self._served
@@ -160,8 +163,8 @@ class ImageWorkers:
 
 
 def trained(way: str, rate: float, seed: int, steps: int) -> tuple[float, float]:
-    """The accuracy of the workers' mean weights on validation and test sets, after training for
-    some steps.
+    """The accuracy of the workers' mean weights on the validation and the test set, after a number
+    of training steps.
     """
     digits = Digits.loaded()
     workers = ImageWorkers(way=way, rate=rate, seed=seed)
@@ -174,8 +177,8 @@ def trained(way: str, rate: float, seed: int, steps: int) -> tuple[float, float]
 
 
 def training_rows(ways: Sequence[str], seeds: int, steps: int) -> Iterator[dict[str, Any]]:
-    """A row per method: accuracy and spread at the learning rate with the best validation
-    accuracy.
+    """A result row for each method: its accuracy and the spread over seeds, with the learning rate
+    that has the best validation accuracy.
     """
     for way in ways:
         by_rate = {

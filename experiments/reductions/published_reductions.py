@@ -1,4 +1,4 @@
-"""Published training times under reduced communication, beside the cost model's predictions.
+"""Compares published training times with reduced communication with what the cost model predicts.
 
 Figures are those of a lecture on communication-efficient training: ResNet-50 on 256 GPUs, ImageNet
 on 4 to 32 nodes of 8 GPUs, BERT Large on 64 GPUs.
@@ -15,7 +15,7 @@ from mistlab.reduction.reduction_costs import RankLink, Reduction, fitted_rate
 
 RESNET_VALUES, RESNET_GPUS = 25_500_000, 256
 ALL_REDUCE_S, PARTIAL_S = 0.278, 0.150
-# Hours of training on ImageNet by number of nodes.
+# The published hours of training on ImageNet, by number of nodes.
 HOURS: Mapping[str, Mapping[int, float]] = {
     "all_reduce": {4: 11.6, 8: 6.3, 16: 3.7, 32: 2.2},
     "gossip": {4: 11.1, 8: 5.7, 16: 2.8, 32: 1.5},
@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 
 def published_rows() -> Iterator[Row]:
-    """A row for each published training time that was not used in the fit."""
+    """A result row for each published training time to which nothing was fitted."""
     rate = fitted_rate(ALL_REDUCE_S, RESNET_VALUES, RESNET_GPUS)
     link = RankLink(latency_s=0, bytes_per_s=rate)
     partial_s = PARTIAL.exchange_s(RESNET_VALUES, RESNET_GPUS, link)
@@ -44,7 +44,8 @@ def published_rows() -> Iterator[Row]:
 
 
 def predicted_hours() -> dict[str, dict[int, float]]:
-    """The predicted hours of training on ImageNet, for the numbers of nodes outside the fit.
+    """The predicted hours of training on ImageNet, for those numbers of nodes to which nothing was
+    fitted.
 
     An epoch has a given number of images, so n nodes take 1/n of the steps; a step is computation
     and an exchange of the gradients. Computation, transfer and latency are fitted to all four runs
@@ -53,7 +54,7 @@ def predicted_hours() -> dict[str, dict[int, float]]:
     fitted = [(kind, nodes) for kind in HOURS for nodes in FITTED_NODES]
     matrix = np.array([_terms(kind, nodes) for kind, nodes in fitted])
     hours = np.array([HOURS[kind][nodes] for kind, nodes in fitted])
-    # Nonnegative least squares of the relative errors.
+    # The fit minimises the squares of relative errors, with coefficients of at least zero.
     terms, _ = nnls(matrix / hours[:, None], np.ones(len(hours)))
     return {
         kind: {
@@ -66,8 +67,8 @@ def predicted_hours() -> dict[str, dict[int, float]]:
 
 
 def _terms(kind: str, nodes: int) -> tuple[float, float, float]:
-    """Coefficients of compute, transfer and latency: steps, and per step the bytes and number of
-    messages.
+    """What the coefficients of compute, transfer and latency are multiplied by: the number of
+    steps, and for each step the bytes and the number of messages.
     """
     how = Reduction() if kind == "all_reduce" else PARTIAL
     latency = how.exchange_s(1, nodes, RankLink(latency_s=1.0, bytes_per_s=1e18))
