@@ -1,3 +1,3 @@
-"""The schedule of an iteration: which tasks a pipeline's stages run, in which order and on which
+"""Schedules of an iteration: which tasks the stages of a pipeline run, in which order and on which
 stream.
 """

@@ -1,5 +1,5 @@
-"""The text of order files, which give the order of a pipeline's forward and backward passes: one
-line for each stage, one word for each pass, as ``F0m3 B0m3``.
+"""Reads and writes order files, which give the order of a pipeline's forward and backward passes: a
+line for each stage and a word such as ``F0m3`` for each pass.
 
 ``F0m3`` is the forward pass of chunk 0 for micro-batch 3. ``B`` is the backward pass. If a stage
 also has ``W``, ``B`` computes only the gradient of the input, and ``W`` the gradients of the
@@ -22,15 +22,16 @@ _KINDS: Mapping[str, PassKind] = {kind: kind for kind in get_args(PassKind)}
 
 _NUMBER = "0|[1-9][0-9]{0,8}"
 _WORD = re.compile(rf"([FBW])({_NUMBER})?m({_NUMBER})")
-# A line of an order file that begins with this word says which stage holds each part of the model.
+# If the first line of an order file begins with this word, it says which stage holds each part of
+# the model.
 _PLACED = "parts"
 # An error message shows at most this many characters of a faulty word.
 _SHOWN = 24
 
 
 class OrderedPass(NamedTuple):
-    """One pass of a micro-batch through a chunk of a stage, as a word of an order file (``F0m3``)
-    describes it.
+    """A pass of a micro-batch through a chunk of a stage, which a word of an order file (``F0m3``)
+    stands for.
     """
 
     kind: PassKind
@@ -43,8 +44,8 @@ StageOrder = tuple[OrderedPass, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOrder:
-    """The order in which each stage of a pipeline runs its forward and backward passes; whether
-    stages can run in this order may be unchecked.
+    """The order in which each stage of a pipeline runs its forward and backward passes; it may
+    contain a deadlock until it is checked.
     """
 
     stages: tuple[StageOrder, ...]
@@ -62,17 +63,20 @@ class PipelineOrder:
         return self.placement.chunks
 
     def line(self, stage: int) -> int:
-        """The number, from 1, of the line in an order file that has a stage's passes."""
+        """The number of the line in an order file that lists a stage's passes, from 1."""
         return stage + 1 + (not self.placement.is_loop)
 
     def source(self, stage: int, of: OrderedPass) -> StageChunk | None:
-        """The stage and chunk that compute the input of a stage's pass; None for the first part of
-        the model in a forward pass, the last in a backward pass, and weight gradients.
+        """The stage and chunk that compute the input of a stage's pass, or None if no pass computes
+        it.
+
+        That is in a forward pass of the first part of the model, in a backward pass of the last,
+        and for weight gradients.
         """
         return self._beside(stage, of, -1)
 
     def destination(self, stage: int, of: OrderedPass) -> StageChunk | None:
-        """The stage and chunk that take the output of a stage's pass; None if no pass takes it."""
+        """The stage and chunk that use the output of a stage's pass, or None if no pass uses it."""
         return self._beside(stage, of, 1)
 
     def _beside(self, stage: int, of: OrderedPass, step: int) -> StageChunk | None:
@@ -96,15 +100,16 @@ class PipelineOrder:
 
 
 def placement_line(placement: Placement) -> str:
-    """The line of an order file that says which stage holds each part of the model: ``parts 0 1 1
-    0``.
+    """The line of an order file that says which stage holds each part of the model, such as ``parts
+    0 1 1 0``.
     """
     return " ".join((_PLACED, *map(str, placement.stages)))
 
 
 def order_from_text(text: str, *, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """The order of passes in the text of an order file; whether stages can run in this order is not
-    checked yet.
+    """Read the order of passes from the text of an order file.
+
+    Whether stages can run in this order is not checked yet.
     """
     lines = text.rstrip().splitlines()
     placement = _placement(lines, num_stages)
@@ -133,8 +138,8 @@ def order_from_text(text: str, *, num_stages: int, micro_batches: int) -> Pipeli
 
 
 def splits_backward(stage: StageOrder) -> bool:
-    """Whether a stage computes weight gradients in passes of their own (W), apart from those of
-    inputs (B).
+    """Whether a stage computes weight gradients in passes of their own (W), apart from input
+    gradients (B).
     """
     return any(one.kind == "W" for one in stage)
 
@@ -147,7 +152,7 @@ def refuse_word(line: int, word: str, problem: str) -> NoReturn:
 
 
 def _placement(lines: Sequence[str], num_stages: int) -> Placement | None:
-    """Which stage holds each part of the model, from the first line of an order file; None if that
+    """Read the stage of each part of the model from the first line of an order file; None if that
     line does not begin with ``parts``.
     """
     first, *places_told = lines[0].split() if lines and lines[0].strip() else [""]
@@ -167,8 +172,7 @@ def _placement(lines: Sequence[str], num_stages: int) -> Placement | None:
         reject(f"line 1: {error}")
 
 
-# A word of an order file as written, the pass that it stands for, and whether the word names a
-# chunk.
+# A word of an order file, the pass that it stands for, and whether the word gives a chunk number.
 _Word = tuple[str, OrderedPass, bool]
 
 
@@ -185,8 +189,8 @@ def _words(number: int, line: str) -> list[_Word]:
 
 @lru_cache(maxsize=1 << 14)
 def _word(word: str) -> _Word | None:
-    """The pass that a word such as ``F0m3`` stands for, cached for all orders; None if the word is
-    malformed.
+    """The pass that a word such as ``F0m3`` stands for, or None if the word is malformed; results
+    are cached.
     """
     match = _WORD.fullmatch(word)
     if match is None:
@@ -197,8 +201,9 @@ def _word(word: str) -> _Word | None:
 
 
 def _check_named(lines: Sequence[Sequence[_Word]], chunks: int, before: int) -> None:
-    """Refuse words of an order file that name no chunk where stages have several chunks; ``before``
-    is the number of the first of ``lines`` in the file.
+    """Refuse words of an order file without chunk numbers where stages have several chunks.
+
+    ``before`` is the number of the first of ``lines`` in the file.
     """
     in_lines = [(number, *one) for number, words in enumerate(lines, before) for one in words]
     other, other_word = next((number, word) for number, word, one, _ in in_lines if one.chunk)
@@ -209,8 +214,9 @@ def _check_named(lines: Sequence[Sequence[_Word]], chunks: int, before: int) -> 
 
 
 def _chunks(lines: Sequence[Sequence[_Word]], before: int) -> int:
-    """The number of chunks of each stage, from the words of an order file; refuses a gap in the
-    chunks' numbers.
+    """The number of chunks of each stage, from the words of an order file.
+
+    Refuses a gap in the chunks' numbers.
     """
     first = {
         ordered.chunk: (number, word)

@@ -1,5 +1,5 @@
-"""The named orders of a pipeline's passes (pipeline schedules): 1F1B, GPipe, interleaved 1F1B,
-zero-bubble orders, and V-shaped orders.
+"""Writes the named orders of a pipeline's passes (pipeline schedules): 1F1B, GPipe, interleaved
+1F1B, zero-bubble and V-shaped orders.
 """
 
 from collections import Counter
@@ -13,24 +13,21 @@ from mistlab.core.values import refuse
 from mistlab.schedule.order_text import placement_line
 from mistlab.schedule.placement import turning
 
-# Pipeline orders with two chunks of the model per stage in a V: micro-batches pass down to the last
-# stage and back up to the first.
-#
-# The first stage has the first and the last of the model's parts, so a micro-batch's backward pass
-# starts on the stage where its forward pass started. ZB-V (Qi et al. 2023) assumes that F, B and W
-# take equally long: then no stage stalls between its first pass and its last, and each stage has as
-# many micro-batches in flight as the first stage of 1F1B. DualPipeV (DeepSeek 2025) is one half of
-# DualPipe, in which micro-batches enter at both ends: in the steady state, a stage alternates
-# forward passes of one chunk with whole backward passes of the other.
+# Writes pipeline orders in which the model's parts lie in a V: micro-batches pass down the stages
+# to the last one and back up to the first.
 
 
-# The two chunks of a stage in a V: micro-batches take the first on their way down to the last
-# stage, the second on their way back up.
+# The numbers of a stage's two chunks in a V: micro-batches pass the first on their way to the last
+# stage, the second on their way back.
 DOWN, UP = 0, 1
 
 
 def zb_v_text(num_stages: int, micro_batches: int) -> str:
-    """The pipeline order ZB-V (zero bubbles, chunks in a V), as the text of an order file.
+    """The order file for ZB-V (zero bubbles, two chunks per stage in a V).
+
+    ZB-V (Qi et al. 2023) assumes that F, B and W take equally long: then no stage stalls between
+    its first pass and its last, and each stage has as many micro-batches in flight as the first
+    stage of 1F1B.
 
     With fewer micro-batches than it takes to fill the pipeline, passes of the missing ones are left
     out.
@@ -44,8 +41,12 @@ def zb_v_text(num_stages: int, micro_batches: int) -> str:
 
 
 def dualpipe_v_text(num_stages: int, micro_batches: int) -> str:
-    """The pipeline order DualPipeV, as the text of an order file; needs at least as many
-    micro-batches as the model has parts.
+    """The order file for DualPipeV, which needs at least as many micro-batches as the model has
+    parts.
+
+    DualPipeV (DeepSeek 2025) is one half of DualPipe, in which micro-batches enter at both ends: in
+    the steady state, a stage alternates forward passes of one chunk with whole backward passes of
+    the other.
 
     >>> print(dualpipe_v_text(1, 2), end="")
     F0m0 F1m0 F0m1 B1m0 W1m0 F1m1 B0m0 W0m0 B1m1 W1m1 B0m1 W0m1
@@ -56,8 +57,9 @@ def dualpipe_v_text(num_stages: int, micro_batches: int) -> str:
 
 @dataclass(slots=True)
 class _Line:
-    """The passes of one stage in order; a pass that is added takes the next micro-batch for its
-    kind and chunk.
+    """The passes of one stage in order, to which passes are added one by one.
+
+    An added pass takes the next micro-batch for its kind and chunk.
 
     ``later`` are gradients of weights that are put off: their chunks and micro-batches.
     """
@@ -70,8 +72,9 @@ class _Line:
         self._next("F", chunk)
 
     def backward(self, chunk: int, *, whole: bool = True) -> None:
-        """Add a backward pass of a chunk; unless it is ``whole``, its weight gradients are computed
-        in a later pass.
+        """Add a backward pass of a chunk.
+
+        Unless it is ``whole``, its weight gradients are computed in a later pass.
         """
         micro_batch = self._next("B", chunk)
         if whole:
@@ -80,9 +83,7 @@ class _Line:
             self.later.append((chunk, micro_batch))
 
     def weights(self) -> None:
-        """Add the weight-gradient pass (W) that has been deferred the longest, if one is
-        deferred.
-        """
+        """Add the weight-gradient pass (W) that has waited longest, if any waits."""
         if self.later:
             self.passes.append(("W", *self.later.pop(0)))
 
@@ -101,7 +102,7 @@ class _Line:
 
 def _zb_v(stages: int, stage: int, micro_batches: int) -> _Line:
     line, after = _Line(), stages - stage
-    # Micro-batches pass down the stages until the first one is back at this stage.
+    # So many micro-batches pass this stage before the first one is back from the last stage.
     for _ in range(2 * after - 1):
         line.forward(DOWN)
     for _ in range(stage):
@@ -116,7 +117,7 @@ def _zb_v(stages: int, stage: int, micro_batches: int) -> _Line:
         line.backward(DOWN)
         line.forward(UP)
         line.backward(UP)
-    # The remaining backward passes run as early as possible; their weight gradients are deferred.
+    # The remaining backward passes run as early as possible, so their weight gradients come later.
     for _ in range(stage):
         line.backward(DOWN, whole=False)
         line.backward(UP, whole=False)
@@ -125,7 +126,7 @@ def _zb_v(stages: int, stage: int, micro_batches: int) -> _Line:
         put_off = min(m for chunk, m in line.later if chunk == DOWN)
         line.later.remove((DOWN, put_off))
         line.passes.append(("W", DOWN, put_off))
-    # Weight gradients of the chunk on the way up (``UP``) are computed first.
+    # Weight gradients of the chunk that micro-batches pass on their way back (``UP``) come first.
     line.later.sort(key=lambda one: (-one[0], one[1]))
     while line.later:
         line.weights()
@@ -153,7 +154,7 @@ def _dualpipe_v(stages: int, stage: int, micro_batches: int) -> _Line:
         line.forward(UP)
         line.backward(DOWN)
     # In the first half of the remaining backward passes weight gradients are computed at once, in
-    # the second half they are deferred.
+    # the second half later.
     first = 2 * ((stage + 1) // 2) + 1 - stage % 2
     for number in range(stage + 1):
         line.backward(UP, whole=2 * number < first)
@@ -167,45 +168,39 @@ def _dualpipe_v(stages: int, stage: int, micro_batches: int) -> _Line:
 
 
 def placed_text(num_stages: int, lines: Sequence[Sequence[str]]) -> str:
-    """The text of an order file for stages with two chunks in a V; ``lines`` has the words of each
-    stage's passes.
+    """The order file for stages with two chunks in a V; ``lines`` has the words of each stage's
+    passes.
     """
     placement = turning(num_stages)
     placed = [] if placement.is_loop else [placement_line(placement)]
     return "".join(f"{line}\n" for line in (*placed, *map(" ".join, lines)))
 
 
-# V-Half and V-Min: pipeline orders with chunks in a V that hold half or a third of 1F1B's
-# activations.
-#
-# Qi et al. (2024, "Pipeline Parallelism with Controllable Memory") repeat a building block: the
-# four passes of a micro-batch on a stage (F and B of both chunks) start in given time slots of
-# equal length, and each micro-batch's block starts six time slots after the previous one. The fewer
-# time slots a block spans on the fullest stage, the fewer micro-batches are in flight there. Two of
-# six time slots are left for W, the weight gradients, which here run as soon as a time slot is
-# free. A stage runs its passes in the order of their time slots, each as soon as possible.
+# Writes the orders V-Half and V-Min, which hold about half or a third of 1F1B's activations (Qi et
+# al. 2024, "Pipeline Parallelism with Controllable Memory").
 
 
-# The number of time slots of equal length that a micro-batch takes on each stage, one for each
-# pass: F, B and W of two chunks.
+# A micro-batch takes so many time units of equal length on each stage, one for each pass: F, B and
+# W of two chunks.
 PERIOD = 6
-# The four passes of a micro-batch on a stage, in the order in which ``Block`` gives their time
-# slots.
+# The four passes of a micro-batch on a stage, in the order in which a function ``Block`` gives
+# their start times.
 PASSES = (("F", DOWN), ("F", UP), ("B", UP), ("B", DOWN))
 
-# A function from the number of stages and a stage's number to the time slots in which a
-# micro-batch's four passes start on that stage.
+# A function that gives the start times of a micro-batch's four passes on a stage, in units of equal
+# length, from the number of stages and the stage's number.
 Block = Callable[[int, int], tuple[int, int, int, int]]
 
 
 def half(stages: int, stage: int) -> tuple[int, int, int, int]:
-    """The time slots in which the four passes of the first micro-batch start on a stage under
-    V-Half: a pass starts two time slots after the previous stage's, or one after the next stage's.
+    """The start times of the first micro-batch's four passes on a stage under V-Half.
+
+    A pass starts two time units after the previous stage's, or one after the next stage's.
 
     >>> [half(2, stage) for stage in range(2)]
     [(0, 4, 8, 13), (2, 3, 10, 12)]
     """
-    # Without this shift, two passes of a stage would be in the same time slot.
+    # Without this shift, two passes of a stage would start at the same time.
     shift = 3 * (stages % 2 == 0)
     return (
         2 * stage,
@@ -216,8 +211,9 @@ def half(stages: int, stage: int) -> tuple[int, int, int, int]:
 
 
 def least(stages: int, stage: int) -> tuple[int, int, int, int]:
-    """The time slots in which the four passes of the first micro-batch start on a stage under
-    V-Min: every pass takes one time slot per stage.
+    """The start times of the first micro-batch's four passes on a stage under V-Min.
+
+    Every pass takes one time unit per stage.
 
     >>> [least(2, stage) for stage in range(2)]
     [(0, 3, 4, 7), (1, 2, 5, 6)]
@@ -232,8 +228,14 @@ def least(stages: int, stage: int) -> tuple[int, int, int, int]:
 
 
 def controlled_text(num_stages: int, micro_batches: int, *, block: Block) -> str:
-    """The text of an order file in which each micro-batch repeats the same building block of
-    passes, six time slots after the previous micro-batch.
+    """The order file in which each micro-batch repeats the passes of the one before, six time units
+    later.
+
+    Qi et al. (2024) repeat a building block: the four passes of a micro-batch on a stage (F and B
+    of both chunks) start at given times. The fewer time units a block spans on the fullest stage,
+    the fewer micro-batches are in flight there. Two of six units are left for W, the weight
+    gradients, which here run as soon as a unit is free. A stage runs its passes in the order of
+    their times, each as soon as possible.
 
     >>> print(controlled_text(1, 2, block=least), end="")
     F0m0 F1m0 B1m0 B0m0 W1m0 W0m0 F0m1 F1m1 B1m1 B0m1 W1m1 W0m1
@@ -243,8 +245,8 @@ def controlled_text(num_stages: int, micro_batches: int, *, block: Block) -> str
 
 
 def _words(slots: tuple[int, int, int, int], micro_batches: int) -> list[str]:
-    """The words of an order file for a stage's passes in the order of their time slots; W passes
-    take the time slots that are free.
+    """The words of an order file for a stage's passes by start time; weight-gradient passes (W)
+    fill the gaps.
     """
     taken = {
         slot + PERIOD * micro_batch: (kind, chunk, micro_batch)
@@ -263,21 +265,20 @@ def _words(slots: tuple[int, int, int, int], micro_batches: int) -> list[str]:
     return pass_words + later
 
 
-# The pipeline orders V-Half and V-Min by name, each as a function from the numbers of stages and
-# micro-batches to the text of an order file.
+# The orders V-Half and V-Min by name, each as a function that writes the order file for numbers of
+# stages and micro-batches.
 CONTROLLED: Mapping[str, Callable[[int, int], str]] = {
     "v-half": partial(controlled_text, block=half),
     "v-min": partial(controlled_text, block=least),
 }
 
 
-# Interleaved 1F1B as the text of an order file: each stage has several chunks of the model, and
-# alternates between them.
+# Writes order files for interleaved 1F1B, in which each stage alternates between several chunks of
+# the model.
 
 
 def interleaved_text(stages: int, micro_batches: int, chunks: int) -> str:
-    """The pipeline order interleaved 1F1B (Narayanan et al., SC 2021), as the text of an order
-    file.
+    """The order file for interleaved 1F1B (Narayanan et al., SC 2021).
 
     Chunks take as many micro-batches in turn as there are stages, of which there is a multiple.
 
@@ -285,7 +286,7 @@ def interleaved_text(stages: int, micro_batches: int, chunks: int) -> str:
     F0m0 F1m0 B1m0 B0m0
     """
     assert micro_batches % stages == 0, "micro-batches come in groups as large as the pipeline"
-    turns = [_turn(number, stages, chunks) for number in range(micro_batches * chunks)]
+    turns = [_forward_pass(number, stages, chunks) for number in range(micro_batches * chunks)]
     forwards = [f"F{chunk}m{micro_batch}" for chunk, micro_batch in turns]
     backwards = [f"B{chunks - 1 - chunk}m{micro_batch}" for chunk, micro_batch in turns]
     lines = []
@@ -297,8 +298,8 @@ def interleaved_text(stages: int, micro_batches: int, chunks: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _turn(number: int, stages: int, chunks: int) -> tuple[int, int]:
-    """The chunk and the micro-batch of the forward pass with this number on a stage, in interleaved
+def _forward_pass(number: int, stages: int, chunks: int) -> tuple[int, int]:
+    """The chunk and the micro-batch of a stage's forward pass with this number, in interleaved
     1F1B.
     """
     group, rest = divmod(number, stages * chunks)
@@ -306,13 +307,8 @@ def _turn(number: int, stages: int, chunks: int) -> tuple[int, int]:
     return chunk, group * stages + stage_number
 
 
-# The named pipeline orders, each as the text that an order file contains.
-#
-# 1F1B (Narayanan et al. 2019): each stage runs as many forward passes ahead as there are stages
-# after it, then alternates. GPipe (Huang et al. 2019): all forward passes, then all backward
-# passes. Interleaved 1F1B (Narayanan et al. 2021): each stage has several chunks of the model.
-# ZB-H1, ZB-H2 and ZB-2p (Qi et al. 2023): 1F1B in which weight gradients fill bubbles; the last two
-# have twice as many micro-batches in flight.
+# Lists the named pipeline orders, such as 1F1B and GPipe, with the functions that write their order
+# files.
 
 
 DEFAULT_ORDER = "1f1b"
@@ -324,7 +320,10 @@ def in_flight(stage: int, num_stages: int, micro_batches: int) -> int:
 
 
 def one_forward_one_backward(num_stages: int, micro_batches: int) -> str:
-    """The pipeline order 1F1B, as the text of an order file.
+    """The order file for 1F1B: each stage runs some forward passes ahead, then alternates
+    (Narayanan et al. 2019).
+
+    It runs as many ahead as there are stages after it.
 
     >>> print(one_forward_one_backward(2, 3), end="")
     Fm0 Fm1 Bm0 Fm2 Bm1 Bm2
@@ -335,8 +334,8 @@ def one_forward_one_backward(num_stages: int, micro_batches: int) -> str:
         ahead = in_flight(stage, num_stages, micro_batches)
         forwards = [f"Fm{m}" for m in range(micro_batches)]
         backwards = [f"Bm{m}" for m in range(micro_batches)]
-        # Warm-up (forward passes that run ahead), then backward and forward passes in alternation,
-        # then the remaining backward passes.
+        # After the forward passes that run ahead, backward and forward passes alternate, and the
+        # remaining backward passes follow.
         pairs = zip(backwards, forwards[ahead:], strict=False)
         remaining = backwards[micro_batches - ahead :]
         lines.append(" ".join((*forwards[:ahead], *chain.from_iterable(pairs), *remaining)))
@@ -344,7 +343,7 @@ def one_forward_one_backward(num_stages: int, micro_batches: int) -> str:
 
 
 def all_forwards_then_backwards(num_stages: int, micro_batches: int) -> str:
-    """The pipeline order GPipe, as the text of an order file.
+    """The order file for GPipe: all forward passes, then all backward passes (Huang et al. 2019).
 
     >>> print(all_forwards_then_backwards(1, 2), end="")
     Fm0 Fm1 Bm0 Bm1
@@ -354,8 +353,9 @@ def all_forwards_then_backwards(num_stages: int, micro_batches: int) -> str:
 
 
 def interleaved(num_stages: int, micro_batches: int, chunks: int) -> str:
-    """The pipeline order interleaved 1F1B, as the text of an order file; refuses a number of
-    micro-batches that is not a multiple of the number of stages.
+    """The order file for interleaved 1F1B.
+
+    Refuses a number of micro-batches that is not a multiple of the number of stages.
 
     >>> print(interleaved(1, 2, 2), end="")
     F0m0 F1m0 B1m0 F0m1 B0m0 F1m1 B1m1 B0m1
@@ -370,8 +370,10 @@ def interleaved(num_stages: int, micro_batches: int, chunks: int) -> str:
 
 
 def zero_bubble(num_stages: int, micro_batches: int, *, ahead: int = 1, put_off: int = 1) -> str:
-    """A 1F1B order in which weight-gradient passes fill bubbles (by default ZB-H1), as the text of
-    an order file.
+    """The order file for a 1F1B order in which weight-gradient passes fill bubbles: by default
+    ZB-H1 (Qi et al. 2023).
+
+    ZB-H2 and ZB-2p have twice as many micro-batches in flight.
 
     A stage runs ``ahead`` forwards ahead for each stage after it, and puts ``put_off`` gradients of
     weights off for each stage before it. ZB-H1 holds as much as the first stage of 1F1B, ZB-H2 (2
@@ -398,8 +400,9 @@ def zero_bubble(num_stages: int, micro_batches: int, *, ahead: int = 1, put_off:
 
 
 def dualpipe_v(num_stages: int, micro_batches: int) -> str:
-    """The pipeline order DualPipeV, as the text of an order file; refuses fewer micro-batches than
-    the model has parts.
+    """The order file for DualPipeV.
+
+    Refuses fewer micro-batches than the model has parts.
     """
     if problem := _too_few(num_stages, micro_batches):
         refuse("plan.order", f"dualpipe-v, but {problem}")
@@ -416,7 +419,7 @@ def _too_few(num_stages: int, micro_batches: int) -> str:
 
 
 def order_of_chunks(chunks: int) -> str:
-    """The name of the interleaved order with this many chunks per stage, whether or not it is in
+    """The name of the interleaved order with this many chunks per stage, even if it is not in
     ``ORDERS``.
     """
     return f"interleaved-{chunks}"
@@ -425,8 +428,8 @@ def order_of_chunks(chunks: int) -> str:
 # The number of chunks per stage in each interleaved order, by the order's name.
 INTERLEAVED: Mapping[str, int] = {order_of_chunks(chunks): chunks for chunks in (2, 3, 4, 5, 6, 8)}
 
-# All named pipeline orders, each as a function from the numbers of stages and micro-batches to the
-# text of an order file.
+# All named pipeline orders, each with a function that writes the order file for numbers of stages
+# and micro-batches.
 ORDERS: dict[str, Callable[[int, int], str]] = {
     DEFAULT_ORDER: one_forward_one_backward,
     "gpipe": all_forwards_then_backwards,
@@ -438,22 +441,24 @@ ORDERS: dict[str, Callable[[int, int], str]] = {
     "dualpipe-v": dualpipe_v,
     **CONTROLLED,
 }
-# Pipeline orders with two chunks per stage in a V: micro-batches pass down to the last stage, and
-# back.
+# In these orders the model's parts lie in a V, two on each stage: micro-batches pass to the last
+# stage and back.
 TURNING = ("zb-v", "dualpipe-v", *CONTROLLED)
-# Pipeline orders that compute weight gradients in passes of their own (W).
+# These orders compute weight gradients in passes of their own (W).
 SPLIT = ("zb-h1", "zb-h2", "zb-2p", *TURNING)
-# Periodic pipeline orders: between warm-up and cool-down, stages repeat the same passes for each
+# These orders are periodic: between warm-up and cool-down, stages repeat the same passes for each
 # group of as many micro-batches as there are stages.
 REPEATING = frozenset((*INTERLEAVED, *SPLIT))
-# The number of groups of micro-batches (each as large as the number of stages) with which the event
-# simulator plays a periodic order; longer iterations are extrapolated.
+# Periodic orders are computed with this many groups of micro-batches at most, and longer iterations
+# are extrapolated; a group has as many micro-batches as there are stages.
 GROUPS_PLAYED = 4
 
 
 def fewer_micro_batches(order: str, num_stages: int, micro_batches: int) -> int:
-    """The fewest micro-batches with which a pipeline order has the same warm-up, cool-down and
-    period; ``micro_batches`` itself if the order is not periodic.
+    """The fewest micro-batches with which a periodic pipeline order keeps its warm-up, cool-down
+    and period.
+
+    ``micro_batches`` itself if the order is not periodic.
     """
     beyond = micro_batches - GROUPS_PLAYED * num_stages
     if order not in REPEATING or beyond < num_stages:
@@ -462,8 +467,8 @@ def fewer_micro_batches(order: str, num_stages: int, micro_batches: int) -> int:
 
 
 def repeat_of(order: str, num_stages: int) -> int:
-    """The number of micro-batches after which a pipeline order repeats, if each ring buffer has two
-    entries.
+    """The number of micro-batches after which a pipeline order repeats, and with it the use of ring
+    buffers with two entries.
 
     >>> repeat_of("1f1b", 3), repeat_of("interleaved-2", 3)
     (2, 6)
@@ -481,8 +486,9 @@ def chunks_of(order: str) -> int:
 
 
 def order_problem(order: str, num_stages: int, micro_batches: int, most_chunks: int) -> str:
-    """Why a pipeline with these numbers of stages, micro-batches and chunks per stage (at most)
-    cannot use a named order; empty if it can.
+    """Why a pipeline cannot use a named order, or "" if it can.
+
+    The pipeline has these numbers of stages, micro-batches and chunks per stage (at most).
     """
     chunks = chunks_of(order)
     if order == "dualpipe-v" and (problem := _too_few(num_stages, micro_batches)):
@@ -498,5 +504,5 @@ def order_problem(order: str, num_stages: int, micro_batches: int, most_chunks: 
 
 
 def is_order_path(name: str) -> bool:
-    """Whether a text gives a pipeline order by the path of an order file, rather than by name."""
+    """Whether a plan's ``order`` is the path of an order file, rather than a name."""
     return "/" in name or name.endswith(".txt")

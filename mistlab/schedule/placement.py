@@ -1,6 +1,4 @@
-"""Which stage of a pipeline holds each part of a model, and how a number of blocks is divided
-evenly.
-"""
+"""Says which stage of a pipeline holds each part of a model, and divides blocks evenly."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +11,7 @@ from mistlab.core.values import reject
 
 
 def even_shares(count: int, parts: int) -> tuple[int, ...]:
-    """Divide ``count`` items into parts as evenly as possible; the remainder goes to the first
-    parts.
+    """Divide ``count`` items into parts as evenly as possible; the first parts have one more.
 
     >>> even_shares(32, 5)
     (7, 7, 6, 6, 6)
@@ -24,8 +21,7 @@ def even_shares(count: int, parts: int) -> tuple[int, ...]:
 
 
 def spread_shares(count: int, parts: int) -> list[int]:
-    """Divide ``count`` items into parts as evenly as possible; the remainder is spread over all
-    parts.
+    """Divide ``count`` items into parts as evenly as possible; those with one more are spread out.
 
     >>> spread_shares(32, 5)
     [6, 6, 7, 6, 7]
@@ -33,26 +29,15 @@ def spread_shares(count: int, parts: int) -> list[int]:
     return [count * (part + 1) // parts - count * part // parts for part in range(parts)]
 
 
-# The placement of a model's parts: which stage holds each part.
-#
-# A stage's chunks are the parts that it holds, in the order of the model. In a *loop* the parts go
-# round the stages: with S stages, part c S + s is chunk c of stage s. In a *V* they turn back at
-# the last stage: with two chunks per stage, part s is the first chunk of stage s, and part 2 S - 1
-# - s the second.
-#
-# A stage's blocks are divided over its chunks as evenly as possible. If there are few blocks, the
-# parts with the embedding and the head may have no block.
+# Says which stage holds each part of the model; a stage may hold several parts, its chunks.
 
 
-# The difference in stage number from a part's stage to the one that its input comes from, or its
-# output goes to.
+# The difference in stage number to the stage that a part's input comes from, or its output goes to.
 PREVIOUS, HERE, NEXT = -1, 0, 1
 
 
 class StageChunk(NamedTuple):
-    """A chunk of a stage: the stage's number in the pipeline, and the chunk's number in the
-    stage.
-    """
+    """A chunk of a pipeline stage: the stage's number, and the chunk's number in the stage."""
 
     stage: int
     chunk: int
@@ -60,8 +45,13 @@ class StageChunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which stage holds each part of a model: a stage's number for each part, in the model's
-    order.
+    """Which stage holds each part of a model: a stage number for each part, in the model's order.
+
+    A stage's chunks are the parts that it holds, in the order of the model. In a *loop* the parts
+    go round the stages: with S stages, part c S + s is chunk c of stage s. In a *V* they turn back
+    at the last stage: with two chunks per stage, part s is the first chunk of stage s, and part 2 S
+    - 1 - s the second. A stage's blocks are divided over its chunks as evenly as possible. If there
+    are few blocks, the parts with the embedding and the head may have no block.
     """
 
     stages: tuple[int, ...]
@@ -83,7 +73,7 @@ class Placement:
 
     @property
     def is_loop(self) -> bool:
-        """Whether the parts go round the stages, such as 0, 1, 2, 0, 1, 2 for two chunks on each of
+        """Whether the parts go round the stages, such as 0, 1, 2, 0, 1, 2 for two parts on each of
         three stages.
         """
         return self.stages == tuple(range(self.num_stages)) * self.chunks
@@ -100,12 +90,12 @@ class Placement:
 
     @property
     def ends_meet(self) -> bool:
-        """Whether one of several stages has both the embedding and the head."""
+        """Whether one stage of several has both the embedding and the head, as in a V."""
         return self.first_stage == self.last_stage and self.num_stages > 1
 
     @property
     def places(self) -> tuple[StageChunk, ...]:
-        """For each part of the model, its stage and which chunk of that stage it is."""
+        """The stage of each part of the model, and which of the stage's chunks it is."""
         before = [0] * self.num_stages
         places = []
         for stage in self.stages:
@@ -115,22 +105,22 @@ class Placement:
 
     @property
     def parts(self) -> Mapping[StageChunk, int]:
-        """For each chunk of each stage, the number of its part of the model."""
+        """The number of the part of the model that each chunk of each stage is."""
         return {place: part for part, place in enumerate(self.places)}
 
     def of_stage(self, stage: int) -> tuple[int, ...]:
-        """The numbers of the parts that a stage holds, in the order of its chunks."""
+        """The numbers of the parts of the model that a stage holds, in the order of its chunks."""
         return tuple(part for part, own in enumerate(self.stages) if own == stage)
 
     def comes_from(self, part: int) -> int:
-        """The direction from which a part's input comes: the previous, the same or the next stage;
-        ``PREVIOUS`` for the first part.
+        """Whether a part's input comes from the previous, the same or the next stage; ``PREVIOUS``
+        for the first part.
         """
         return PREVIOUS if part == 0 else -self.goes_to(part - 1)
 
     def goes_to(self, part: int) -> int:
-        """The direction in which a part's output goes: to the previous, the same or the next stage;
-        ``NEXT`` for the last part.
+        """Whether a part's output goes to the previous, the same or the next stage; ``NEXT`` for
+        the last part.
 
         In a loop the stage after the last one is the first.
         """
@@ -140,13 +130,13 @@ class Placement:
         return step if step in (PREVIOUS, HERE) else NEXT
 
     def sends_away(self, part: int) -> bool:
-        """Whether a part's output goes to another stage than the part's own."""
+        """Whether a part's output is sent to another stage."""
         following = self.stages[part + 1 : part + 2]
         return bool(following) and following[0] != self.stages[part]
 
     def blocks_needed(self, stage: int) -> int:
-        """The fewest blocks that a stage needs so that each of its parts has a layer: a block, the
-        embedding or the head.
+        """The fewest blocks that a stage needs so that no part of it is empty; embedding and head
+        count too.
         """
         parts = self.of_stage(stage)
         ends = (0, len(self.stages) - 1) if self.num_stages > 1 else ()
@@ -160,7 +150,7 @@ class Placement:
         )
 
     def shares_of_blocks(self, blocks: int, stage: int) -> tuple[int, ...]:
-        """For each chunk of a stage, how many of the stage's ``blocks`` it has.
+        """The number of blocks of each chunk of a stage that has this many ``blocks``.
 
         The rest goes to the first chunks, but on the first stage of a loop, whose first part has
         the embedding too, to the last ones.
@@ -169,7 +159,7 @@ class Placement:
 
 
 def loop(num_stages: int, chunks: int = 1) -> Placement:
-    """The placement in a loop: the model's parts go round the stages ``chunks`` times.
+    """Place the model's parts in a loop: they go round the stages ``chunks`` times.
 
     >>> loop(3, 2).stages
     (0, 1, 2, 0, 1, 2)
@@ -178,8 +168,8 @@ def loop(num_stages: int, chunks: int = 1) -> Placement:
 
 
 def turning(num_stages: int) -> Placement:
-    """The placement in a V, with two chunks per stage: the first stage holds the first and the last
-    part of the model.
+    """Place the model's parts in a V, two on each stage: the first stage holds the first and the
+    last part.
 
     >>> turning(3).stages
     (0, 1, 2, 2, 1, 0)
@@ -189,8 +179,8 @@ def turning(num_stages: int) -> Placement:
 
 
 def blocks_of_chunks(blocks: int, chunks: int, *, is_first: bool = False) -> tuple[int, ...]:
-    """For each chunk of a stage, how many of the stage's blocks it has; with ``is_first`` the last
-    chunks take the remainder.
+    """The number of blocks of each chunk of a stage, divided evenly; with ``is_first`` the last
+    chunks have one more.
 
     >>> blocks_of_chunks(8, 3)
     (3, 3, 2)
@@ -202,8 +192,9 @@ def blocks_of_chunks(blocks: int, chunks: int, *, is_first: bool = False) -> tup
 
 
 def most_chunks(blocks: Sequence[int], *, turns: bool = False) -> int:
-    """The largest possible number of chunks per stage, given the number of blocks of each stage;
-    parts go round the stages, or with ``turns`` lie in a V.
+    """The largest possible number of chunks per stage, given the number of blocks of each stage.
+
+    Parts go round the stages, or with ``turns`` lie in a V.
 
     >>> most_chunks((2, 3, 2)), most_chunks((2,)), most_chunks((1, 2), turns=True)
     (3, 2, 2)
@@ -223,8 +214,8 @@ def _check_stages(stages: Sequence[int]) -> None:
 
 
 def _check_neighbours(stages: Sequence[int]) -> None:
-    """Refuse a placement in which consecutive parts of the model are on stages that do not send to
-    each other.
+    """Refuse a placement in which consecutive parts of the model are on stages that are not
+    neighbours.
     """
     last = max(stages)
     for part, (here, there) in enumerate(pairwise(stages)):

@@ -1,5 +1,5 @@
-"""Slot tables, which list the tasks (computation, collectives, copies) that overlap while one layer
-computes; and actions, which are single tasks.
+"""Lists the tasks (computation, collectives, copies) that overlap while one layer computes (slot
+tables), and names single tasks (actions).
 
 The schedule is written only here: the closed form sums a table's slots, the event simulator plays
 them, and the runtime executes them. Each engine has tables of its own (``mistlab.engines``).
@@ -26,8 +26,8 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One task of a stage, for one layer and one micro-batch; layers and micro-batches are counted
-    from 0.
+    """A task of a stage for one layer and one micro-batch, such as ``2F.7m0``; layers and
+    micro-batches are counted from 0.
 
     Kinds: F forward, B backward, W gradients of weights (if B computes only the input's), S
     optimizer step, U parameter all-gather, R gradient reduction, X send, Y receive. P, G, O and A
@@ -59,7 +59,9 @@ class Action:
 
     @property
     def of_pass(self) -> tuple[Kind, int]:
-        """The kind and the micro-batch of this task, which identify its pass if it computes."""
+        """The kind and the micro-batch of this task, which identify its pass if the task is a
+        computation.
+        """
         return self.kind, self.micro_batch
 
     def __str__(self) -> str:
@@ -68,7 +70,7 @@ class Action:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The action that a text such as ``2F.7m0`` stands for."""
+        """Read an action from a text such as ``2F.7m0``."""
         with within(f"action {text!r}"):
             return cls(**_parts(text))
 
@@ -90,24 +92,23 @@ def _parts(text: str) -> dict[str, Any]:
 Stream = Literal["compute", "gpu_to_gpu", "host_to_device", "device_to_host"]
 Phase = Literal["first_forward", "forward", "backward", "last_backward", "step"]
 Place = Literal["ahead", "here", "behind"]
-# How a stage sends activations and gradients to the next: "overlapped", while its next pass runs;
-# "blocking", before its next pass; "meeting", before its next pass and with the receiver blocked
-# too; "split", while its next pass runs, with each tensor-parallel rank sending a part that the
-# receivers gather.
+# How a stage sends activations and gradients: "overlapped", while its next pass runs; "blocking",
+# before its next pass; "meeting", before its next pass and with the receiver blocked too; "split",
+# while its next pass runs, with each tensor-parallel rank sending a part that the receivers gather.
 Sends = Literal["overlapped", "blocking", "meeting", "split"]
 IN_TURN: tuple[Sends, ...] = ("blocking", "meeting")
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
-# The ZeRO levels from which gradients (2) and weights (3) are sharded: gradients are then reduced
-# from ring buffers, weights gathered into them. At lower levels both stay in place.
+# The ZeRO levels from which gradients (2) and weights (3) are sharded. Sharded gradients are
+# reduced from ring buffers, sharded weights gathered into them.
 SHARDED_GRADIENTS = 2
 SHARDED_WEIGHTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A row of a slot table: one task that runs on one stream while a layer computes.
+    """A row of a slot table: a task that runs on one stream while a layer computes.
 
     ``place`` says which layer the task is for: the one that computes (here), one whose turn comes
     later (ahead), or one whose turn is over (behind). ``from_zero`` is the lowest ZeRO level with
@@ -122,8 +123,8 @@ class Task:
 
     @property
     def name(self) -> str:
-        """The task's kind and direction as text: F (forward), P< (weights come in), A> (activations
-        go out).
+        """The task's kind and direction, such as F (forward), P< (weights are fetched) or A>
+        (activations are offloaded).
         """
         return f"{self.kind}{self.direction or ''}"
 
@@ -131,7 +132,9 @@ class Task:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
     """A slot table: for each phase of an iteration, the tasks that overlap while one layer
-    computes; and how stages send to one another.
+    computes.
+
+    It also says how stages send to one another.
 
     A layer's slot lasts until all of its tasks are done. ``depth`` is the distance, in layers, of
     "ahead" and "behind"; with 0 all tasks of a slot are one layer's, one after another. With
@@ -146,15 +149,15 @@ class Template:
     overlaps_tensor_backward: bool = False
 
 
-# The tasks of which each engine's slot tables consist (``mistlab.engines``).
+# The tasks that each engine's slot tables combine (``mistlab.engines``).
 FORWARD = Task(stream="compute", kind="F")
 BACKWARD = Task(stream="compute", kind="B")
-# All-gathers of weights: sharded weights (ZeRO-3) for every pass; weights that a sharded optimizer
-# step has changed (ZeRO-1 and 2) once after the step.
+# All-gathers of weights: for every pass if they are sharded (ZeRO-3), or once after the optimizer
+# step if that is sharded (ZeRO-1 and 2).
 GATHER_SHARDED = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=SHARDED_WEIGHTS)
 GATHER_STEPPED = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=1)
-# Reductions of gradients: sharded gradients (ZeRO-2 and 3) after every backward pass, others once,
-# in the last backward pass.
+# Reductions of gradients: after every backward pass if they are sharded (ZeRO-2 and 3), otherwise
+# in the last backward pass only.
 REDUCE_SHARDED = Task(stream="gpu_to_gpu", kind="R", place="behind", from_zero=SHARDED_GRADIENTS)
 REDUCE = Task(stream="gpu_to_gpu", kind="R", place="behind")
 
@@ -168,6 +171,8 @@ def fetch(kind: Kind) -> Task:
 
 def evict(kind: Kind, at: Place = "behind") -> Task:
     """A task that copies weights, gradients, optimizer states or activations (by ``kind``) to the
-    host, for a layer that computed before, or for the one at ``at``.
+    host.
+
+    They are of a layer that computed before, or of the one at ``at``.
     """
     return Task(stream="device_to_host", kind=kind, direction=">", place=at)

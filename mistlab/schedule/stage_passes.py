@@ -1,5 +1,5 @@
-"""The passes (forward, backward, weight-gradient) of a stage in order, the queues on which their
-tasks run, and the messages that each pass receives.
+"""Derives from a pipeline order each stage's passes (forward, backward, weight-gradient), the
+queues on which their tasks run, and the messages that each pass receives.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +11,8 @@ from mistlab.schedule.order_text import OrderedPass, PassKind, PipelineOrder, sp
 from mistlab.schedule.placement import Placement, StageChunk, loop
 from mistlab.schedule.slots import Kind, Phase, Task
 
-# Lanes: queues of a rank (those of its GPU, and one of its host), each of which runs a stage's
-# tasks in order.
+# Names the queues of a rank (called lanes), each of which runs its tasks in order: queues of the
+# GPU and one of the host.
 
 
 Lane = Literal[
@@ -32,15 +32,15 @@ Lane = Literal[
     "receive_forward_up",
     "receive_backward_up",
 ]
-# A message between stages uses one lane to be sent and one to be received. If the model's parts lie
-# in a V, a stage sends in two directions, and has a second set of lanes ("up").
+# A stage sends messages on one queue and receives them on another. If it sends in two directions,
+# since the model's parts lie in a V, it has a second pair of queues ("up").
 Transfer = Literal["send", "receive"]
 LANES: tuple[Lane, ...] = get_args(Lane)
 
 
 def lane_of(row: Task) -> Lane:
-    """The lane (queue) on which a task of the slot table runs: the lane of its stream; all-gathers
-    and reduce-scatters have a lane each.
+    """The queue on which a task of the slot table runs: one for each stream, one for all-gathers
+    and one for reduce-scatters.
     """
     if row.stream != "gpu_to_gpu":
         return row.stream
@@ -50,8 +50,7 @@ def lane_of(row: Task) -> Lane:
 def lane_of_transfer(
     way: Transfer, kind: PassKind, sender: int, receiver: int, stages: int
 ) -> Lane:
-    """The lane (queue) on which a stage sends or receives the outputs of passes of one kind (F or
-    B).
+    """The queue on which a stage sends or receives the outputs of passes of one kind (F or B).
 
     >>> lane_of_transfer("send", "F", 2, 0, 3), lane_of_transfer("send", "F", 2, 1, 3)
     ('send_forward', 'send_forward_up')
@@ -73,22 +72,20 @@ _TRANSFERS: Mapping[tuple[Transfer, PassKind, bool], Lane] = {
 }
 
 
-# Derives the passes of each stage in an iteration from a pipeline order.
-#
-# A pass's phase, and the stages that it exchanges data with, are derived only here. The event
-# simulator and the runtime both use them.
+# Derives the passes of each stage in an iteration from a pipeline order, for the event simulator
+# and the runtime.
 
 
-# Identifies a pass in a pipeline: its stage, kind, chunk and micro-batch.
+# What identifies a pass in a pipeline: its stage, kind, chunk and micro-batch.
 PassKey = tuple[int, PassKind, int, int]
-# The number of pipelines for which the passes of the stages are cached.
+# The passes of the stages are cached for this many pipelines.
 _MOST_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePass:
-    """One pass of a micro-batch through a chunk of a stage; ``number`` is the pass's index in the
-    stage's order.
+    """A pass of a micro-batch through a chunk of a stage; ``number`` is its index in the stage's
+    order.
 
     ``phase`` is ``first_forward`` for the first F of a chunk. It is ``last_backward`` for the
     chunk's last B, or for its last W if the stage has W (then all its B are ``backward``).
@@ -123,8 +120,8 @@ class StagePass:
 
     @property
     def needs(self) -> PassKey | None:
-        """The pass, on this or another stage, whose output this pass takes as its input; None if it
-        takes no pass's output.
+        """The pass, on this or another stage, whose output is this pass's input; None if there is
+        no such pass.
         """
         source = self.comes_from
         if source is None:
@@ -134,8 +131,10 @@ class StagePass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagePasses:
-    """The passes of a stage in order; ``most_held`` is the largest number of micro-batches in
-    flight at once, summed over the stage's chunks.
+    """The passes of a stage in order; ``most_held`` is the largest number of its micro-batches in
+    flight at once.
+
+    Micro-batches are summed over the stage's chunks.
 
     ``placement`` says where the parts of all stages lie.
     """
@@ -157,7 +156,7 @@ class StagePasses:
         return self.placement.chunks
 
 
-# An empty list of passes, for shapes of stages whose passes do not matter.
+# No passes, for stages whose passes do not matter.
 NO_PASSES = StagePasses(passes=(), placement=loop(1), most_held=0, splits_backward=False)
 
 
@@ -169,8 +168,9 @@ def passes_of(order: PipelineOrder) -> tuple[StagePasses, ...]:
 
 @lru_cache(maxsize=_MOST_KEPT)
 def in_turn(passes: tuple[StagePasses, ...]) -> tuple[StagePass, ...]:
-    """All passes of a pipeline, ordered so that each comes after the passes whose outputs it needs;
-    passes that a deadlock would block are left out.
+    """All passes of a pipeline, each after the passes whose outputs it needs.
+
+    Passes that a deadlock would block are left out.
     """
     ran: list[StagePass] = []
     ended: set[PassKey] = set()
@@ -198,8 +198,8 @@ def _of_stage(order: PipelineOrder, stage: int) -> StagePasses:
     splits = splits_backward(actions)
     first: dict[tuple[PassKind, int], int] = {}
     last: dict[tuple[PassKind, int], int] = {}
-    # The phase of a pass, its source and its destination depend only on its kind, its chunk, and
-    # whether it is the first or last of that kind and chunk.
+    # A pass's phase, source and destination depend only on its kind, its chunk, and whether it is
+    # the first or last of these.
     for number, action in enumerate(actions):
         first.setdefault((action.kind, action.chunk), number)
         last[action.kind, action.chunk] = number
@@ -239,8 +239,10 @@ def _phase(kind: PassKind, *, is_first: bool, is_last: bool, splits: bool) -> Ph
 
 
 def _most_held(actions: Sequence[OrderedPass], *, frees: PassKind) -> int:
-    """The largest number of micro-batches that a stage has in flight at once, summed over its
-    chunks: each from its forward pass to its pass of kind ``frees``.
+    """The largest number of micro-batches that a stage has in flight at once, over all of its
+    chunks.
+
+    A micro-batch is in flight from its forward pass to its pass of kind ``frees``.
     """
     held = most = 0
     for action in actions:
@@ -250,20 +252,20 @@ def _most_held(actions: Sequence[OrderedPass], *, frees: PassKind) -> int:
 
 
 # Selects the tasks of a pass where a stage computes weight gradients in separate passes (W).
-#
-# An input-gradient pass (B) gathers and swaps in the data that it computes with. Gradients are
-# swapped, reduced, and offloaded for an optimizer step on the host in the pass that computes them
-# (W).
 
 
-# Kinds of tasks that handle weight gradients: R reduces them, G swaps them, O swaps optimizer
-# states.
+# Kinds of tasks that handle weight gradients: R reduces them, G copies them to or from the host, O
+# does so with optimizer states.
 _OF_GRADIENTS: frozenset[Kind] = frozenset({"R", "G", "O"})
 
 
 def rows_of_pass(rows: Sequence[Task], stage_pass: StagePass, *, splits: bool) -> tuple[Task, ...]:
-    """The tasks that a pass runs, selected from the rows of the slot table for its phase; where
-    weight gradients have their own passes (W), row B stands for a W pass's computation, too.
+    """Select the tasks of a pass from the rows of the slot table for its phase.
+
+    Where weight gradients have their own passes (W), row B stands for a W pass's computation, too.
+    An input-gradient pass (B) gathers and swaps in the data that it computes with. Gradients are
+    swapped, reduced, and offloaded for an optimizer step on the host in the pass that computes them
+    (W).
     """
     if not splits or stage_pass.kind == "F":
         return tuple(rows)
@@ -273,13 +275,8 @@ def rows_of_pass(rows: Sequence[Task], stage_pass: StagePass, *, splits: bool) -
     )
 
 
-# Decides when a stage posts its receives from neighbouring stages, and into which buffer each
-# message is received.
-#
-# A send ends when it is received, and a stage has buffers for two outputs in transit. So a stage
-# posts a receive one pass before the pass that needs the message. Where that would deadlock, the
-# receiver posts earlier and has more buffers. Messages of one kind from one neighbour are received
-# in the order in which the neighbour sends them.
+# Decides before which pass a stage posts each receive from a neighbouring stage, and which buffer
+# it uses.
 
 
 _MOST_RECEIPTS = 16
@@ -287,8 +284,8 @@ _MOST_RECEIPTS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """A message that the pass ``of`` of a stage needs: the stage posts the receive before its pass
-    number ``before``, into receive buffer number ``room``.
+    """A message that a stage must receive: the pass ``of`` needs it, and the stage posts the
+    receive before pass number ``before``, into buffer number ``room``.
     """
 
     of: StagePass
@@ -297,7 +294,7 @@ class Receipt:
 
 
 class StageReceipts:
-    """All messages that a stage receives, in the order in which it posts their receives."""
+    """All messages that a stage receives, in the order in which it posts the receives."""
 
     def __init__(self, receipts: Sequence[Receipt]) -> None:
         self.receipts = receipts
@@ -309,8 +306,8 @@ class StageReceipts:
         return max(self._rooms.values(), default=-1) + 1
 
     def room_of(self, stage_pass: StagePass) -> int:
-        """The number of the buffer into which a pass's input is received; 0 if the pass receives
-        nothing.
+        """The number of the buffer into which a pass's input is received; 0 for a pass that
+        receives nothing.
         """
         return self._rooms.get(stage_pass.number, 0)
 
@@ -318,15 +315,15 @@ class StageReceipts:
 NO_RECEIPTS = StageReceipts(())
 
 
-# Messages of one kind between two stages: the receiving stage, the kind of passes (F or B), and the
-# sending stage.
+# Identifies messages of one kind between two stages by the receiving stage, the kind of passes (F
+# or B), and the sending stage.
 _Way = tuple[int, PassKind, int]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Message:
-    """A message from a pass of one stage to a pass of another, and the number of the receiver's
-    pass before which the receive is posted.
+    """A message from a pass of one stage to a pass of another, with the receiver's pass before
+    which the receive is posted.
     """
 
     source: StagePass
@@ -336,17 +333,21 @@ class _Message:
 
 @lru_cache(maxsize=_MOST_RECEIPTS)
 def receipts_of(passes: tuple[StagePasses, ...], rooms: int) -> tuple[StageReceipts, ...]:
-    """For each stage, the messages that it receives in the order of posting; ``rooms`` is how many
-    sent outputs that are not received yet each stage has buffers for.
+    """The messages that each stage receives, in the order in which it posts the receives.
+
+    A send ends when it is received, and a stage has buffers for ``rooms`` outputs in transit. So a
+    stage posts a receive one pass before the pass that needs the message. Where that would
+    deadlock, the receiver posts earlier and has more buffers. Messages of one kind from one
+    neighbour are received in the order in which the neighbour sends them.
     """
     ways = _messages(passes)
-    _Dealings(passes=passes, ways=ways, rooms=rooms).let_all_end()
+    _DryRun(passes=passes, ways=ways, rooms=rooms).let_all_end()
     return tuple(StageReceipts(_with_rooms(stage, ways, rooms)) for stage in range(len(passes)))
 
 
 def _messages(passes: Sequence[StagePasses]) -> dict[_Way, list[_Message]]:
-    """The messages between stages, grouped by receiver, kind of passes and sender; each group is in
-    the order of sending.
+    """The messages between stages in the order of sending, by receiver, kind of passes and
+    sender.
     """
     needed: dict[PassKey, StagePass] = {
         one.needs: one for of_stage in passes for one in of_stage if one.needs is not None
@@ -359,16 +360,16 @@ def _messages(passes: Sequence[StagePasses]) -> dict[_Way, list[_Message]]:
                 message = _Message(source=source, of=of, before=max(0, of.number - 1))
                 ways.setdefault((of.stage, of.kind, source.stage), []).append(message)
     for messages in ways.values():
-        # The receive of a later message is never posted before the receive of an earlier message.
+        # A later message is never received before an earlier one.
         for earlier, later in zip(messages[-2::-1], messages[:0:-1], strict=True):
             earlier.before = min(earlier.before, later.before)
     return ways
 
 
 @dataclass(slots=True, kw_only=True)
-class _Dealings:
-    """Runs the passes of all stages step by step; where all stages would wait for one another, it
-    lets a receiver post earlier.
+class _DryRun:
+    """Runs the passes of all stages one by one, to find deadlocks; in a deadlock it lets a receiver
+    post its receive earlier.
     """
 
     passes: Sequence[StagePasses]
@@ -424,9 +425,9 @@ class _Dealings:
         raise AssertionError(problem)
 
 
-class _Turn(NamedTuple):
-    """Sorts the receives of a stage by the pass before which they are posted; receives of one kind
-    from one sender stay in order.
+class _ReceiptKey(NamedTuple):
+    """A sort key for the receives of a stage: by the pass before which they are posted, and in
+    order for each kind and sender.
     """
 
     before: int
@@ -435,13 +436,13 @@ class _Turn(NamedTuple):
 
 
 def _with_rooms(stage: int, ways: dict[_Way, list[_Message]], rooms: int) -> tuple[Receipt, ...]:
-    turns: list[tuple[_Turn, _Message]] = []
+    turns: list[tuple[_ReceiptKey, _Message]] = []
     for (receiver, *_), messages in ways.items():
         latest = 0
         for number, message in enumerate(messages if receiver == stage else ()):
             latest = max(latest, message.of.number)
-            turns.append((_Turn(message.before, latest, number), message))
-    # For each receive buffer of the stage, the number of the pass until which it is in use.
+            turns.append((_ReceiptKey(message.before, latest, number), message))
+    # The number of the pass until which each receive buffer of the stage is in use.
     taken: dict[int, int] = {}
     receipts = []
     for turn, message in sorted(turns, key=lambda pair: pair[0]):

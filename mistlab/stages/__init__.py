@@ -1,3 +1,3 @@
-"""The stages of a plan: columns of candidates for stages, the tasks of a stage's passes, and the
+"""The stages of a plan: candidates for stages as columns, the tasks of a stage's passes, and the
 buffers that tasks use.
 """

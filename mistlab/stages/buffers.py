@@ -1,5 +1,5 @@
-"""The buffers that each kind of task (forward, all-gather, offload, ...) reads and writes, from
-which it follows which tasks wait for which.
+"""Lists the buffers that each kind of task (forward, all-gather, offload, ...) reads and writes,
+and derives from them which tasks wait for which.
 
 A buffer is a name with the number of a layer, or of a ring's entry. Weights, gradients and
 optimizer state have a part on the device and a part on the host.
@@ -13,8 +13,8 @@ from mistlab.stages.stage_shape import StageShape
 
 Buffer = tuple[str | int, ...]
 Buffers = tuple[Buffer, ...]
-# Names of ring buffers, whose entries the layers use in turn; the number in such a buffer's key is
-# that of the entry, not of the layer.
+# The names of ring buffers, whose entries the layers use one after another; a key such as
+# ("weights", 1) means entry 1, not layer 1.
 RINGS = frozenset(
     {
         *("weight slot", "gradient slot", "sum slot", "optimizer slot", "leaving", "returned"),
@@ -25,7 +25,8 @@ RINGS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """The buffers that one layer's tasks may read or write in a phase, for one micro-batch;
+    """The buffers that one layer's tasks may read or write in a pass, for one micro-batch.
+
     ``entry`` is the entry of the ring buffers that the layer uses.
     """
 
@@ -53,8 +54,8 @@ class Touched:
 
     @property
     def sums(self) -> Buffer:
-        """The buffer with the layer's gradients summed over micro-batches (and ranks, if
-        sharded).
+        """The buffer in which the layer's gradients are summed over micro-batches, and over ranks
+        if they are sharded.
         """
         if self.shape.zero < 2:
             return self.gradients
@@ -70,8 +71,8 @@ class Touched:
 
     @property
     def exchange(self) -> Buffer:
-        """The host buffer that first receives the layer's gradients for an optimizer step on the
-        host, and then sends its weights back.
+        """The host buffer for an optimizer step on the host: it receives the layer's gradients
+        first, and then holds its new weights.
         """
         return ("exchange", self.layer)
 
@@ -93,9 +94,10 @@ class Touched:
         return ((what, self.shape.first_layer),) if self.shape.borrows_table(self.layer) else ()
 
     def forward(self) -> tuple[Buffers, Buffers]:
-        """Task F (forward) reads the layer's weights and computes. It reuses the activation memory
-        of the layer that had the same ring entry before, so it waits until those activations are
-        offloaded.
+        """The buffers of task F (forward): it reads the layer's weights and computes.
+
+        It reuses the activation memory of the layer that had the same ring entry before, so it
+        waits until those activations are offloaded.
 
         This holds for embedding and head too: they offload nothing, but take an entry.
         """
@@ -106,8 +108,9 @@ class Touched:
         return reads, ((("leaving", self.entry),) if leaves else ())
 
     def backward(self) -> tuple[Buffers, Buffers]:
-        """Task B (backward) reads the layer's weights and fetched activations; it also accumulates
-        weight gradients, unless task W does.
+        """The buffers of task B (backward): it reads the layer's weights and fetched activations.
+
+        It also accumulates weight gradients, unless task W does.
         """
         returns = self.shape.offload_of(self.layer).activations > 0
         reads: Buffers = (("returned", self.entry),) if returns else ()
@@ -119,8 +122,8 @@ class Touched:
         return reads, (*(self.borrowed("gradients") if in_b else ()), *routed)
 
     def of_weights(self) -> tuple[Buffers, Buffers]:
-        """Task W (weight gradients) accumulates weight gradients from tensors that the
-        input-gradient pass (B) has kept.
+        """The buffers of task W (weight gradients), which uses tensors that the input-gradient pass
+        (B) has kept.
         """
         in_b = self.shape.adds_table_in_b(self.layer)
         return (), (*self._added(), *(() if in_b else self.borrowed("gradients")))
@@ -132,8 +135,8 @@ class Touched:
         return (self.gradients, *self._squares(reduced=False))
 
     def step(self) -> tuple[Buffers, Buffers]:
-        """Task S (optimizer step) reads the layer's gradients and writes its weights and optimizer
-        states.
+        """The buffers of task S (optimizer step): it reads the layer's gradients, and writes its
+        weights and optimizer states.
         """
         reads: Buffers = (("report",),) if self.shape.clips else ()
         state = (self.state,) if self.shape.stages_tail(self.layer) else ()
@@ -141,36 +144,37 @@ class Touched:
         return (self.sums, *reads), (*writes, ("optimizer", self.layer))
 
     def step_on_host(self) -> tuple[Buffers, Buffers]:
-        """The part of the layer's optimizer step that the host computes."""
+        """The buffers of the part of the layer's optimizer step that the host computes."""
         reads: Buffers = (("report",),) if self.shape.clips else ()
         return reads, (self.exchange, ("host optimizer", self.layer))
 
     def leave_for_step(self) -> tuple[Buffers, Buffers]:
-        """Task O> offloads the layer's optimizer states after the step, or its gradients for a step
-        on the host.
+        """The buffers of task O>, which offloads the layer's optimizer states after the step, or
+        its gradients for a step on the host.
         """
         if self.shape.steps_on_host:
             return (self.sums,), (self.exchange,)
         return (self.state,), (("host optimizer", self.layer),)
 
     def come_for_step(self) -> tuple[Buffers, Buffers]:
-        """Task O< fetches the layer's optimizer states for the step, or its weights after a step on
-        the host.
+        """The buffers of task O<, which fetches the layer's optimizer states for the step, or its
+        weights after a step on the host.
         """
         if self.shape.steps_on_host:
             return (), (self.exchange, self.weights, *self._resident())
         return (("host optimizer", self.layer),), (self.state,)
 
     def gather(self) -> tuple[Buffers, Buffers]:
-        """Task U gathers the layer's weights into a ring buffer: from the shard that the rank
-        keeps, or that was fetched into the ring buffer.
+        """The buffers of task U, which gathers the layer's weights into a ring buffer.
+
+        It gathers from the shard that the rank keeps, or that was fetched into the ring buffer.
         """
         swapped = self.shape.offload_of(self.layer).weights > 0
         return (() if swapped else (("weights", self.layer),)), (self.weights,)
 
     def reduce(self) -> tuple[Buffers, Buffers]:
-        """Task R reduces the layer's gradients over ranks and adds them to the sums of earlier
-        micro-batches.
+        """The buffers of task R, which reduces the layer's gradients over ranks and adds them to
+        those of earlier micro-batches.
         """
         return (), (self.gradients, self.sums, *self._squares(reduced=True))
 
@@ -183,14 +187,14 @@ class Touched:
         return (("weights", self.layer),) if keeps else ()
 
     def _squares(self, *, reduced: bool) -> Buffers:
-        """The buffer for the gradient norm: the last task that uses a layer's gradients adds up the
-        squares of these gradients.
+        """The buffer for the gradient norm, to which the last task that uses a layer's gradients
+        adds their squares.
         """
         is_last = self.phase == "last_backward" and reduced == (self.shape.replicas > 1)
         return (("squares", self.layer),) if is_last else ()
 
 
-# A function of one layer's buffers; it returns those that a task reads, and those that it writes.
+# A function that gives the buffers that a task of a layer reads, and those that it writes.
 Touches = Callable[[Touched], tuple[Buffers, Buffers]]
 TOUCHES: Mapping[str, Touches] = {
     "F": Touched.forward,
@@ -212,18 +216,17 @@ TOUCHES: Mapping[str, Touches] = {
 
 
 # Derives which tasks wait for which, from the buffers that they read and write.
-#
-# This uses vector clocks: for each task, the number of tasks on each lane (a queue of tasks in
-# order) that have certainly ended before it starts. A dependency that the clock already implies is
-# omitted, so every wait in a program is needed.
 
 
 Clock = tuple[int, ...]
 
 
 class Hazards:
-    """Finds which tasks must wait for which; tasks are numbered as they are issued, and each lane
-    (queue) runs its tasks in order.
+    """Finds which tasks must wait for which, if each queue ("lane") runs its tasks in order.
+
+    Tasks are numbered as they are issued. This uses vector clocks: for each task, the number of
+    tasks on each lane that have certainly ended before it starts. A dependency that the clock
+    already implies is omitted, so every wait in a program is needed.
     """
 
     def __init__(self, lanes: Sequence[str]) -> None:
@@ -245,8 +248,9 @@ class Hazards:
         ended: Iterable[int] = (),
         started: Iterable[int] = (),
     ) -> tuple[int, ...]:
-        """Add the next task of a lane. Returns the tasks that it must wait for, each as the number
-        of tasks that it was issued before this one.
+        """Add the next task of a queue, and return the tasks that it must wait for.
+
+        Each of them is given as the number of tasks that it was issued before this one.
 
         Whatever buffers the next task touches, it comes after the tasks ``after``. Other rules
         already let it begin only when the tasks ``ended`` have ended and ``started`` have started.
@@ -254,8 +258,8 @@ class Hazards:
         number, own_lane = len(self._lanes), self._numbers[lane]
         clock = self._known(lane, ended, started)
         waits = []
-        # From the latest to the earliest: waiting for an earlier task never implies that a later
-        # one has ended.
+        # Waiting for an earlier task never implies that a later one has ended, so the latest come
+        # first.
         for source in sorted(self._sources(reads, writes).union(after), reverse=True):
             if clock[self._lanes[source]] <= self._places[source]:
                 waits.append(number - source)
@@ -267,7 +271,7 @@ class Hazards:
         return tuple(waits)
 
     def last(self, lane: str) -> tuple[int, ...]:
-        """The number of the last task of a lane so far; empty if the lane has none."""
+        """The number of the last task of a queue so far; empty if the queue has none."""
         return (self._last[lane],) if lane in self._last else ()
 
     def has_ended(self, task: int, *, by_end_of: int) -> bool:
@@ -275,8 +279,8 @@ class Hazards:
         return self._clocks[by_end_of][self._lanes[task]] > self._places[task]
 
     def _known(self, lane: str, ended: Iterable[int], started: Iterable[int]) -> Clock:
-        """The vector clock of the tasks that have ended before a lane's next task, whatever buffers
-        that task uses.
+        """For each queue, the number of tasks that have ended before the next task of this queue,
+        whatever buffers that task uses.
         """
         clock: Clock = (0,) * len(self._numbers)
         for source in (*self.last(lane), *ended):

@@ -1,4 +1,6 @@
-"""The tasks of simulated passes as columns, with their dependencies inside and between passes."""
+"""Derives the tasks of simulated passes as columns, with their dependencies inside a pass and
+between passes.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,33 +16,32 @@ from mistlab.stages.buffers import RINGS, TOUCHES, Buffer, Buffers, Touched, Tou
 from mistlab.stages.pass_tasks import COMPUTING, Pace, PassTask, PassTasks, leaves_of, near
 from mistlab.stages.stage_shape import ChunkLayers, StageShape, goes_up, layer_at, ring_entries
 
-# The buffers that tasks use in simulated passes, where they differ from the runtime's.
-#
-# In the closed form all tasks of a slot (those that overlap while one layer computes) run
-# concurrently, and the event simulator gives them separate buffers. In the runtime some of these
-# tasks share a buffer and wait for one another (docs/decisions/0016-waits.md). Each function here
-# is a task whose buffers differ.
+# Lists the buffers that tasks use in simulated passes where they differ from the runtime's. The
+# simulator gives some tasks a buffer of their own that share one in the runtime
+# (docs/decisions/0016-waits.md).
 
 
 def _forward(touched: Touched) -> tuple[Buffers, Buffers]:
-    """Task F takes an entry of the weights' ring buffer, even if its layer's weights stay on the
-    GPU.
+    """The buffers of task F (forward), which takes an entry of the weights' ring buffer even if its
+    layer's weights stay on the GPU.
     """
     reads, writes = touched.forward()
     return (*reads, ("weight slot", touched.entry)), writes
 
 
 def _backward(touched: Touched) -> tuple[Buffers, Buffers]:
-    """Task B waits for fetched gradients, which in simulation have a buffer apart from those
-    offloaded.
+    """The buffers of task B (backward), which waits for fetched gradients; in simulation these have
+    a buffer of their own.
     """
     reads, writes = touched.backward()
     return (*reads, *_fetched_gradients(touched)), writes
 
 
 def _step(touched: Touched) -> tuple[Buffers, Buffers]:
-    """Task S, the optimizer step, takes no entry of the weights' ring buffer if only gathers (U)
-    fill it; for weights that P> offloads it has a buffer of its own.
+    """The buffers of task S (optimizer step).
+
+    It takes no entry of the weights' ring buffer if only gathers (U) fill it; for weights that P>
+    offloads it has a buffer of its own.
     """
     reads, writes = touched.step()
     if touched.shape.offload_of(touched.layer).weights > 0:
@@ -51,23 +52,24 @@ def _step(touched: Touched) -> tuple[Buffers, Buffers]:
 
 
 def _fetch_gradients(touched: Touched) -> tuple[Buffers, Buffers]:
-    """Task G< fetches gradients into a buffer that no other task's gradients use."""
+    """The buffers of task G<, which fetches gradients into a buffer of its own."""
     return touched.kept("gradients"), (("fetched gradients", touched.entry),)
 
 
 def _evict_weights(touched: Touched) -> tuple[Buffers, Buffers]:
-    """Task P> offloads the weights that an optimizer step has updated."""
+    """The buffers of task P>, which offloads the weights that an optimizer step has updated."""
     return (("stepped weights", touched.entry),), touched.kept("weights")
 
 
 def _evict_activations(touched: Touched) -> tuple[Buffers, Buffers]:
-    """Task A> copies activations into a host buffer that only this layer and micro-batch use."""
+    """The buffers of task A>, which copies one micro-batch's activations to the host."""
     return (("leaving", touched.entry),), (_away(touched),)
 
 
 def _fetch_activations(touched: Touched) -> tuple[Buffers, Buffers]:
-    """Task A< fetches activations, also into the buffer from which they left: the runtime frees
-    both together.
+    """The buffers of task A<, which fetches activations.
+
+    It also uses the buffer from which they left, since the runtime frees both together.
     """
     return (_away(touched),), (("returned", touched.entry), ("leaving", touched.entry))
 
@@ -91,26 +93,24 @@ PLAYED: Mapping[str, Touches] = {
     "A>": _evict_activations,
     "A<": _fetch_activations,
 }
-# Tasks of the runtime that only free memory, which the event simulator leaves out.
+# The event simulator leaves out these tasks of the runtime, which only free memory.
 NOT_PLAYED = ("let go",)
 
 
-# The tasks of a pass and their dependencies, as columns: derived once for equal passes.
-#
-# Passes are equal if their layers have the same tasks. Of many equal layers in sequence, only a few
-# are derived (``mistlab.stages.pass_tasks``), and the slot in their middle is repeated.
+# Derives the tasks of a pass and their dependencies as columns, once for all passes with equal
+# layers.
 
 
 _Entry = TypeVar("_Entry")
-# The tasks that wait for a task, each as the difference between its index and that task's.
+# How many tasks after a task each of those is issued that wait for it.
 Offsets = tuple[int, ...]
-# The largest number of distinct passes whose dependencies are cached.
+# The dependencies of at most this many distinct passes are cached.
 MOST_KEPT = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassShape:
-    """The properties of a pass on which its tasks' dependencies depend; equal passes share them.
+    """What determines the tasks of a pass and their dependencies.
 
     ``rows`` are the rows of its phase in the slot table; ``names`` names the tasks of each layer.
     """
@@ -125,6 +125,9 @@ class PassShape:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassColumns:
     """The tasks of a pass as columns, numbered from 0 in the order of the slot table.
+
+    Of many equal layers in sequence, only a few are derived, and the tasks around the middle one
+    are repeated.
 
     ``after_end`` and ``after_start`` hold, for each task, the offsets of the tasks that wait for
     it; ``waits`` counts the tasks that it waits for. ``opening`` tasks wait until the pass before
@@ -146,13 +149,13 @@ class PassColumns:
     buffers: frozenset[str | int]
 
     def of_slot(self, slot: int) -> tuple[object, ...]:
-        """The tasks of one slot (those around one layer), without positions, to compare slots."""
+        """The tasks around one layer without their positions, to compare layers."""
         begin, end = self._span(slot)
         columns = (self.rows, self.after_end, self.after_start, self.waits, self.opening, self.late)
         return tuple(column[begin:end] for column in columns)
 
     def reach(self) -> int:
-        """The largest distance between a task and one that waits for it, counted in slots."""
+        """The largest distance between a task and one that waits for it, counted in layers."""
         waiting = zip(self.slots, self.after_end, self.after_start, strict=True)
         return max(
             abs(self.slots[number + offset] - slot)
@@ -161,7 +164,7 @@ class PassColumns:
         )
 
     def repeating(self, slot: int, times: int) -> "PassColumns":
-        """The columns of a pass in which one slot (around one layer) is repeated ``times`` more."""
+        """The columns of a pass in which the tasks around one layer are repeated more often."""
         begin, end = self._span(slot)
 
         def more(column: list[_Entry]) -> list[_Entry]:
@@ -192,7 +195,7 @@ class PassColumns:
 
 
 def columns_of(shape: PassShape) -> PassColumns:
-    """The tasks of a pass, with their dependencies, as columns."""
+    """The tasks of a pass as columns, with their dependencies."""
     few = 4 * shape.depth + 5
     begin, length = _longest_run(shape.names)
     if length <= few:
@@ -205,7 +208,7 @@ def columns_of(shape: PassShape) -> PassColumns:
 
 
 def _longest_run(names: Sequence[frozenset[str]]) -> tuple[int, int]:
-    """The start and the length of the longest sequence of layers with the same tasks."""
+    """The start and the length of the longest sequence of layers with equal tasks."""
     begin, longest = 0, (0, 0)
     for _, run in groupby(names):
         length = len(list(run))
@@ -215,8 +218,10 @@ def _longest_run(names: Sequence[frozenset[str]]) -> tuple[int, int]:
 
 
 def _is_steady(columns: PassColumns, slot: int, around: int) -> bool:
-    """Whether a slot (the tasks around one layer) can be repeated: the slots around it have the
-    same tasks and the same dependencies, and no task waits for one further away.
+    """Whether the tasks around a layer can be repeated to stand for further equal layers.
+
+    The slots around it must have the same tasks and the same dependencies, and no task may wait for
+    one further away.
     """
     rows = [columns.of_slot(one)[0] for one in range(slot - around, slot + around + 1)]
     near_by = [columns.of_slot(one) for one in (slot - 1, slot, slot + 1)]
@@ -262,7 +267,7 @@ def _offsets(pairs: Sequence[tuple[int, int]], tasks: int) -> list[Offsets]:
 
 
 def pass_of(shape: PassShape) -> StagePass:
-    """A pass in this phase; its stage and micro-batch stand for all others."""
+    """Make a pass of this phase whose stage and micro-batch stand for all others."""
     return StagePass(
         stage=0,
         number=0,
@@ -277,7 +282,7 @@ def pass_of(shape: PassShape) -> StagePass:
 
 
 def stage_of(shape: PassShape) -> StageShape:
-    """A stage whose layers, counted from 0, have at least the tasks that the pass has."""
+    """Make a stage whose layers, counted from 0, have at least the tasks of the pass."""
     layers = [
         layer_at(position, len(shape.names), shape.phase)
         for position, names in enumerate(shape.names)
@@ -307,9 +312,7 @@ def stage_of(shape: PassShape) -> StageShape:
     )
 
 
-# The tasks of a pass for which tasks of other passes of its stage may wait.
-#
-# A pass's tasks are rows of a table, with their dependencies as columns (``PassColumns``).
+# Finds the tasks of a pass that tasks of other passes of the same stage may have to wait for.
 
 
 @dataclass(slots=True)
@@ -325,7 +328,7 @@ class Uses:
 
 
 class PassWaits:
-    """The tasks of one pass as columns, and those for which other passes of the stage may wait.
+    """The tasks of one pass as columns, and which of them later passes of the stage may wait for.
 
     ``computing`` are the tasks F or B of its layers. ``kinds`` has the first and the last task of
     each name. ``releases`` are the tasks of the last layers that ``make_room`` for other layers.
@@ -369,8 +372,10 @@ class PassWaits:
         return layer_at(self.columns.positions[task], self.num_layers, self.shape.phase)
 
     def first_uses(self, entries: int, first_layer: int) -> "FirstUses":
-        """For each buffer, the first tasks of the pass that use it; ``entries`` are the ring
-        entries used before the pass, ``first_layer`` the number of its first layer.
+        """The first tasks of the pass that use each buffer.
+
+        ``entries`` are the ring entries used before the pass, ``first_layer`` the number of its
+        first layer.
         """
         key = entries, first_layer
         if key not in self._first:
@@ -378,7 +383,10 @@ class PassWaits:
         return self._first[key]
 
     def late_uses(self, entries: int, first_layer: int) -> Mapping[Buffer, Uses]:
-        """For each buffer, the last late tasks that use it; arguments as in ``first_uses``."""
+        """The last tasks of the pass to use each buffer, of those that may end late.
+
+        Arguments as in ``first_uses``.
+        """
         key = entries, first_layer
         if key not in self._late:
             last_uses: dict[Buffer, Uses] = {}
@@ -392,16 +400,16 @@ class PassWaits:
         return self._late[key]
 
     def moved(self, buffer: Buffer, entries: int, layers: int) -> Buffer:
-        """The buffer ``entries`` further in its ring or, if it is no ring buffer, ``layers`` layers
-        further.
+        """The name of the buffer ``entries`` further in its ring or, if it is no ring buffer,
+        ``layers`` layers further.
         """
         name, number = buffer
         assert isinstance(number, int)
         return name, (number + entries) % self.of_ring if name in RINGS else number + layers
 
     def uses(self, buffer: Buffer) -> Uses | None:
-        """The first task of the pass that writes a buffer, and the tasks that read it before that;
-        None if no task uses it.
+        """The first task of the pass that writes a buffer, and the tasks that read it before; None
+        if no task uses it.
         """
         if buffer[0] not in self.columns.buffers:
             return None
@@ -416,7 +424,7 @@ class PassWaits:
         return None if uses == Uses() else uses
 
     def _in_turn(self, buffer: Buffer) -> Iterator[int]:
-        """The tasks of those layers that may use a buffer, in issue order."""
+        """The tasks of layers that may use a buffer, in the order in which they are issued."""
         name, number = buffer
         assert isinstance(number, int)
         if name in RINGS:
@@ -445,7 +453,7 @@ class PassWaits:
 
 
 class FirstUses(dict[Buffer, Uses | None]):
-    """For each buffer, the first tasks of a pass that use it, derived when they are asked for."""
+    """The first tasks of a pass that use each buffer, found only when they are asked for."""
 
     def __init__(self, waits: PassWaits, entries: int, first_layer: int) -> None:
         self.waits = waits
@@ -459,7 +467,7 @@ class FirstUses(dict[Buffer, Uses | None]):
 def pass_waits(
     template: Template, phase: Phase, zero: int, names: Sequence[frozenset[str]]
 ) -> PassWaits:
-    """A pass through layers, for each of which ``names`` has the names of its tasks."""
+    """Make a pass through layers whose tasks have these ``names``, a set for each layer."""
     rows, depth = template.phases[phase], template.depth
     return _waits(PassShape(rows=rows, depth=depth, phase=phase, zero=zero, names=tuple(names)))
 
@@ -469,11 +477,7 @@ def _waits(shape: PassShape) -> PassWaits:
     return PassWaits(shape, columns_of(shape))
 
 
-# The dependencies of a pass's tasks on tasks of earlier passes of the same stage.
-#
-# All tasks of a pass start after the previous pass has computed (``mistlab.stages.pass_tasks``). So
-# only tasks that may end later matter here: tasks of the last layers, and tasks whose buffers are
-# used again.
+# Finds the tasks of a pass that wait for tasks of earlier passes of the same stage.
 
 
 # A pair of task numbers: the second task waits until the first one has ended.
@@ -481,8 +485,11 @@ Wait = tuple[int, int]
 
 
 class PassLinks:
-    """Finds which tasks wait for tasks of earlier passes of one stage; all passes' tasks are
-    numbered together.
+    """Finds which tasks wait for tasks of earlier passes of one stage.
+
+    All passes' tasks are numbered together. All tasks of a pass start after the previous pass has
+    computed (``mistlab.stages.pass_tasks``). So only tasks that may end later matter here: tasks of
+    the last layers, and tasks whose buffers are used again.
 
     ``computed`` is the task of the last layer in the pass before. ``holding`` is the task that the
     next pass computes after: the same task, or a send that blocks. Both are -1 before the first
@@ -495,21 +502,19 @@ class PassLinks:
         self._layers_passed = 0
         self._last: dict[str, int] = {}
         self._closing: list[int] = []
-        # The previous pass, the numbers of its first task and first layer, and how many layers
-        # passes had visited before it.
+        # The previous pass, the numbers of its first task and first layer, and the number of layers
+        # that passes had visited before it.
         self._before: tuple[PassWaits, int, int, int] | None = None
-        # For each of the last layers visited, the tasks that free its buffers; below, the late uses
-        # of buffers.
+        # The tasks that free the buffers of each of the last layers visited. Below, the last tasks
+        # to use each buffer.
         self._releases: list[list[int]] = [[] for _ in range(self.of_ring)]
         self._late: dict[Buffer, Uses] = {}
         self._fleeting: list[Buffer] = []
-        # For each layer and micro-batch, the task that offloaded its activations.
+        # The task that offloaded the activations of each layer and micro-batch.
         self._away: dict[tuple[int, int], int] = {}
 
     def follow(self, waits: PassWaits, begin: int, first_layer: int, micro_batch: int) -> set[Wait]:
-        """Add the next pass, whose first task is number ``begin``; returns its waits for earlier
-        passes.
-        """
+        """Add the stage's next pass, whose first task is number ``begin``; return its waits."""
         waits_of_pass = {
             *self._in_order(waits, begin),
             *self._paced(waits, begin),
@@ -542,7 +547,7 @@ class PassLinks:
         self._releases = [*self._releases, *freed][-self.of_ring :]
 
     def _leave(self, waits: PassWaits, begin: int, first_layer: int, layers_passed: int) -> None:
-        """Record the buffers that late tasks of a pass use, once another pass follows it."""
+        """Record which buffers a pass's late tasks still use, once another pass follows it."""
         entries = layers_passed % self.of_ring
         self._fleeting = []
         for buffer, uses in waits.late_uses(entries, first_layer).items():
@@ -564,8 +569,8 @@ class PassLinks:
             if uses is not None:
                 yield from self._after(buffer, uses, waits, begin)
         if waits.num_layers >= self.of_ring:
-            # Buffers that the previous pass frees need no further waits: this pass's first layers
-            # wait for their release.
+            # A buffer that the previous pass frees needs no further waits, since this pass's first
+            # layers wait for its release.
             for buffer in self._fleeting:
                 self._late.pop(buffer, None)
 
@@ -577,8 +582,7 @@ class PassLinks:
         for task in writers:
             yield from ((source, begin + task) for source in late.readers)
         if writers:
-            # Later passes wait for this writing task; or, if it is late itself, it was recorded as
-            # late.
+            # Later passes wait for this pass's writing task instead.
             del self._late[buffer]
         elif not all(waits.columns.late[task] for task in uses.readers):
             late.writer = None

@@ -1,5 +1,5 @@
-"""The tasks of one pass of a micro-batch through a stage, which the slot table lists for each of
-its layers.
+"""Lists the tasks of one pass of a micro-batch through a stage, from the slot table's rows for each
+of its layers.
 
 Tasks come in the order in which a host issues them, each with the buffers that it reads and writes
 (``mistlab.stages.buffers``). Layers count through the whole model, the embedding first.
@@ -14,28 +14,26 @@ from mistlab.schedule.stage_passes import Lane, StagePass, lane_of, rows_of_pass
 from mistlab.stages.buffers import TOUCHES, Buffers, Hazards, Touched, Touches
 from mistlab.stages.stage_shape import RING, StageShape, ring_entries, slots_of, tasks_of_slot
 
-# The name of the host's part of an optimizer step: its task runs on the host's lane (queue),
-# whatever the name of its action.
+# The name of the host's part of an optimizer step, which runs on the host's own queue.
 HOST_STEP = "host step"
 _HOST_STEP = Task(stream="compute", kind="S", place="ahead")
 # Tasks that allocate or free memory: "open" and "close" for the buffers of optimizer states, "let
-# go" for activations after they were offloaded.
+# go" for activations that were offloaded.
 Memory = Literal["open", "close", "let go"]
-# The order in which the tasks of a time slot are issued: first tasks that free entries of ring
-# buffers, then tasks that fill them, computation last.
+# The tasks around one layer are issued in this order: first those that free entries of ring
+# buffers, then those that fill them, computation last.
 _TURNS = ("R", "device_to_host", "host_to_device", "S", "U", "F", "B", "W")
-# The order in which the tasks of a time slot are issued if all are for the same layer (depth 0):
-# tasks that free entries of ring buffers come last.
+# The same order if an engine overlaps nothing, so that all tasks are for the same layer: tasks that
+# free entries of ring buffers come last.
 _TURNS_ONE_AFTER_ANOTHER = ("host_to_device", "S", "U", "F", "B", "W", "R", "device_to_host")
-# The order in which the tasks of a time slot are issued if the host steps weights: fetching them
-# may block the issuing thread, so computation comes before it.
+# The same order if the host runs optimizer steps: fetching the new weights may block the issuing
+# thread, so computation comes first.
 _TURNS_ON_HOST = ("R", "device_to_host", "host_to_device", "S", "F", "O<", "U", "B", "W")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTask:
-    """A task of a pass: a ``row`` of the slot table applied to one layer of the pass, in one of the
-    pass's time slots.
+    """A task of a pass: a ``row`` of the slot table, applied to one layer of the pass.
 
     ``entry`` is the place of its layer in the rings. A task of memory has no layer.
     """
@@ -52,7 +50,7 @@ class PassTask:
 
 
 class PassTasks:
-    """Makes the tasks of each pass of one stage."""
+    """Makes the tasks of each pass of a stage."""
 
     def __init__(self, shape: StageShape, touches: Mapping[str, Touches] = TOUCHES) -> None:
         self.shape = shape
@@ -66,11 +64,10 @@ class PassTasks:
             yield from self._host_steps(stage_pass)
             yield from self._room("open", stage_pass)
         if stage_pass.kind == "B" and self.shape.offload.activations > 0:
-            # Activations that were offloaded are freed here, to make room for those that are
-            # fetched back.
+            # Offloaded activations are freed here, to make room for those that are fetched back.
             yield self._memory("let go", "leaving")
         for slot in slots_of(count, depth):
-            # Tasks on the same lane (queue) run in the order of the slot table.
+            # Tasks on the same queue run in the order of the slot table.
             rows = tasks_of_slot(self._rows(stage_pass), slot, count, depth)
             for row, position in sorted(rows, key=self.turn):
                 if self.shape.has(row, self.shape.layer_at(position, stage_pass)):
@@ -79,8 +76,8 @@ class PassTasks:
             yield from self._room("close", stage_pass)
 
     def turn(self, row_and_position: tuple[Task, int]) -> int:
-        """The position of a slot table's row in the order in which the tasks of a time slot are
-        issued.
+        """The position of a row of the slot table in the order in which the tasks around a layer
+        are issued.
         """
         row, _ = row_and_position
         turns = _TURNS_ON_HOST if self.shape.steps_on_host else _TURNS
@@ -91,9 +88,7 @@ class PassTasks:
     def task(
         self, row: Task, slot: int, position: int, stage_pass: StagePass, name: str = ""
     ) -> PassTask:
-        """The task that a row of the slot table stands for, at the layer in this position of the
-        pass.
-        """
+        """The task of a row of the slot table, for the layer in this position of the pass."""
         shape, name = self.shape, name or row.name
         layer = shape.layer_at(position, stage_pass)
         entry = shape.entry_at(position, stage_pass, self.template.depth)
@@ -136,16 +131,17 @@ class PassTasks:
             yield self._memory(task, "optimizer slot")
 
     def _memory(self, task: Memory, ring: str) -> PassTask:
-        """A task that allocates or frees the memory of a ring buffer, on the compute lane
-        (queue).
+        """A task that allocates or frees the memory of a ring buffer, on the queue of
+        computation.
         """
         entries = range(ring_entries(self.template.depth))
         rings: Buffers = tuple((ring, entry) for entry in entries)
         return PassTask(name=task, row=task, lane="compute", writes=rings)
 
     def _host_steps(self, stage_pass: StagePass) -> Iterator[PassTask]:
-        """The optimizer steps on the host, issued together before the pass; each starts once its
-        layer's gradients have arrived.
+        """The optimizer steps on the host, issued together before the pass.
+
+        Each starts once its layer's gradients have arrived.
         """
         for position in range(self._num_layers(stage_pass)):
             if self.shape.steps_tail(self.shape.layer_at(position, stage_pass)):
@@ -156,8 +152,8 @@ class PassTasks:
     def _at_the_ends(
         self, position: int, layer: int, stage_pass: StagePass
     ) -> tuple[Buffers, Buffers]:
-        """The buffers that only the first or last layer of a pass reads or writes: received inputs,
-        outputs to be sent, and losses.
+        """The buffers that only the first or last layer of a pass uses: received inputs, outputs to
+        be sent, and losses.
         """
         reads: Buffers = ()
         writes: Buffers = ()
@@ -169,51 +165,37 @@ class PassTasks:
             if stage_pass.kind == "F":
                 writes = (*writes, ("losses",))
             elif self.shape.clips:
-                # Gradients are scaled by a factor that depends on the last step's gradient norm,
-                # which the buffer "report" holds.
+                # The buffer "report" has the last step's gradient norm, from which the factor
+                # follows by which gradients are scaled.
                 reads = (("report",),)
         return reads, writes
 
 
 def _stepping_on_host(template: Template) -> Template:
-    """The slot table for optimizer steps on the host: gradients are offloaded for the step (O>) in
-    the last backward pass, rather than in the next first forward pass.
+    """The slot table for optimizer steps on the host.
+
+    Gradients are offloaded for the step (O>) in the last backward pass, rather than in the next
+    first forward pass.
     """
     phases = dict(template.phases)
     leaves = next(row for row in phases["first_forward"] if row.name == "O>")
     phases["first_forward"] = tuple(row for row in phases["first_forward"] if row is not leaves)
-    # The slot table has O> (gradients for a step on the host) before G> (other gradients).
+    # Gradients for a step on the host (O>) come before other gradients (G>) in the slot table.
     phases["last_backward"] = (replace(leaves, place="behind"), *phases["last_backward"])
     return replace(template, phases=phases)
 
 
-# The dependencies between the tasks of a simulated pass: from buffers, and from the pace of time
-# slots.
-#
-# Most dependencies follow from the buffers that tasks use (``mistlab.stages.buffers``). The others
-# follow from the pace of time slots:
-#
-# - Tasks of one kind run in order. A layer computes after the optimizer steps issued before it, but
-# steps run ahead of a pass that waits for its micro-batch.
-#
-# - A prefetch starts when the layer that computes in its time slot starts. A prefetch for a step
-# starts when the step ``depth`` layers before starts. A prefetch ahead of the first layer starts
-# when the previous pass has computed. Without overlap, it starts when the previous layer ends.
-#
-# - At most ``depth + 1`` layers are in progress: a layer computes only when the activations and
-# gradients of the layer ``depth + 1`` before it have been offloaded and, where gradients are
-# sharded, reduced.
-#
-# So the tasks of a pass start after the previous pass has computed.
+# Derives which tasks of a simulated pass wait for which: from the buffers that they use, and from
+# rules about when layers and prefetches start.
 
 
 COMPUTING = ("F", "B")
-# The queue in which layers compute, in forward and backward passes alike.
+# The name of the queue in which layers compute, in forward and backward passes alike.
 _PASSES = "passes"
 _FETCHES = ("P<", "G<", "O<", "A<")
 _STATE_FETCHES = ("G<", "O<")
 _AWAY = "host activations"
-# The task number that stands for the end of the previous pass's computation.
+# This task number stands for the end of the previous pass's computation.
 _BEFORE = 0
 
 
@@ -236,8 +218,24 @@ class PacedTasks:
 
 
 class Pace:
-    """Finds which tasks of a pass wait for which. Tasks are numbered from 1 as they are issued; 0
-    stands for the end of the previous pass.
+    """Finds which tasks of a simulated pass wait for which.
+
+    Tasks are numbered from 1 as they are issued; 0 stands for the end of the previous pass. Most
+    dependencies follow from the buffers that tasks use (``mistlab.stages.buffers``). The others
+    are:
+
+    - Tasks of one kind run in order. A layer computes after the optimizer steps issued before it,
+    but steps run ahead of a pass that waits for its micro-batch.
+
+    - A prefetch starts when the layer that computes in its time slot starts. A prefetch for a step
+    starts when the step ``depth`` layers before starts. A prefetch ahead of the first layer starts
+    when the previous pass has computed. Without overlap, it starts when the previous layer ends.
+
+    - At most ``depth + 1`` layers are in progress: a layer computes only when the activations and
+    gradients of the layer ``depth + 1`` before it have been offloaded and, where gradients are
+    sharded, reduced.
+
+    So the tasks of a pass start after the previous pass has computed.
     """
 
     def __init__(
@@ -255,13 +253,13 @@ class Pace:
         self.fetches = (*_FETCHES, "U") if gathers else _FETCHES
         self.hazards = Hazards((_PASSES, *dict.fromkeys(task.name for task in tasks)))
         self.hazards.add(_PASSES, (), ())
-        # For each task, the tasks for whose ends it waits. Tasks that only allocate or free memory
-        # are not simulated: their entries list the tasks for which others wait instead.
+        # The numbers of the tasks that each task waits for. Tasks that only manage memory are not
+        # simulated: their entries list the tasks that others must wait for instead.
         self.sources: list[set[int]] = [{_BEFORE}]
         self.for_starts: list[tuple[int, int]] = []
 
     def paced(self) -> PacedTasks:
-        """All tasks of the pass, with the tasks for which each of them waits."""
+        """All tasks of the pass, with the tasks that each of them waits for."""
         for number, task in self.tasks.items():
             self._add(number, task)
         played = sorted(self.tasks.keys() - self.memory, key=self._turn_in_table)
@@ -287,7 +285,7 @@ class Pace:
         ended, started = self._paced(task)
         waits = {*self.hazards.last(queue), *ended}
         self.for_starts += [(source, number) for source in started]
-        # If a layer issued later has started, the layer issued before it has ended.
+        # If a layer that was issued later has started, this layer has ended.
         known = self.hazards.last(_PASSES) if any(one > number for one in started) else ()
         back = self.hazards.add(
             queue,
@@ -333,8 +331,8 @@ class Pace:
         return task.slot, self.rows[task.row]
 
     def _opens(self, number: int) -> bool:
-        """Whether a task other than a layer's computation needs an explicit wait for the previous
-        pass.
+        """Whether a task other than a layer's computation must wait for the previous pass
+        explicitly.
         """
         if self.tasks[number].name in COMPUTING:
             return False
@@ -346,8 +344,8 @@ class Pace:
 
 
 def leaves_of(zero: int) -> tuple[str, ...]:
-    """The names of a layer's tasks that must end before another layer computes with the same entry
-    of the ring buffers.
+    """The names of a layer's tasks that must end before another layer can use the same entry of the
+    ring buffers.
     """
     return ("A>", "G>", "R") if zero >= SHARDED_GRADIENTS else ("A>", "G>")
 
@@ -358,6 +356,6 @@ def _queue(task: PassTask) -> str:
 
 def near(buffers: Buffers) -> Buffers:
     """The buffers without those of activations on the host, for which tasks wait by layer and
-    micro-batch instead.
+    micro-batch.
     """
     return tuple(buffer for buffer in buffers if buffer[0] != _AWAY)

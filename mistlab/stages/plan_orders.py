@@ -1,5 +1,5 @@
-"""The order of a plan's passes (its pipeline schedule): read, and checked to be complete and free
-of deadlocks.
+"""Reads the order of a plan's passes (its pipeline schedule), and checks that it is complete and
+free of deadlocks.
 """
 
 from __future__ import annotations
@@ -33,25 +33,23 @@ from mistlab.schedule.orders import (
 from mistlab.schedule.placement import Placement, loop, most_chunks
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn, passes_of
 
-# NumPy is imported where it is used, since plans are read and written without it.
+# NumPy is imported only where it is used, since reading and writing plans needs none of it.
 if TYPE_CHECKING:
     from mistlab.core.arrays import Ints
 
-# Checks that stages can run their passes in a given order: every pass occurs once, after the passes
-# that it needs, and stages do not deadlock.
-#
-# An error names the line of the order file and the pass that is wrong there.
+# Checks that stages can run their passes in a given order: every pass occurs once, after those that
+# it needs, without a deadlock.
 
 
-# The number of pipeline orders that are cached; each takes as much memory as its text.
+# At most this many pipeline orders are cached; each takes as much memory as its text.
 _MOST_KEPT = 64
-# The largest number of micro-batches, added up over stages, for which an order is written out pass
-# by pass: that of a thousand stages with a thousand micro-batches each.
+# An order is written out pass by pass only up to this many micro-batches, added up over stages: a
+# thousand stages with a thousand micro-batches each.
 MOST_OF_ORDER = 1_000_000
 # An error message about a deadlock names at most this many passes.
 _NAMED = 8
 # Within a stage, a pass of the first kind must come after the pass of the second kind for the same
-# chunk and micro-batch; the text says why.
+# chunk and micro-batch; the text is the reason.
 _AFTER: tuple[tuple[PassKind, PassKind, str], ...] = (
     ("B", "F", "its forward pass"),
     ("W", "B", "the gradient of its input"),
@@ -59,8 +57,9 @@ _AFTER: tuple[tuple[PassKind, PassKind, str], ...] = (
 
 
 def named_order(name: str, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """The pipeline order with this name, pass by pass; refuses numbers of stages and micro-batches
-    for which it is not defined.
+    """Write out the pipeline order with this name, pass by pass.
+
+    Refuses numbers of stages and micro-batches for which it is not defined.
 
     What the package makes itself is not checked each time: that takes longer than making it.
     """
@@ -76,8 +75,8 @@ def named_order(name: str, num_stages: int, micro_batches: int) -> PipelineOrder
 
 @lru_cache(maxsize=_MOST_KEPT)
 def order_of_text(text: str, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """The pipeline order in the text of an order file, after checking that stages can run their
-    passes in this order.
+    """Read a pipeline order from the text of an order file, and check that stages can run their
+    passes in it.
     """
     order = order_from_text(text, num_stages=num_stages, micro_batches=micro_batches)
     for number, stage in enumerate(order.stages):
@@ -128,14 +127,14 @@ def _needed(order: PipelineOrder, stage: StageOrder) -> Iterator[OrderedPass]:
 
 
 def _check_no_circle(order: PipelineOrder) -> None:
-    """Run the passes of all stages as far as their inputs arrive; refuse the order if a stage
+    """Run the passes of all stages as far as their inputs arrive, and refuse the order if a stage
     cannot finish.
     """
     passes = passes_of(order)
     done = [0] * order.num_stages
     for stage_pass in in_turn(passes):
         done[stage_pass.stage] += 1
-    # For each stage that is blocked, the pass that waits for its input.
+    # The pass at which each blocked stage waits for its input.
     stopped = {
         stage: of_stage.passes[number]
         for stage, (of_stage, number) in enumerate(zip(passes, done, strict=True))
@@ -146,8 +145,9 @@ def _check_no_circle(order: PipelineOrder) -> None:
 
 
 def _refuse_circle(order: PipelineOrder, stopped: Mapping[int, StagePass]) -> NoReturn:
-    """Refuse a deadlock with a message that names its passes: each waits for an input that the next
-    one delays.
+    """Refuse an order with a deadlock, naming its passes.
+
+    Each waits for an input that the next one delays.
     """
     seen = []
     waiting = next(iter(stopped.values()))
@@ -178,22 +178,21 @@ def _pass_text(order: PipelineOrder, key: PassKey) -> str:
     return f"{order.word(OrderedPass(kind, chunk, micro_batch))} of line {order.line(stage)}"
 
 
-# Reads the pipeline order of a plan, by its name or from the order file that the plan names.
-#
-# A file larger than any order of the plan's passes is refused by its size, before it is read.
+# Reads the pipeline order of a plan: a named order, or an order file.
 
 
-# An order file may be this many times as long as its words need, for extra blanks.
+# An order file may be this many times as large as its words need, to allow for extra blanks.
 _ROOM = 4
 # The number of kinds of passes in an order file: F, B and W.
 _KINDS = 3
-# The characters of a word in an order file besides its numbers: F, m and a blank.
+# Besides its numbers, a word in an order file has this many characters: F, m and a blank.
 _MARKS = 3
 
 
 def check_order(plan: Plan) -> None:
-    """Refuse a plan whose stages cannot run their passes in the plan's order; named orders are
-    checked without writing them out.
+    """Refuse a plan whose stages cannot run their passes in the plan's order.
+
+    Named orders are checked without writing them out.
     """
     if plan.order not in ORDERS:
         order_of_plan(plan)
@@ -204,8 +203,9 @@ def check_order(plan: Plan) -> None:
 
 
 def order_of_plan(plan: Plan) -> PipelineOrder:
-    """The order in which each stage of a plan runs its passes; refuses one in which stages cannot
-    run.
+    """The order in which each stage of a plan runs its passes.
+
+    Refuses one in which stages cannot run.
     """
     if plan.order in ORDERS:
         check_order(plan)
@@ -220,20 +220,23 @@ def order_of_plan(plan: Plan) -> PipelineOrder:
 
 
 def passes_of_plan(plan: Plan) -> tuple[StagePasses, ...]:
-    """The passes of each stage of a plan, with their phases and neighbours."""
+    """The passes of each stage of a plan, with their phases and the stages that they exchange data
+    with.
+    """
     return passes_of(order_of_plan(plan))
 
 
 def shortened(plan: Plan) -> Plan:
-    """A copy of the plan with fewer micro-batches, if its pipeline order is periodic: warm-up,
-    cool-down and period stay the same, and so do memory peaks.
+    """A copy of the plan with fewer micro-batches, if its pipeline order is periodic.
+
+    Warm-up, cool-down and period stay the same, and so do memory peaks.
     """
     fewer = fewer_micro_batches(plan.order, plan.num_stages, plan.micro_batches)
     return plan if fewer == plan.micro_batches else replace(plan, micro_batches=fewer)
 
 
 def ends_of_plan(plan: Plan) -> tuple[int, int]:
-    """The numbers of the stages with the embedding and with the head."""
+    """The number of the stage with the embedding, and that of the stage with the head."""
     if plan.order == DEFAULT_ORDER:
         return 0, plan.num_stages - 1
     placement = placement_of_plan(plan)
@@ -281,7 +284,7 @@ def _text(path: Path, most_bytes: int) -> str:
 
 
 def _most_bytes(plan: Plan) -> int:
-    """An upper bound on the bytes of an order file for a plan; a stage has at most one chunk per
+    """The most bytes that an order file of a plan can have, if a stage has a chunk for each
     block.
     """
     chunks = min(stage.layers for stage in plan.stages)
@@ -289,20 +292,20 @@ def _most_bytes(plan: Plan) -> int:
     return _ROOM * word * _KINDS * chunks * plan.micro_batches * plan.num_stages
 
 
-# The moments at which a stage has the most micro-batches in flight, for any pipeline order.
-#
-# Axes: K moments, V chunks of a stage.
+# Finds the points in a pipeline order at which a stage has the most micro-batches in flight.
 
 
-# What begins at a moment: a pass of this kind and chunk, whether optimizer steps overlap with it,
-# and the chunk whose activations are still being offloaded (if any).
+# The beginning of a pass: its kind and chunk, whether optimizer steps overlap with it, and the
+# chunk whose activations are still being offloaded (if any).
 _Begin = tuple[PassKind, int, bool, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassMoments:
-    """For passes of one kind and chunk: the numbers of micro-batches in flight in each chunk when
-    such a pass begins, at the moments with the most (K, 2 V).
+    """The numbers of micro-batches in flight in each chunk when passes of one kind and chunk begin,
+    for the beginnings with the most of them.
+
+    The numbers are (K, 2 V).
 
     ``held`` counts micro-batches as ``HeldMoments`` does. Layers step beside passes that are
     ``first_forward``. Activations of chunk ``leaving``, if any, are on their way to the host.
@@ -317,8 +320,10 @@ class PassMoments:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldMoments:
-    """For stage number ``stage``: the numbers of micro-batches in flight, at the moments with the
-    most of them.
+    """The numbers of micro-batches in flight on a stage, at the points in the order at which they
+    are most.
+
+    The stage has the number ``stage``.
 
     A moment (a row of K) has two numbers for each chunk (2 V): first, for all chunks, micro-batches
     between their forward and their backward pass, then micro-batches between their backward pass
@@ -339,7 +344,9 @@ class HeldMoments:
 
     @classmethod
     def of(cls, passes: StagePasses, stage: int) -> HeldMoments:
-        """The moments with the most micro-batches in flight, of a stage that runs these passes."""
+        """Find the points with the most micro-batches in flight, for a stage that runs these
+        passes.
+        """
         chunks = passes.chunks
         held, reached = [0] * (2 * chunks), set()
         begins: dict[_Begin, set[tuple[int, ...]]] = defaultdict(set)
@@ -386,14 +393,15 @@ class HeldMoments:
 
     @property
     def least_held(self) -> int:
-        """The largest number of micro-batches that each chunk has in flight at least, at one
-        moment.
+        """The largest number of micro-batches that all chunks have in flight at the same time, each
+        of them.
         """
         return int(self.every[:, : self.chunks].min(axis=1).max())
 
     def most_held(self, blocks: int) -> float:
-        """The largest number of micro-batches in flight on a stage with this many blocks, where a
-        micro-batch in a chunk counts as that chunk's share of the blocks.
+        """The largest number of micro-batches in flight on a stage with this many blocks.
+
+        A micro-batch in a chunk counts as that chunk's share of the blocks.
         """
         held = self.every[:, : self.chunks] + self.every[:, self.chunks :]
         if self.chunks == 1:
@@ -406,8 +414,8 @@ class HeldMoments:
 
 @lru_cache(maxsize=1024)
 def moments_in(order: str, num_stages: int, micro_batches: int) -> tuple[HeldMoments, ...]:
-    """For each stage of a pipeline in a named order, the moments with the most micro-batches in
-    flight.
+    """The points with the most micro-batches in flight, for each stage of a pipeline with a named
+    order.
     """
     fewer = fewer_micro_batches(order, num_stages, micro_batches)
     passes = passes_of(named_order(order, num_stages, fewer))
@@ -415,7 +423,7 @@ def moments_in(order: str, num_stages: int, micro_batches: int) -> tuple[HeldMom
 
 
 def in_flight_of_plan(plan: Plan) -> Sequence[float]:
-    """For each stage of a plan, the largest number of micro-batches in flight.
+    """The largest number of micro-batches in flight on each stage of a plan.
 
     A chunk of a micro-batch counts as its share of the stage's blocks.
     """
@@ -427,7 +435,7 @@ def in_flight_of_plan(plan: Plan) -> Sequence[float]:
 
 
 def moments_of_plan(plan: Plan) -> tuple[HeldMoments, ...]:
-    """For each stage of a plan, the moments with the most micro-batches in flight."""
+    """The points with the most micro-batches in flight, for each stage of a plan."""
     if plan.order in ORDERS:
         check_order(plan)
         return moments_in(plan.order, plan.num_stages, plan.micro_batches)
@@ -435,8 +443,10 @@ def moments_of_plan(plan: Plan) -> tuple[HeldMoments, ...]:
 
 
 def _fullest(moments: Sequence[tuple[int, ...]]) -> Ints:
-    """The Pareto frontier of moments, those with the most micro-batches in all first: at no other
-    moment are as many in flight in every chunk.
+    """The Pareto frontier of points in an order by micro-batches in flight: at no other point are
+    as many in flight in every chunk.
+
+    Those with the most in all come first.
     """
     import numpy as np  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Candidates for stages of plans as columns: their choices and positions in a pipeline, their
+"""Holds candidates for stages of plans as columns: their choices and positions in a pipeline, their
 memory, times and costs, and the chunks of interleaved stages.
 
 Axes: C candidates.
@@ -19,16 +19,15 @@ from mistlab.schedule.placement import NEXT, PREVIOUS, Placement
 from mistlab.stages.plan_orders import HeldMoments, ends_of_plan, in_flight_of_plan, moments_in
 from mistlab.stages.stage_shape import parts_of_plan
 
-# The position of each candidate for a stage in a pipeline with a named order of passes.
-#
-# Axes: C candidates.
+# Says at which position in a pipeline each candidate stage is, for a named order of passes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagesInOrder:
-    """The stage number of each candidate (C), counted from 0, in a pipeline of ``num_stages``
-    stages. If the model's blocks are of several kinds, ``first_blocks`` has the first block of each
-    chunk of each stage.
+    """The position of each candidate stage in a pipeline with a named order of passes.
+
+    ``stage`` is its number, from 0, in a pipeline of ``num_stages`` stages. If the model's blocks
+    are of several kinds, ``first_blocks`` has the first block of each chunk of each stage.
     """
 
     order: str
@@ -46,9 +45,7 @@ class StagesInOrder:
 
     @property
     def columns(self) -> Mapping[str, Ints]:
-        """The candidates' stage numbers as a column; its name tells pipelines of different orders
-        apart.
-        """
+        """The candidates' stage numbers as a column, under a name that differs between orders."""
         return {f"{self.order} {self.num_stages} {self.micro_batches}": self.stage}
 
     @property
@@ -58,14 +55,14 @@ class StagesInOrder:
 
     @property
     def splits_backward(self) -> bool:
-        """Whether stages compute weight gradients in passes of their own (W), under this order of
+        """Whether stages compute weight gradients in passes of their own (W) in this order of
         passes.
         """
         return any(one.splits_backward for one in self._moments)
 
     def by_stage(self) -> Iterator[tuple[HeldMoments, Rows]]:
-        """For each stage number among the candidates, the most micro-batches in flight on that
-        stage, and the indices of its candidates.
+        """The points with the most micro-batches in flight and the indices of the candidates, for
+        each stage number that occurs.
         """
         for stage in np.unique(self.stage).tolist():
             yield self._moments[stage], np.flatnonzero(self.stage == stage)
@@ -75,9 +72,7 @@ class StagesInOrder:
         return moments_in(self.order, self.num_stages, self.micro_batches)
 
 
-# Candidates for stages as columns, with their memory, work, times and costs.
-#
-# Axes: C candidates. Every column has an entry for each candidate.
+# Holds candidates for stages as columns, with their memory, work, times and costs.
 
 
 # Columns that say where in the pipeline a candidate is, each with its symbol in expressions (empty
@@ -96,16 +91,16 @@ POSITIONS: Mapping[str, str] = {
 
 
 def column_names() -> tuple[str, ...]:
-    """The names of all columns of candidates: first the dimensions (choices) of a stage, then its
-    position in the pipeline.
+    """The names of all columns of candidates: the choices of a stage, then its position in the
+    pipeline.
     """
     return (*DIMENSIONS, *POSITIONS)
 
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class StageBatch:
-    """Candidates for stages as columns: each row is a stage's choices in a plan, and the stage's
-    position in the pipeline.
+    """Candidates for stages of plans as columns: each row is a stage's choices and its position in
+    the pipeline.
 
     Columns are named as in ``DIMENSIONS`` and ``POSITIONS`` and are attributes: ``batch.zero``.
     ``in_flight`` is the number of micro-batches whose activations are held at once, including the
@@ -178,7 +173,7 @@ class StageBatch:
         )
 
     def chosen(self, rows: Bools | Rows | slice) -> Self:
-        """The candidates that a mask or indices select."""
+        """Select the candidates by a mask or indices."""
         return self.of_columns({name: column[rows] for name, column in self.columns.items()})
 
     def with_columns(self, **columns: Column | float) -> Self:
@@ -186,9 +181,7 @@ class StageBatch:
         return type(self)(**{**self.columns, **columns})
 
     def by_symbol(self, symbols: Iterable[str]) -> Mapping[str, Column]:
-        """The columns by their symbols in expressions; symbols that stand for no column are left
-        out.
-        """
+        """The columns that have one of these symbols in expressions, by symbol."""
         names = {symbol: name for name, symbol in symbols_of_columns().items()}
         return {symbol: self.columns[names[symbol]] for symbol in symbols if symbol in names}
 
@@ -220,17 +213,18 @@ def _column(given: Column | float, rows: int) -> Column:
     return given if isinstance(given, np.ndarray) else np.full(rows, given)
 
 
-# For a stage that is not cut into chunks: its inputs come from the previous stage, its outputs go
-# to the next, and embedding and head do not share a table.
+# The default position of a stage in one piece: its inputs come from the previous stage, its outputs
+# go to the next, and embedding and head do not share a table.
 _WAYS = PREVIOUS, NEXT, 0
 # A candidate as a row: a value for each column, in the order of columns.
 StageRow = tuple[float, ...]
 
 
 def rows_of(plan: Plan, period: int | None = None) -> list[StageRow]:
-    """The stages of a plan as rows of column values, in order. If block kinds repeat with a
-    ``period``, first blocks are counted modulo the period, and the number of micro-batches is left
-    out, so that different plans can have equal rows.
+    """The stages of a plan as rows of column values, in order.
+
+    If block kinds repeat with a ``period``, first blocks are counted modulo the period, and the
+    number of micro-batches is left out, so that different plans can have equal rows.
     """
     rows: list[StageRow] = []
     first_rank, first_block = 0, 0
@@ -248,9 +242,7 @@ def rows_of(plan: Plan, period: int | None = None) -> list[StageRow]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagePeaks:
-    """The memory figures of each candidate stage by which it is decided whether the candidate fits
-    on its GPUs.
-    """
+    """The memory figures that decide whether each candidate stage fits on its GPUs."""
 
     feasible: Bools
     held_bytes: Floats
@@ -263,14 +255,16 @@ class StagePeaks:
 
     @property
     def peak_bytes(self) -> Floats:
-        """The highest of the forward, backward and step peaks."""
+        """The highest of the memory peaks of forward passes, backward passes and the optimizer
+        step.
+        """
         passes = np.maximum(self.forward_peak_bytes, self.backward_peak_bytes)
         return np.asarray(np.maximum(passes, self.step_peak_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageFigures(StagePeaks):
-    """The memory and work of each candidate stage: bytes of one rank, and a rank's work for one
+    """The memory of each candidate stage on one rank, and a rank's operations and bytes for one
     micro-batch.
 
     ``feasible`` is false if sizes do not divide; then the other figures mean nothing. The peaks
@@ -303,8 +297,8 @@ Role = Literal["steady", "edge", "wait", "host"]
 
 
 def _in_role(role: Role, *, is_send: bool = False) -> Mapping[str, Any]:
-    """The metadata of a time's field: what the time describes, and whether it is that of a send to
-    the next stage.
+    """Metadata for the field of a time: what the time describes, and whether it is that of a send
+    to the next stage.
     """
     return {"role": role, "is_send": is_send}
 
@@ -316,9 +310,10 @@ _SENT_IN_ROUNDS = _in_role("wait", is_send=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageTimes(ColumnSet):
-    """The times of stages on which an iteration's time depends (C, or C, S): steady forward and
-    backward passes of one micro-batch, and times that are added once or while a stage waits. The
-    fields' roles say which is which.
+    """The times of pipeline stages from which an iteration's time is computed: of steady passes, of
+    first and last ones, and of waits.
+
+    Columns are (C) or (C, S). The fields' roles say which is which.
 
     ``through`` is the time from when a micro-batch arrives until it can go on, without fetches
     before it and work after it. The deltas are the extra times of the first forward and the last
@@ -371,13 +366,13 @@ class StageTimes(ColumnSet):
 
     @classmethod
     def of(cls, seconds: "StageTimes", *shape: int) -> Self:
-        """The same times as tables of this shape, with a row for each pipeline and its stages in
-        order.
+        """The same times as tables with a row for each pipeline and a column for each of its
+        stages.
         """
         return cls(**{name: getattr(seconds, name).reshape(shape) for name in TIMES})
 
     def of_stage(self, stage: int) -> Self:
-        """The times of one stage, from tables (C, S) of the times of several stages."""
+        """Select the times of one stage from tables with a column for each stage."""
         return type(self)(**{name: getattr(self, name)[:, stage] for name in TIMES})
 
     @property
@@ -413,14 +408,13 @@ SENDS = tuple(entry.name for entry in fields(StageTimes) if entry.metadata["is_s
 
 
 def times_of(*roles: Role) -> tuple[str, ...]:
-    """The names of those stage times that describe any of these roles."""
+    """The names of the stage times that have any of these roles, such as "steady"."""
     return tuple(entry.name for entry in fields(StageTimes) if entry.metadata["role"] in roles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageSeconds(StageTimes):
-    """The times of each candidate stage (C), including three on which the iteration's time does not
-    depend.
+    """The times of each candidate stage, with three that do not count for an iteration's time.
 
     A forward pass that follows another one is shorter by ``turned_s``: no gradients of a pass
     before it are left to be reduced, or to leave. ``step_s`` is the time of the step's arithmetic
@@ -434,16 +428,14 @@ class StageSeconds(StageTimes):
 
     @property
     def stable_s(self) -> Floats:
-        """The seconds of a steady forward and backward pass of a micro-batch or, if longer, of
-        issuing both on the host.
+        """The seconds of a steady forward and backward pass of a micro-batch, or of issuing both on
+        the host if that takes longer.
         """
         return np.maximum(self.forward_s + self.backward_s, self.issued_s)
 
     @property
     def without_turns(self) -> Self:
-        """The times in a pipeline order in which forward passes follow forward passes, rather than
-        backward passes.
-        """
+        """The times if forward passes follow forward passes instead of backward passes."""
         return replace(
             self,
             forward_s=self.forward_s - self.turned_s,
@@ -467,15 +459,13 @@ class StageCosts(ColumnSet):
     host_bytes: Floats
 
 
-# The parts of a plan's model as columns: each chunk of a stage is costed as if it were a stage of
-# its own.
-#
-# Axes: C candidates, S stages, P parts in order.
+# Cuts stages into their chunks (the parts of the model on a stage), each of which is costed like a
+# stage of its own.
 
 
 def batch_of_parts(plans: Sequence[Plan], placement: Placement) -> StageBatch:
-    """The parts of the models of several plans with this placement, as candidates: plan after plan,
-    in the order of the model.
+    """The parts of the models of several plans as candidates: plan after plan, in the order of the
+    model.
     """
     parts = [(plan, part) for plan in plans for part in parts_of_plan(plan, placement)]
     first = np.cumsum([0, *(plan.num_stages for plan in plans)])[:-1]
@@ -497,8 +487,8 @@ def batch_of_parts(plans: Sequence[Plan], placement: Placement) -> StageBatch:
 
 
 def with_ends(batch: StageBatch, placement: Placement) -> StageBatch:
-    """The stages (S, C) of pipelines, with the embedding and the head on those stages where the
-    placement has them.
+    """Mark the stages of pipelines that have the embedding and the head in this placement of the
+    model's parts.
     """
     each = len(batch) // placement.num_stages
     stage = np.arange(len(batch)) // each
@@ -509,8 +499,9 @@ def with_ends(batch: StageBatch, placement: Placement) -> StageBatch:
 
 
 def parts_of_stages(batch: StageBatch, placement: Placement) -> StageBatch:
-    """The parts (P, C) of pipelines' models, from the pipelines' stages (S, C); a stage has the
-    same number of blocks in all pipelines.
+    """Cut the stages of pipelines into the parts of the model that they hold.
+
+    Stages are (S, C), parts (P, C); a stage has the same number of blocks in all pipelines.
     """
     stages = np.split(np.arange(len(batch)), placement.num_stages)
     parts: list[StageBatch] = []
@@ -535,15 +526,15 @@ def parts_of_stages(batch: StageBatch, placement: Placement) -> StageBatch:
 
 
 def chunk_of_loop(batch: StageBatch, chunk: int, chunks: int) -> StageBatch:
-    """Chunk number ``chunk`` of each candidate stage (C) as a stage of its own, in interleaved
-    pipelines with ``chunks`` chunks per stage.
+    """Chunk number ``chunk`` of each candidate as a stage of its own, in interleaved pipelines with
+    ``chunks`` chunks per stage.
     """
     return _chunk(batch, chunk, chunks, rest_is_last=batch.has_embedding > 0)
 
 
 def chunk_in_order(batch: StageBatch, chunk: int, in_order: StagesInOrder) -> StageBatch:
-    """Chunk number ``chunk`` of each candidate stage (C) as a stage of its own, in pipelines with a
-    named order of passes.
+    """Chunk number ``chunk`` of each candidate as a stage of its own, in a named order of
+    passes.
     """
     placement, first_blocks = in_order.placement, in_order.first_blocks
     if first_blocks is not None:
@@ -562,9 +553,10 @@ def chunk_in_order(batch: StageBatch, chunk: int, in_order: StagesInOrder) -> St
 
 
 def _chunk(batch: StageBatch, chunk: int, chunks: int, *, rest_is_last: Bools) -> StageBatch:
-    """Chunk number ``chunk`` of each candidate stage (C) as a stage of its own. If blocks do not
-    divide evenly, the last chunks have one more block where ``rest_is_last``, otherwise the first
-    chunks.
+    """Chunk number ``chunk`` of each candidate as a stage of its own.
+
+    If blocks do not divide evenly, the last chunks have one more block where ``rest_is_last``,
+    otherwise the first chunks.
     """
     each, rest = np.divmod(batch.layers, chunks)
     begin, end = (
@@ -581,9 +573,10 @@ def _chunk(batch: StageBatch, chunk: int, chunks: int, *, rest_is_last: Bools) -
 
 
 def _treated(batch: StageBatch, begin: Column | int, end: Column | int) -> dict[str, Column]:
-    """How many of the blocks from ``begin`` to ``end`` of each stage run in each way (recomputed,
-    for one). In a stage, plain blocks come first, then those run in each other way, in the order of
-    columns.
+    """The numbers of blocks that are run in each way (such as recomputed), among each stage's
+    blocks from ``begin`` to ``end``.
+
+    In a stage, plain blocks come first, then those run in each other way, in the order of columns.
     """
     names = counts_of_blocks()
     after = batch.layers - sum(batch.value(name) for name in names)

@@ -1,4 +1,5 @@
-"""The program of a stage: the tasks of an iteration, in the order in which the host issues them.
+"""Makes the program of a stage: the tasks of an iteration, in the order in which the host issues
+them.
 
 It has the tasks of the stage's passes (``mistlab.stages.pass_tasks``) and the tasks that send to
 and receive from other stages. A task says which buffers it reads and writes. Its buffers alone
@@ -23,21 +24,21 @@ from mistlab.stages.buffers import Buffers, Hazards
 from mistlab.stages.pass_tasks import HOST_STEP, Memory, PassTask, PassTasks
 from mistlab.stages.stage_shape import RING, StageShape
 
-# Names of the tasks in a first forward pass that also run in a program that only takes optimizer
+# The tasks of a first forward pass that also run in a program that does nothing but optimizer
 # steps.
 _STEPPING = ("open", "S", HOST_STEP, "O<", "O>", "G<", "close")
-# Names of tasks that write to memory which is allocated when they are issued: receives, fetched
-# activations, and the shared table's gradient.
+# These tasks write to memory that is allocated when they are issued: they receive, fetch
+# activations, or make the gradient of a shared table.
 _AFTER_COMPUTE = ("Y", "A<", "tied")
-# Tasks that are not in the slot table, and belong to no single layer: "tied" reduces the gradient
-# of an embedding table that embedding and head share, "drop table" frees its memory, "report"
-# reduces losses and gradient norms over ranks.
+# Tasks that belong to no layer: "tied" reduces the gradient of a table shared by embedding and
+# head, "drop table" frees that table's memory, "report" reduces losses and gradient norms over
+# ranks.
 Extra = Literal["tied", "drop table", "report"] | Memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """One task of a stage's program, as the host issues it.
+    """One task of a stage's program, with the earlier tasks that it waits for.
 
     ``of`` is the pass that the task is part of; tasks after the last pass are part of none.
     ``entry`` is the task's entry of the layers' rings, ``room`` the room in which the input of its
@@ -54,14 +55,15 @@ class Op:
     reads: Buffers = ()
     writes: Buffers = ()
     waits: tuple[int, ...] = ()
-    # The task's name: kind and direction for a task of the slot table (such as P<), otherwise its
-    # own name.
+    # The kind and direction of a task of the slot table (such as P<), or the name of any other
+    # task.
     name: str = field(init=False, repr=False, compare=False)
-    # Whether the task's pass is the first of its kind, with which sums over micro-batches begin.
+    # Whether the pass of the task is the first of its kind, which starts new sums over
+    # micro-batches.
     is_of_first: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # The name is computed once here, since the runtime asks for it in every iteration.
+        # The name is computed only once, since the runtime asks for it in every iteration.
         object.__setattr__(self, "name", self._named())
         object.__setattr__(self, "is_of_first", self.of is not None and self.of.is_first)
 
@@ -72,33 +74,35 @@ class Op:
 
     @property
     def layer(self) -> int:
-        """The number of the layer that the task is for, if it is a task of the slot table."""
+        """The number of the layer that the task is for, if it is for a layer."""
         assert isinstance(self.task, Action)
         assert self.task.layer is not None
         return self.task.layer
 
     @property
     def micro_batch(self) -> int:
-        """The micro-batch that the task is for, if it is a task of the slot table."""
+        """The micro-batch that the task is for, if it is for a layer."""
         assert isinstance(self.task, Action)
         return self.task.micro_batch
 
     @property
     def turn(self) -> int:
-        """The entry of the ring buffer for sent outputs that the task's pass uses."""
+        """The entry of the ring buffer from which the output of the task's pass is sent."""
         assert self.of is not None
         return self.of.number % RING
 
 
 def iterations(shape: StageShape, count: int) -> list[list[Op]]:
-    """The programs of ``count`` successive iterations of a stage; all after the first are equal."""
+    """The programs of ``count`` successive iterations of a stage; the second and later ones are
+    equal.
+    """
     hazards = Hazards(LANES)
     return [[_ordered(op, hazards) for op in _Tasks(shape).iteration()] for _ in range(count)]
 
 
 def flush(shape: StageShape) -> list[Op]:
-    """A program that only takes the optimizer steps of the stage's layers, after all earlier tasks
-    have ended.
+    """A program that only runs the optimizer steps of the stage's layers, after all earlier
+    tasks.
     """
     hazards = Hazards(LANES)
     return [
@@ -109,8 +113,8 @@ def flush(shape: StageShape) -> list[Op]:
 
 
 def _ordered(op: Op, hazards: Hazards) -> Op:
-    # A task that may reuse memory of the compute lane must not write it before the lane's last task
-    # has ended.
+    # The queue of computation may still use the memory that such a task writes, so the task waits
+    # for the queue's last task.
     after = hazards.last("compute") if op.name in _AFTER_COMPUTE else ()
     return replace(op, waits=hazards.add(op.lane, op.reads, op.writes, after=after))
 
@@ -127,8 +131,8 @@ class _Tasks:
         for receipt in self.shape.receipts.receipts:
             receipts[receipt.before].append(receipt)
         for stage_pass in self.shape.passes:
-            # Receives for later passes are posted before this pass, since their messages may arrive
-            # while it computes.
+            # Messages for later passes may arrive while this pass computes, so their receives are
+            # posted before.
             for receipt in receipts[stage_pass.number]:
                 yield self._receive(receipt)
             for task in self.tasks.of_pass(stage_pass):

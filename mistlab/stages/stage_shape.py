@@ -1,5 +1,5 @@
-"""The shape of a stage: its chunks and layers, the layer of each task in a time slot, and how its
-communication groups lie on nodes and network tiers.
+"""Says which layers and chunks a stage has, which layer each task of a pass is for, and how
+communication groups are spread over nodes and network tiers.
 """
 
 import math
@@ -42,21 +42,15 @@ from mistlab.schedule.stage_passes import (
 )
 from mistlab.stages.plan_orders import ends_of_plan, passes_of_plan
 
-# Finds the layer of each task in a time slot, and the entry of the ring buffers that it uses.
-#
-# A pass visits the layers of a stage in order, at positions 0, 1, 2 and so on: a forward pass from
-# the first layer up, a backward pass from the last layer down. In each time slot one layer
-# computes. The time slot's other tasks are for the same layer, or for the layers that compute
-# ``depth`` time slots later (ahead) or earlier (behind). In the first and the last ``depth`` time
-# slots of a pass nothing computes. Layers that use a ring buffer take its ``depth + 1`` entries in
-# turn.
+# Finds the layer that each task of a pass is for, and the entry of the ring buffers that it uses.
+# Time slots are numbered by the layer that computes.
 
 
 _AWAY: Mapping[Place, int] = {"ahead": 1, "here": 0, "behind": -1}
 
 
 def goes_up(phase: Phase) -> bool:
-    """Whether a pass in this phase visits the layers of a stage from the first to the last."""
+    """Whether a pass of this phase visits the layers of a stage from the first to the last."""
     return "backward" not in phase
 
 
@@ -66,15 +60,13 @@ def layer_at(position: int, num_layers: int, phase: Phase) -> int:
 
 
 def layers_above(at: Place, phase: Phase, depth: int) -> int:
-    """How many layers a task's layer is above the one that computes in its time slot; negative
-    below.
-    """
+    """How many layers a task's layer is above the one that computes; negative if below."""
     return _AWAY[at] * (depth if goes_up(phase) else -depth)
 
 
 def slots_of(num_layers: int, depth: int) -> range:
-    """The time slots of a pass, one for each layer that computes and numbered by that layer's
-    position.
+    """The numbers of a pass's time slots; in the first and last ``depth`` of them no layer
+    computes.
     """
     return range(-depth, num_layers + depth)
 
@@ -82,8 +74,11 @@ def slots_of(num_layers: int, depth: int) -> range:
 def tasks_of_slot(
     rows: Sequence[Task], slot: int, num_layers: int, depth: int
 ) -> Iterator[tuple[Task, int]]:
-    """The rows of the slot table with a layer in this time slot of a pass, each with that layer's
-    position in the pass.
+    """The tasks of a time slot of a pass, each with the position of its layer in the pass.
+
+    A pass visits the layers of a stage in order, at positions 0, 1, 2 and so on. In each time slot
+    one layer computes. The slot's other tasks are for the same layer, or for the layers that
+    compute ``depth`` slots later (ahead) or earlier (behind).
     """
     for row in rows:
         position = slot + _AWAY[row.place] * depth
@@ -92,22 +87,19 @@ def tasks_of_slot(
 
 
 def ring_entries(depth: int) -> int:
-    """The number of entries in a ring buffer: for the layer that computes, and ``depth`` layers
-    ahead.
-    """
+    """The number of entries in a ring buffer: for the layer that computes and ``depth`` others."""
     return depth + 1
 
 
 def entry_of(layers_before: int, position: int, depth: int) -> int:
-    """The entry of the ring buffers that the layer at ``position`` of a pass uses;
-    ``layers_before`` is the number of layers that earlier passes visited.
+    """The entry of the ring buffers that the layer at this position of a pass uses.
+
+    Earlier passes visited ``layers_before`` layers.
     """
     return (layers_before + position) % ring_entries(depth)
 
 
-# The parts of a plan's model: with v chunks on each of S stages, the model is cut into S v parts.
-#
-# Which stage holds a part, and how many blocks it has, is in ``mistlab.schedule.placement``.
+# Cuts a plan's model into parts: each of its S stages holds v of the S v parts.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,14 +148,14 @@ def parts_of_plan(plan: Plan, placement: Placement) -> list[StagePart]:
 
 
 def _ways(stage: StagePlan) -> list[str]:
-    """For each block of a stage, in order, the dimension that counts blocks run in the same way
-    (recomputed, for one); empty for plain blocks.
+    """The way in which each block of a stage is run: the choice that counts such blocks
+    (recomputed, for one), or "" for plain blocks.
     """
     treated = [name for name in counts_of_blocks() for _ in range(stage.degree(name))]
     return [""] * (stage.layers - len(treated)) + treated
 
 
-# The choices of a plan that determine which tasks its stages have.
+# Holds the choices of a plan that determine which tasks its stages have.
 
 # What a run does with the experts that routers choose: nothing ("none"), record them ("noted"), or
 # also adjust the routers by them ("corrected").
@@ -173,7 +165,7 @@ Routers = Literal["none", "noted", "corrected"]
 RING = ring_entries(ENGINES["mistlab"].template().depth)
 # The index of the embedding among the model's layers.
 EMBEDDING = 0
-# The largest number of stages for which the ring buffer entries of passes are cached.
+# The ring buffer entries of passes are cached for at most this many stages.
 _MOST_KEPT = 64
 
 
@@ -183,8 +175,8 @@ def replicas_of(stage: StagePlan) -> int:
 
 
 def shares_table(plan: Plan) -> bool:
-    """Whether tied embedding and head share one table: if the same stage has both, and its ranks
-    keep whole weights.
+    """Whether tied embedding and head share one table, since one stage has both and its ranks keep
+    whole weights.
 
     If weights or gradients come and go layer by layer, embedding and head have a table each.
     """
@@ -195,7 +187,7 @@ def shares_table(plan: Plan) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkLayers:
-    """The layers of a chunk, and the blocks among them, as numbers that count through the model."""
+    """The layers of a chunk, and the blocks among them, numbered through the model."""
 
     layers: range
     blocks: range
@@ -203,7 +195,8 @@ class ChunkLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageShape:
-    """What determines a stage's tasks; ``zero`` is the ZeRO level, 0 for a single rank.
+    """What determines the tasks of a pipeline stage; ``zero`` is the ZeRO level, 0 for a single
+    rank.
 
     ``replicas`` ranks have the same weights: data-parallel and context-parallel ones. ``chunks``
     are in the order of the model. ``ends`` are the stages that have the embedding and the head.
@@ -328,9 +321,10 @@ class StageShape:
         return self.shares_table and layer == self.last_layer
 
     def adds_table_in_b(self, layer: int) -> bool:
-        """Whether a layer is a head whose B pass, rather than W, adds to the gradient of a table
-        shared with the embedding: unless W passes begin with the head's chunk and end with the
-        embedding's.
+        """Whether a layer is a head that adds to the gradient of a table shared with the embedding
+        in its B pass rather than in W.
+
+        It does unless W passes begin with the head's chunk and end with the embedding's.
         """
         splits = self.passes.splits_backward
         return splits and self.borrows_table(layer) and not _ends_with_embedding(self.passes)
@@ -356,7 +350,7 @@ class StageShape:
         return not self.steps_on_host and self.offload_of(layer).optimizer > 0
 
     def has(self, row: Task, layer: int) -> bool:
-        """Whether a layer has the task that a row of the slot table describes."""
+        """Whether a layer has a task of this kind; a task is a row of the slot table."""
         if row.kind in ("U", "R"):
             return self.replicas > 1 and self.zero >= row.from_zero
         if row.direction is None:
@@ -384,8 +378,8 @@ def _chunks(plan: Plan, stage: int, passes: StagePasses) -> tuple[ChunkLayers, .
 
 @lru_cache(maxsize=_MOST_KEPT)
 def _ends_with_embedding(passes: StagePasses) -> bool:
-    """Whether, of the chunks with embedding and head, a stage's W passes begin with the head's and
-    end with the embedding's.
+    """Whether a stage's weight-gradient passes begin with the chunk of the head and end with that
+    of the embedding.
     """
     chunks = [one.chunk for one in passes if one.kind == "W"]
     embedding, head = 0, passes.chunks - 1
@@ -395,21 +389,24 @@ def _ends_with_embedding(passes: StagePasses) -> bool:
 
 @lru_cache(maxsize=_MOST_KEPT)
 def _layers_before(passes: StagePasses, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """For each pass of a stage, the number of layers that earlier passes visited; ``sizes`` are the
-    numbers of layers of the stage's chunks.
+    """The number of layers that earlier passes visited, for each pass of a stage.
+
+    ``sizes`` are the numbers of layers of the stage's chunks.
     """
     return tuple(accumulate((sizes[one.chunk] for one in passes), initial=0))
 
 
-# A mask of the strategies (S: distinct choices of stages) whose groups have one shape, and that
-# shape: how the group's ranks are spread over nodes.
+# A mask of the strategies whose communication groups have one shape, and that shape: how the ranks
+# are spread over nodes.
 OfShape = tuple[Bools, GroupSpread]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shapes:
-    """How each communication group lies on the cluster, for each strategy (S: distinct choices of
-    stages): ranks in a node, nodes, and units (racks, pods) of each higher network tier, by the
+    """How each communication group is spread over nodes and network tiers, for each strategy (a
+    combination of a stage's choices).
+
+    It has ranks in a node, nodes, and units (racks, pods) of each higher network tier, by the
     group's name; and the group's number of ranks.
 
     Neighbouring stages are taken to be as large as the stage itself. Sends to the next stage and
@@ -425,7 +422,7 @@ class Shapes:
     _several: dict[str, Sequence[OfShape]] = field(default_factory=dict, init=False, repr=False)
 
     def of_several(self, group: str) -> Sequence[OfShape]:
-        """Each shape (ranks in a node, nodes, units) of this group with several ranks, with a mask
+        """Each shape of this group with several ranks (ranks in a node, nodes, units), with a mask
         of the strategies whose groups have it.
         """
         if group not in self._several:
@@ -435,7 +432,7 @@ class Shapes:
 
     @property
     def crosses_to_next(self) -> Bools:
-        """Whether sends to the next stage leave the node, for each strategy (S)."""
+        """Whether sends to the next stage leave the node, for each strategy."""
         return np.asarray(self.place_to_next != NODE)
 
     def by_shape(self, group: str) -> Iterator[OfShape]:
@@ -445,7 +442,7 @@ class Shapes:
         yield from by_shape(self.groups[group])
 
     def chosen(self, rows: Rows) -> Self:
-        """The shapes of groups for the strategies with these indices only."""
+        """Select the strategies with these indices."""
         groups = self.groups.items()
         return type(self)(
             groups={name: tuple(one[rows] for one in shape) for name, shape in groups},
@@ -458,8 +455,8 @@ class Shapes:
 
 
 def by_shape(columns: tuple[Ints, ...]) -> Iterator[OfShape]:
-    """Each distinct shape (ranks in a node, nodes, units) in these columns, and a mask of the
-    strategies (S: distinct choices of stages) that have it.
+    """Each distinct shape (ranks in a node, nodes, units) in these columns, with a mask of the
+    strategies that have it.
     """
     for shape in sorted({*zip(*(one.tolist() for one in columns), strict=True)}):
         rows = np.logical_and.reduce(
@@ -518,10 +515,12 @@ def _nodes(
 def _most_apart(
     group: str, axes: Mapping[str, int], first_rank: int, place_of: Callable[[Ints], Ints]
 ) -> int:
-    """The largest number of units (nodes, racks, ...) that a communication group of a stage spans,
-    by enumerating all groups; ``place_of`` maps ranks to units.
+    """The largest number of units (nodes, racks, ...) that any communication group of a stage
+    spans, by enumerating them.
+
+    ``place_of`` maps ranks to units.
     """
-    # The innermost axis is the last of a NumPy array, but the first in a table of mesh axes.
+    # NumPy's innermost axis is the last, that of a table of mesh axes the first.
     names = [*axes][::-1]
     shape = [axes[name] for name in names]
     nodes = place_of(first_rank + np.arange(math.prod(shape)).reshape(shape))
@@ -534,8 +533,9 @@ def _most_apart(
 def shapes_of(
     known: Known[Shapes], columns: Mapping[str, NDArray[Any]], cluster: Cluster
 ) -> Shapes:
-    """How each communication group lies on the cluster, for each strategy (S: distinct choices of
-    stages); ``known`` caches the results for meshes.
+    """How each communication group is spread over nodes and network tiers, for each strategy.
+
+    ``known`` caches the results for meshes.
     """
     names = (*names_of("mesh"), "first_rank")
     shapes, rows = known(
@@ -546,8 +546,8 @@ def shapes_of(
 
 
 def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
-    """How each communication group lies on the cluster, and which network tiers sends cross, for
-    each strategy (S: distinct choices of stages).
+    """How each communication group is spread over nodes, and which network tiers sends cross, for
+    each strategy.
     """
     gpus, tiers = cluster.gpus_per_node, cluster.tiers
     value = columns.__getitem__
@@ -564,7 +564,7 @@ def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
         return np.where(crosses, np.maximum(tiers.sends_through(before, ranks), NETWORK), NODE)
 
     def shape(group: str) -> tuple[Ints, ...]:
-        """How a group lies on the cluster: ranks in a node, nodes, and units of higher tiers."""
+        """How a group is spread over the cluster: ranks in a node, nodes, units of higher tiers."""
         on_nodes = shape_on_nodes(group, value, first, gpus)
         if tiers is None:
             return on_nodes
@@ -583,9 +583,7 @@ def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
 def _units(
     group: str, value: Callable[[str], NDArray[Any]], first: Ints, tiers: TierTimes, index: int
 ) -> Ints:
-    """The largest number of units (racks, pods) of a tier that a group spans, for each candidate
-    (C).
-    """
+    """The largest number of units (racks, pods) of a network tier that a group spans."""
     network, gpus = tiers.network, tiers.gpus_per_node
     if not any(tier.scattered for tier in network.tiers[index:]):
         return shape_on_nodes(group, value, first, network.nodes_below(index) * gpus)[1]

@@ -137,7 +137,7 @@ def test_receivers_of_chunks_that_are_not_ready_earlier_hang(
     for seed in range(4):
         work, plan = any_plan(PLACEMENTS["V of three stages"], seed, tmp_path)
         with monkeypatch.context() as patch:
-            patch.setattr(receipts._Dealings, "let_all_end", lambda _: None)
+            patch.setattr(receipts._DryRun, "let_all_end", lambda _: None)
             receipts.receipts_of.cache_clear()
             found += collective_findings(plan, work)
         receipts.receipts_of.cache_clear()

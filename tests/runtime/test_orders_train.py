@@ -131,7 +131,7 @@ def test_receivers_that_are_not_ready_earlier_hang(
     ordered: Ordered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = ordered(Plan(micro_batches=16, stages=THREE), ahead(3, 16))
-    monkeypatch.setattr(receipts._Dealings, "let_all_end", lambda _: None)
+    monkeypatch.setattr(receipts._DryRun, "let_all_end", lambda _: None)
     receipts.receipts_of.cache_clear()
     try:
         (finding, *_) = collective_findings(plan, WORK)
