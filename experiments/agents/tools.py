@@ -29,7 +29,16 @@ ModelText = Annotated[
 HardwareText = Annotated[
     str, Field(description="a catalogue name such as h100-80gb, a path, or a hardware file's YAML")
 ]
-Framework = Literal["megatron", "deepspeed", "torchtitan", "torchtitan-toml", "accelerate"]
+Framework = Literal[
+    "megatron",
+    "deepspeed",
+    "torchtitan",
+    "torchtitan-toml",
+    "accelerate",
+    "axolotl",
+    "llama-factory",
+    "trl",
+]
 Kind = Literal["models", "hardware", "spaces"]
 Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
 # Parts of an iteration's time that take less than this share of it are left out of an answer.

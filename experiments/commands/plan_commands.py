@@ -95,7 +95,10 @@ PLAN_COMMANDS: dict[str, Group] = {
             option(
                 "--to",
                 "(default: that of the plan's engine, or megatron)",
-                choices=("megatron", "deepspeed", "torchtitan", "torchtitan-toml", "accelerate"),
+                choices=(
+                    *("megatron", "deepspeed", "torchtitan", "torchtitan-toml", "accelerate"),
+                    *("axolotl", "llama-factory", "trl"),
+                ),
             ),
             flag("--strict", "exit status 1 if the framework cannot express the plan exactly"),
             flag("--check", "build the framework's own configuration from the text"),

@@ -25,7 +25,8 @@ from experiments.tuning.tune import lacking_words, tuned
 from mistlab import catalog
 from mistlab.core.values import InputError, near_matches, reject
 from mistlab.cost.breakdown import breakdown_of
-from mistlab.export.targets import TARGETS, target_for
+from mistlab.export.targets import target_for
+from mistlab.formats.recipes.exports import EXPORTS
 from mistlab.job.job import Job, job_from_mapping, load_job
 from mistlab.plan.named_spaces import SPACES
 from simulators.registry import PREDICTORS
@@ -455,13 +456,13 @@ def will_it_fit(plan: PlanLike, **cluster: Any) -> FittingPlan:
 
 
 def to_framework(plan: PlanLike, framework: str | None = None) -> LaunchText:
-    """Export a plan to ``megatron``, ``deepspeed``, ``torchtitan`` or ``accelerate``; by default
-    the framework of its engine.
+    """Export a plan to one of ``names()["frameworks"]``, such as ``megatron`` or ``trl``; by
+    default the framework of its engine.
     """
     job, _ = _job(plan, {})
-    if framework is not None and framework not in TARGETS:
-        reject(f"framework: {framework!r} is unknown{near_matches(framework, TARGETS)}")
-    made = exported(job, TARGETS[framework] if framework else target_for(job.plan.engine))
+    if framework is not None and framework not in EXPORTS:
+        reject(f"framework: {framework!r} is unknown{near_matches(framework, EXPORTS)}")
+    made = exported(job, EXPORTS[framework] if framework else target_for(job.plan.engine))
     return LaunchText(
         framework=made.target.name,
         text=made.text,
@@ -522,7 +523,7 @@ def names() -> Mapping[str, Sequence[str]]:
         "hardware": catalog.hardware_names(),
         "spaces": tuple(SPACES),
         "simulators": tuple(PREDICTORS),
-        "frameworks": tuple(TARGETS),
+        "frameworks": tuple(EXPORTS),
     }
 
 

@@ -20,7 +20,8 @@ from mistlab.core.files import format_yaml
 from mistlab.core.values import InputError, near_matches, refuse, reject
 from mistlab.cost.memory import room_of_plan
 from mistlab.engines.engine import Precision, names_for_plans
-from mistlab.export.targets import TARGETS, target_for
+from mistlab.export.targets import target_for
+from mistlab.formats.recipes.exports import EXPORTS
 from mistlab.job.job import Job, job_to_mapping
 from mistlab.job.prediction import Prediction, compared
 from mistlab.machine.slowdowns import STREAMS
@@ -64,7 +65,7 @@ def names(body: Asked, tell: Tell) -> Answer:
         "spaces": [*SPACES],
         "engines": [*names_for_plans()],
         "precisions": [*get_args(Precision)],
-        "frameworks": [*TARGETS],
+        "frameworks": [*EXPORTS],
         "serving_gpus": [*gpu_names()],
         "parts": dict(part_words()),
         "labels": labels(),
@@ -175,9 +176,9 @@ def export(body: Asked, tell: Tell) -> Answer:
     """A plan as a framework's file."""
     del tell
     job, framework = job_in(body.get("plan")), body.get("framework")
-    if framework and framework not in TARGETS:
-        refuse("framework", f"{framework!r} is unknown{near_matches(str(framework), TARGETS)}")
-    made = exported(job, TARGETS[framework] if framework else target_for(job.plan.engine))
+    if framework and framework not in EXPORTS:
+        refuse("framework", f"{framework!r} is unknown{near_matches(str(framework), EXPORTS)}")
+    made = exported(job, EXPORTS[framework] if framework else target_for(job.plan.engine))
     return {
         "framework": made.target.name,
         "text": made.text,

@@ -8,7 +8,7 @@ take the defaults of ``accelerate launch`` (accelerate/commands/launch.py of 1.1
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from mistlab.core.files import about, format_yaml, parse_yaml
 from mistlab.core.values import reject
@@ -17,12 +17,12 @@ from mistlab.export import deepspeed as deepspeed_read
 from mistlab.export.deepspeed import offload_states, read_configuration
 from mistlab.export.found import Found, Section, harmless_names, parse_json
 from mistlab.export.given import Given, Imported
-from mistlab.export.nearest import ENGINES, STATES, canonical, offloads, sharded, states_offloaded
+from mistlab.export.nearest import ENGINES, OFFLOADED, STATES, canonical, offloads, sharded
 from mistlab.export.rules import (
     EQUAL_NODES,
     INPUTS_OFFLOADED,
+    RECOMPUTED,
     among_orders,
-    none_or_all_blocks,
     one_stage,
     with_values,
 )
@@ -151,6 +151,13 @@ def _read_degrees(top: Section, draft: Found, *, shards: bool) -> None:
     _check_degrees(section, draft, sizes)
 
 
+# The words of recipes for parallel degrees, and what these are in plans.
+_DEGREES: Mapping[str, str] = {
+    "tp": "tensor_parallel",
+    "cp": "context_parallel",
+    "ep": "expert_parallel",
+    "dp_replicate": "state_replicas",
+}
 # The key by which recipes for fine-tuning enable sequence parallelism.
 SPLITS_TOKENS = "sequence_parallel"
 
@@ -172,18 +179,31 @@ class Sharing:
     offloads_inputs: bool = False
     offloads_states: bool = False
 
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        """How the ranks of a job's only stage share its model."""
+        (stage,) = job.plan.stages
+        return cls(
+            level=stage.zero,
+            sequences=stage.micro_batch,
+            degrees={word: stage.degree(name) for word, name in _DEGREES.items()},
+            recomputes=stage.checkpointed_layers > 0,
+            splits_tokens=stage.sequence_parallel > 0,
+            offloads_inputs=stage.offload.activations > 0,
+            offloads_states=offloads(job),
+        )
+
+    @property
+    def shards(self) -> bool:
+        """Whether FSDP is needed: for sharded states, or for offloaded ones."""
+        return self.level > 0 or self.offloads_states
+
     def take(self, draft: Found, model: ModelSpec) -> None:
         """Enter this ZeRO level, these degrees and memory savings into the choices of an imported
         file.
         """
-        names = {
-            "tp": "tensor_parallel",
-            "cp": "context_parallel",
-            "ep": "expert_parallel",
-            "dp_replicate": "state_replicas",
-        }
         draft.micro_batch = self.sequences
-        draft.values |= {names[word]: n for word, n in self.degrees.items() if n > 1}
+        draft.values |= {_DEGREES[word]: n for word, n in self.degrees.items() if n > 1}
         draft.values["zero"] = self.level
         if self.splits_tokens and self.degrees.get("tp", 1) > 1:
             draft.values["sequence_parallel"] = 1
@@ -192,6 +212,14 @@ class Sharing:
             draft.values |= {"offload_activations": 1.0} if self.offloads_inputs else {}
         if self.offloads_states:
             draft.values |= dict.fromkeys(STATES, 1.0)
+
+
+def offload_inputs(draft: Found) -> bool:
+    """Enter that the kept inputs of recomputed blocks are offloaded, if blocks are recomputed."""
+    recomputes = bool(draft.values.get("checkpointed_layers"))
+    if recomputes:
+        draft.values["offload_activations"] = 1.0
+    return recomputes
 
 
 def _check_degrees(section: Section, draft: Found, sizes: Mapping[str, int]) -> None:
@@ -349,18 +377,14 @@ ROWS = (
         because="has no pipelines",
     ),
     EQUAL_NODES,
-    Row(
-        choices=("checkpointed_layers",),
-        nearest=none_or_all_blocks("checkpointed_layers"),
-        because="recomputes all blocks or none",
-    ),
+    RECOMPUTED,
     Row(
         choices=("zero",),
         nearest=_zero,
         because="shards by FSDP2, ZeRO-2 or 3, which offloading, recomputation and tensor "
         "parallelism need",
     ),
-    Row(choices=STATES, nearest=states_offloaded, because="offloads all states, or none"),
+    OFFLOADED,
     INPUTS_OFFLOADED,
 )
 

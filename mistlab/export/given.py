@@ -56,7 +56,9 @@ def changes(before: Job, after: Job, because: str) -> Iterator[Remark]:
 def changes_of_workloads(before: Workload, after: Workload, because: str) -> Iterator[Remark]:
     """Remarks on all fields in which two workloads, or their models, differ."""
     for field in fields(before):
-        if field.name != "model":
+        # A left-out rank is the usual one.
+        is_same_rank = field.name == "adapter_rank" and before.rank == after.rank
+        if field.name != "model" and not is_same_rank:
             pair = getattr(before, field.name), getattr(after, field.name)
             yield from _change(field.name, pair, because)
     for field in fields(before.model):

@@ -11,7 +11,7 @@ from mistlab.engines.engine import ENGINES as ALL_ENGINES
 from mistlab.engines.engine import Precision, names_for_plans
 from mistlab.export.given import Remark, changes, changes_of_workloads
 from mistlab.export.rules import as_replicas, highest, with_plan, with_values
-from mistlab.export.target import NARROW, Target
+from mistlab.export.target import NARROW, Row, Target
 from mistlab.job.job import Job
 from mistlab.plan.dimension import Dimension
 from mistlab.plan.dimensions import DIMENSIONS, dimensions_of_axes, ranks_of
@@ -253,6 +253,13 @@ def states_offloaded(job: Job) -> Job:
 def offloads(job: Job) -> bool:
     """Whether a stage of the job offloads weights, gradients or optimizer states."""
     return any(highest(job, name) > 0 for name in STATES)
+
+
+# Rows of targets built on FSDP2 alone.
+SHARDED = Row(
+    choices=("zero",), nearest=sharded, because="shards by FSDP2, ZeRO-2 or 3, or not at all"
+)
+OFFLOADED = Row(choices=STATES, nearest=states_offloaded, because="offloads all states, or none")
 
 
 def fewest_replicas(job: Job) -> Job:

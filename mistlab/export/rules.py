@@ -470,6 +470,11 @@ EQUAL_MESHES = Row(
 EQUAL_NODES = Row(
     choices=(), nearest=equal_nodes, because="starts equally many processes on every node"
 )
+RECOMPUTED = Row(
+    choices=("checkpointed_layers",),
+    nearest=none_or_all_blocks("checkpointed_layers"),
+    because="recomputes all blocks or none",
+)
 INPUTS_OFFLOADED = Row(
     choices=("offload_activations",),
     nearest=activations_of_recomputed,

@@ -159,6 +159,48 @@ def _name_of_shape(path: str) -> str:
     return " ".join(words)
 
 
+# The repository on Hugging Face that publishes a catalogue model's weights.
+_REPOSITORIES: Mapping[str, str] = {
+    "llama3-8b": "meta-llama/Meta-Llama-3-8B",
+    "llama3-70b": "meta-llama/Meta-Llama-3-70B",
+    "llama3-405b": "meta-llama/Llama-3.1-405B",
+    "llama3.2-1b": "meta-llama/Llama-3.2-1B",
+    "llama3.2-3b": "meta-llama/Llama-3.2-3B",
+    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
+    "qwen2.5-14b": "Qwen/Qwen2.5-14B",
+    "qwen2.5-32b": "Qwen/Qwen2.5-32B",
+    "qwen2.5-72b": "Qwen/Qwen2.5-72B",
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "qwen3-1.7b": "Qwen/Qwen3-1.7B",
+    "qwen3-4b": "Qwen/Qwen3-4B",
+    "qwen3-8b": "Qwen/Qwen3-8B",
+    "qwen3-14b": "Qwen/Qwen3-14B",
+    "qwen3-32b": "Qwen/Qwen3-32B",
+    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
+    "qwen3-235b-a22b": "Qwen/Qwen3-235B-A22B",
+    "mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1",
+    "mixtral-8x22b": "mistralai/Mixtral-8x22B-v0.1",
+    "deepseek-v2-lite": "deepseek-ai/DeepSeek-V2-Lite",
+    "deepseek-v2": "deepseek-ai/DeepSeek-V2",
+    "deepseek-v3": "deepseek-ai/DeepSeek-V3",
+    "gpt-oss-20b": "openai/gpt-oss-20b",
+    "gpt-oss-120b": "openai/gpt-oss-120b",
+    "olmo2-7b": "allenai/OLMo-2-1124-7B",
+    "olmo2-13b": "allenai/OLMo-2-1124-13B",
+    "phi-4": "microsoft/phi-4",
+}
+
+
+def repository_of(model: ModelSpec) -> str | None:
+    """The repository on Hugging Face with a catalogue model's weights; None if none is known.
+
+    >>> repository_of(catalog.model("qwen3-8b"))
+    'Qwen/Qwen3-8B'
+    """
+    name = _REPOSITORIES.get(model.name)
+    return name if name is not None and model_named(name) == model else None
+
+
 def needed_model(path: str, where: str, source: LaunchFile) -> ModelSpec:
     """The model of a checkpoint: from a configuration file beside the checkpoint, otherwise from
     the checkpoint's name.

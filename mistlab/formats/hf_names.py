@@ -16,9 +16,9 @@ CALM = harmless_names("hf_trainer_beginnings")
 # Arguments that affect the cost of a step but that plans cannot express, each with what predictions
 # assume instead.
 UNSAID: Mapping[str, str] = {
-    "use_liger_kernel": "kernels are taken as the model's own",
-    "use_liger": "kernels are taken as the model's own",
-    "enable_liger_kernel": "kernels are taken as the model's own",
+    "use_liger_kernel": "the loss is taken in chunks, all else as the model's own kernels",
+    "use_liger": "the loss is taken in chunks, all else as the model's own kernels",
+    "enable_liger_kernel": "the loss is taken in chunks, all else as the model's own kernels",
     "use_unsloth": "kernels are taken as the model's own",
     "auto_find_batch_size": "the batch is taken as given",
     "activation_offloading": "activations are taken to stay on the GPU",

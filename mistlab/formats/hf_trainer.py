@@ -15,6 +15,7 @@ from mistlab.core.files import parse_yaml
 from mistlab.core.values import reject
 from mistlab.export import accelerate as accelerate_read
 from mistlab.export import deepspeed as deepspeed_read
+from mistlab.export.accelerate import offload_inputs
 from mistlab.export.found import Found, Section
 from mistlab.export.given import Given, Imported
 from mistlab.export.megatron.launched_ranks import refusal_of
@@ -190,10 +191,12 @@ def read_arguments(
             draft.values |= {"context_parallel": ranks, "context_exchange": HEADS}
     _batch(top, draft)
     _recomputed(top, trainer, draft, model)
+    taken = _offloaded_inputs(top, draft)
     _kernels(top, draft)
+    _fused_loss(top, draft)
     if top.switch("torch_compile"):
         engines = ("fsdp-compiled", *engines)
-    top.unsaid({key: text for key, text in UNSAID.items() if text})
+    top.unsaid({key: text for key, text in UNSAID.items() if text and key not in taken})
     calm = {name for name in map(str, top.content) if name.startswith(tuple(CALM))}
     top.tell_of_rest(
         HARMLESS | calm | accelerate_read.HARMLESS | deepspeed_read.HARMLESS | UNSAID.keys()
@@ -284,13 +287,14 @@ def _precision(top: Section, draft: Found) -> None:
         if word in ("true", "auto", "full", "1"):
             draft.precision = draft.precision or ("bf16" if name == "bf16" else "fp16")
     dtype = top.text("torch_dtype") or top.text("dtype")
-    if draft.precision is None and dtype.removeprefix("torch.") in ("bfloat16", "float16"):
+    is_pure = top.switch("pure_bf16") or top.switch("bfloat16")
+    if dtype == "bfloat16" and top.content.get("bf16") is False:
+        is_pure = True
+    if draft.precision is None and is_pure:
+        draft.precision, draft.trained["states"] = "bf16", "16bit"
+    elif draft.precision is None and dtype.removeprefix("torch.") in ("bfloat16", "float16"):
         draft.precision = "bf16" if "b" in dtype.removeprefix("torch.")[:1] else "fp16"
         text = f"{dtype} keeps states in 16 bits: taken with 32-bit states"
-        draft.remark("assumed", "precision", text)
-    elif top.switch("pure_bf16"):
-        draft.precision = "bf16"
-        text = "pure_bf16 keeps states in 16 bits: taken with 32-bit states"
         draft.remark("assumed", "precision", text)
 
 
@@ -308,15 +312,43 @@ def _recomputed(top: Section, trainer: Trainer, draft: Found, model: ModelSpec) 
     disabled = top.switch("disable_gradient_checkpointing")
     default = trainer.recomputes and not disabled
     word = str(value).lower()
-    if word in ("offload", "offload_disk", "unsloth"):
-        text = f"{word}: kept inputs are taken to stay on the GPU"
-        draft.remark("ignored", "gradient_checkpointing", text)
     if value is None and not trainer.recomputes and "checkpointed_layers" not in draft.values:
         text = "0, for gradient_checkpointing is not given; TRL's trainers turn it on since 0.20"
         draft.remark("assumed", "checkpointed_layers", text)
     recomputes = default if value is None else word not in ("false", "0", "no")
     if recomputes:
         draft.values["checkpointed_layers"] = model.layers
+
+
+# Settings by which a run offloads the kept inputs of recomputed blocks, with their words for that.
+_INPUTS_OFFLOADED: Mapping[str, tuple[str, ...]] = {
+    "gradient_checkpointing": ("offload", "offload_disk", "unsloth"),
+    "activation_offloading": ("true", "legacy", "hidden_states", "disk"),
+    "use_unsloth_gc": ("true",),
+}
+
+
+def _offloaded_inputs(top: Section, draft: Found) -> tuple[str, ...]:
+    """Read whether the kept inputs of recomputed blocks are on the host; returns the settings that
+    say so.
+    """
+    names = tuple(
+        name for name, words in _INPUTS_OFFLOADED.items() if str(top.get(name)).lower() in words
+    )
+    return names if names and offload_inputs(draft) else ()
+
+
+# Switches by which the head's product and the loss are one operator, which never has all logits.
+_FUSED_LOSSES = (
+    *("use_liger_kernel", "use_liger", "enable_liger_kernel"),
+    *("liger_fused_linear_cross_entropy", "cut_cross_entropy"),
+)
+
+
+def _fused_loss(top: Section, draft: Found) -> None:
+    is_fused = any(str(top.get(name)).lower() in ("true", "1") for name in _FUSED_LOSSES)
+    if is_fused or top.text("loss_type") == "chunked_nll":
+        draft.trained["loss"] = "chunked"
 
 
 def _kernels(top: Section, draft: Found) -> None:

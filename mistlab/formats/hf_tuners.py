@@ -5,6 +5,7 @@ Keys are turned into the Trainer's. Left-out keys take the defaults of src/axolo
 (2026): one step of accumulation, no recomputation, no packing.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -66,9 +67,23 @@ def read_axolotl(source: LaunchFile, given: Given) -> Imported:
     for key, choice in _DEGREES.items():
         if settings.get(key) not in (None, 1, "1"):
             reject(f"{key}: {choice} of axolotl is not supported: give 1")
+    settings = _without_plugins(settings)
     if isinstance(settings.get("fsdp_config"), Mapping) and not settings.get("fsdp"):
         settings = {**settings, "fsdp": True}
     return read_arguments(settings, _AXOLOTL, source, given, command)
+
+
+def _without_plugins(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings without the plugins whose work they name: Liger's kernels, which settings of
+    their own turn on, and the loss that never has all logits, which is on unless it is turned off.
+    """
+    plugins = settings.get("plugins")
+    if not isinstance(plugins, list):
+        return settings
+    cuts = any("cut_cross_entropy" in str(name) for name in plugins)
+    fused = {"cut_cross_entropy": True} if cuts else {}
+    others = [name for name in plugins if not re.search("liger|cut_cross_entropy", str(name))]
+    return {**fused, **settings, "plugins": others or None}
 
 
 def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:

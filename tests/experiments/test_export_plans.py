@@ -1,19 +1,25 @@
 """Plans on their way to other frameworks and back, and the few changes that gain most."""
 
 import json
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+import mistlab
 from experiments import export, import_plan, tune
+from experiments.agents.tools import Framework
 from experiments.calibration.published import read_end_to_end
 from experiments.calibration.whole_runs import predicted_s
 from experiments.cli.commandline import PLANS, run
 from experiments.interchange.launched_runs import launched_runs
 from experiments.interchange.single_changes import single_changes
+from experiments.live_page.questions import names as live_names
 from mistlab.core.files import read_yaml
 from mistlab.core.values import InputError
 from mistlab.export.targets import target_for
+from mistlab.formats.recipes.exports import EXPORTS, RECIPES
 from mistlab.job.job import load_job
 from tests.experiments.test_predict import plan_file
 
@@ -46,6 +52,27 @@ def test_the_nearest_form_is_printed_and_its_cost_told(
 )
 def test_a_plan_goes_to_the_framework_of_its_engine(engine: str, target: str) -> None:
     assert target_for(engine).name == target
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_printed_or_the_plan_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = str(PLANS / "tiny" / "plain.yaml")
+    assert run(export.main, [plan, "--to", name, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["text"].startswith("# Add ")
+    assert run(export.main, [plan_file(tmp_path, "piped.yaml"), "--to", name]) == 2
+    refused = "plan.stages: 2 stages, and recipes of .* have no pipelines: give one stage"
+    assert re.search(refused, capsys.readouterr().err)
+    assert run(export.main, [plan, "--to", name, "--check"]) == 2
+    assert "classes are not asked here: leave it out" in capsys.readouterr().err
+
+
+def test_every_surface_offers_every_framework() -> None:
+    assert set(get_args(Framework)) == {*EXPORTS}
+    assert mistlab.names()["frameworks"] == tuple(EXPORTS)
+    assert live_names({}, lambda _: None)["frameworks"] == [*EXPORTS]
 
 
 def test_strictly_what_is_lost_is_status_1(

@@ -1,0 +1,1 @@
+"""Writes plans as recipes of frameworks for fine-tuning."""

@@ -1,0 +1,12 @@
+"""The table of everything that a plan can be exported to: frameworks, and recipes for
+fine-tuning.
+"""
+
+from collections.abc import Mapping
+
+from mistlab.export.target import Target
+from mistlab.export.targets import TARGETS
+from mistlab.formats.recipes.trainer_recipes import AXOLOTL, LLAMA_FACTORY, TRL
+
+RECIPES: Mapping[str, Target] = {row.name: row for row in (AXOLOTL, LLAMA_FACTORY, TRL)}
+EXPORTS: Mapping[str, Target] = {**TARGETS, **RECIPES}

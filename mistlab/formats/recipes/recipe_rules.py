@@ -1,0 +1,128 @@
+"""Rules that the recipes of frameworks for fine-tuning share: meshes that a recipe cannot express
+are refused with the field, its value and the remedy; savings take their nearest form.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from mistlab.core.values import refuse
+from mistlab.export.accelerate import Sharing
+from mistlab.export.nearest import OFFLOADED, SHARDED
+from mistlab.export.rules import (
+    EQUAL_MESHES,
+    EQUAL_NODES,
+    INPUTS_OFFLOADED,
+    RECOMPUTED,
+    Rule,
+    among_orders,
+    with_workload,
+)
+from mistlab.export.target import Row
+from mistlab.job.job import Job
+from mistlab.plan.dimensions import DIMENSIONS, dimensions_of_axes
+from mistlab.schedule.orders import DEFAULT_ORDER
+
+# The framework that has what a recipe lacks, for remedies.
+_WITH_PIPELINES = "megatron-bridge"
+# The symbols of parallel degrees that every recipe leaves to the launcher.
+REPLICAS = ("dp",)
+
+
+def one_mesh(title: str, known: Collection[str] = REPLICAS) -> Row:
+    """The row that refuses pipelines, and parallel degrees other than those with these symbols, by
+    field, value and remedy.
+    """
+    axes = dimensions_of_axes()
+    others = [name for name in axes if DIMENSIONS[name].symbol not in known]
+
+    def rule(job: Job) -> Job:
+        if (stages := job.plan.num_stages) > 1:
+            refuse(
+                "plan.stages",
+                f"{stages} stages, and recipes of {title} have no pipelines: give one stage, or "
+                f"export to {_WITH_PIPELINES}",
+            )
+        (stage,) = job.plan.stages
+        for name in others:
+            if (degree := stage.degree(name)) > 1:
+                refuse(
+                    f"plan.stages[0].{name}",
+                    f"{degree}, and this export to {title} writes no such ranks: give {name}: 1, "
+                    "and replicas in their place",
+                )
+        return job
+
+    choices = ("layers", *axes, *EQUAL_MESHES.choices)
+    return Row(choices=choices, nearest=rule, because="has no pipelines")
+
+
+ORDER_AND_NODES = (
+    Row(choices=("order",), nearest=among_orders((DEFAULT_ORDER,)), because="has no pipelines"),
+    EQUAL_NODES,
+)
+SAVINGS = tuple(
+    replace(row, because=f"{row.because}: give {remedy}")
+    for row, remedy in (
+        (RECOMPUTED, "all blocks, or 0"),
+        (SHARDED, "zero: 2 or 3"),
+        (OFFLOADED, "1 or 0"),
+        (INPUTS_OFFLOADED, "1 or 0"),
+    )
+)
+
+
+def _rank_said(job: Job) -> Job:
+    adapts = job.workload.train == "adapters"
+    return with_workload(job, adapter_rank=job.workload.rank) if adapts else job
+
+
+RANK = Row(choices=("adapter_rank",), nearest=_rank_said, because="is told the rank")
+
+
+def workload_row(choice: str, value: str, because: str, *, where: Rule | None = None) -> Row:
+    """The row of a framework that has one value alone of a choice of a workload."""
+    return Row(
+        choices=(choice,),
+        nearest=where or (lambda job: with_workload(job, **{choice: value})),
+        because=because,
+    )
+
+
+def unsharded_bases(title: str, bits: Collection[str]) -> Row:
+    """The row that refuses frozen weights of these bits whose states are sharded or offloaded."""
+
+    def rule(job: Job) -> Job:
+        base, sharing = job.workload.base, Sharing.of(job)
+        if base in bits and sharing.shards:
+            refuse(
+                "workload.base",
+                f"{base}, and states are sharded or offloaded (zero: {sharing.level}), which "
+                f"{title} cannot with such weights: give base: 4bit, or zero: 0 without offloading",
+            )
+        return job
+
+    return Row(choices=("base",), nearest=rule, because="shards no such weights")
+
+
+# The names of attention's linear layers in Hugging Face's modules, by family of models.
+_LLAMAS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_OF_ATTENTION: Mapping[str, tuple[str, ...]] = {
+    "falcon": ("query_key_value", "dense"),
+    "gpt": ("c_attn",),
+}
+
+
+def attention_layers(job: Job) -> list[str]:
+    """The names of the linear layers of attention in Hugging Face's module of the job's model."""
+    return [*_OF_ATTENTION.get(job.workload.model.family, _LLAMAS)]
+
+
+def header(missing: Collection[str], start: str) -> str:
+    """The comment at the head of a recipe: what a user adds, and how it is started."""
+    return f"# Add {', '.join(missing)}, which no plan has.\n# Start: {start}\n"
+
+
+def of_switches(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings among these that are neither off nor empty."""
+    return {name: value for name, value in values.items() if value not in (False, None, [])}

@@ -1,0 +1,256 @@
+"""Writes plans as recipes of axolotl, LLaMA-Factory and TRL: full training, or adapters beside
+frozen weights of 16, 8 or 4 bits.
+
+Ranks are replicas, whose states FSDP2 shards, or all of them whole; the launcher says how many they
+are. Keys are those of axolotl 0.18 (src/axolotl/utils/schemas), LLaMA-Factory 0.9.6
+(src/llamafactory/hparams) and TRL 1.10 (ModelConfig, SFTConfig), with transformers'
+``TrainingArguments``.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from mistlab.core.files import format_yaml
+from mistlab.export.accelerate import Sharing
+from mistlab.export.given import Given, Imported
+from mistlab.export.nearest import ENGINES
+from mistlab.export.rules import with_workload
+from mistlab.export.target import Target
+from mistlab.formats import hf_trainer
+from mistlab.formats.checkpoints import repository_of
+from mistlab.formats.hf_tuners import read_axolotl, read_llama_factory
+from mistlab.formats.recipes.recipe_rules import (
+    ORDER_AND_NODES,
+    RANK,
+    SAVINGS,
+    attention_layers,
+    header,
+    of_switches,
+    one_mesh,
+    unsharded_bases,
+    workload_row,
+)
+from mistlab.job.job import Job
+from mistlab.plan.workload import Workload
+from mistlab.shell.session import LaunchFile
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Words:
+    """The keys of a tool's recipe, by the Trainer's names where the tool's own differ, and what the
+    tool has for attention with all scores and for fused attention. A user adds the ``missing``
+    keys; ``start`` is the tool's command.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    attention: tuple[str, str, str] = ("attn_implementation", "eager", "flash_attention_2")
+    missing: tuple[str, ...]
+    start: str
+
+    def write(self, job: Job, *of_tool: Settings) -> str:
+        """The recipe of a job that a recipe can express, with the settings ``of_tool`` alone."""
+        sharing, workload = Sharing.of(job), job.workload
+        key, written_out, fused = self.attention
+        is_pure = workload.states == "16bit"
+        content: dict[str, Any] = {
+            "model_name_or_path": repository_of(workload.model) or "MODEL",
+            "per_device_train_batch_size": sharing.sequences,
+            "gradient_accumulation_steps": job.plan.micro_batches,
+            "max_length": workload.sequence_length,
+            "packing": True,
+            "bf16": workload.precision == "bf16" and not is_pure,
+            "fp16": workload.precision == "fp16",
+            "optim": _optimizer(workload, sharing),
+            key: _attention(workload, written_out, fused),
+        }
+        for settings in of_tool:
+            content |= settings
+        named = {self.names.get(name, name): value for name, value in content.items()}
+        return header(self.missing, self.start) + format_yaml(named)
+
+
+_OF_AXOLOTL = _Words(
+    names={
+        "model_name_or_path": "base_model",
+        "per_device_train_batch_size": "micro_batch_size",
+        "max_length": "sequence_len",
+        "packing": "sample_packing",
+        "optim": "optimizer",
+    },
+    missing=("datasets", "learning_rate"),
+    start="axolotl train FILE, on all GPUs",
+)
+_OF_LLAMA_FACTORY = _Words(
+    names={"max_length": "cutoff_len"},
+    attention=("flash_attn", "disabled", "fa2"),
+    missing=("dataset", "template", "output_dir"),
+    start="FORCE_TORCHRUN=1 llamafactory-cli train FILE",
+)
+_OF_TRL = _Words(
+    missing=("dataset_name", "output_dir"),
+    start="accelerate launch --multi_gpu trl/scripts/sft.py --config FILE",
+)
+
+
+def _attention(workload: Workload, written_out: str, fused: str) -> str:
+    """A tool's word for the attention of a workload; FlashAttention takes 16 bits alone."""
+    if workload.attention == "math":
+        return written_out
+    return fused if workload.precision in ("bf16", "fp16") else "sdpa"
+
+
+def _optimizer(workload: Workload, sharing: Sharing) -> str:
+    """The Trainer's word for the optimizer; bitsandbytes' cannot step on what FSDP2 shards."""
+    if workload.optimizer != "adamw-8bit":
+        return "adamw_torch_fused"
+    return "adamw_torch_8bit" if sharing.shards else "adamw_bnb_8bit"
+
+
+def _bits(workload: Workload) -> Settings:
+    return {} if workload.base == "16bit" else {f"load_in_{workload.base}": True}
+
+
+def _write_axolotl(job: Job) -> str:
+    workload, sharing = job.workload, Sharing.of(job)
+    adapters: dict[str, Any] = {}
+    if workload.train == "adapters":
+        adapters = {"adapter": "qlora" if workload.base == "4bit" else "lora"}
+        adapters |= {**_bits(workload), "lora_r": workload.rank, "lora_alpha": 2 * workload.rank}
+        if workload.adapter_targets == "all":
+            adapters["lora_target_linear"] = True
+        else:
+            adapters["lora_target_modules"] = attention_layers(job)
+    fused = {}
+    if workload.loss == "chunked":
+        fused = {
+            "plugins": ["axolotl.integrations.liger.LigerPlugin"],
+            "liger_fused_linear_cross_entropy": True,
+        }
+    savings: dict[str, Any] = {"gradient_checkpointing": sharing.recomputes}
+    if sharing.offloads_inputs:
+        savings["activation_offloading"] = "hidden_states"
+    ranks: dict[str, Any] = {}
+    if sharing.shards:
+        ranks = {
+            "fsdp_version": 2,
+            "fsdp_config": {
+                "reshard_after_forward": sharing.level != 2,
+                "offload_params": sharing.offloads_states,
+                "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            },
+        }
+    pure = of_switches({"bfloat16": workload.states == "16bit"})
+    return _OF_AXOLOTL.write(job, pure, adapters, fused, savings, ranks)
+
+
+def _write_llama_factory(job: Job) -> str:
+    workload, sharing = job.workload, Sharing.of(job)
+    adapters: dict[str, Any] = {"stage": "sft", "finetuning_type": "full"}
+    if workload.train == "adapters":
+        targets = "all" if workload.adapter_targets == "all" else ",".join(attention_layers(job))
+        adapters |= {"finetuning_type": "lora", "lora_rank": workload.rank, "lora_target": targets}
+        if workload.base != "16bit":
+            adapters["quantization_bit"] = int(workload.base[0])
+    others = of_switches(
+        {
+            "pure_bf16": workload.states == "16bit",
+            "enable_liger_kernel": workload.loss == "chunked",
+            "use_unsloth_gc": sharing.offloads_inputs,
+        }
+    )
+    savings = {"disable_gradient_checkpointing": not sharing.recomputes}
+    return _OF_LLAMA_FACTORY.write(job, adapters, others, savings, _by_trainer(sharing))
+
+
+def _write_trl(job: Job) -> str:
+    workload, sharing = job.workload, Sharing.of(job)
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(workload.precision, "float32")
+    adapts, is_pure = workload.train == "adapters", workload.states == "16bit"
+    settings: dict[str, Any] = {"dtype": dtype if adapts or is_pure else "float32"}
+    if adapts:
+        is_all = workload.adapter_targets == "all"
+        targets = ["all-linear"] if is_all else attention_layers(job)
+        settings |= {"use_peft": True, "lora_r": workload.rank, "lora_target_modules": targets}
+        settings |= _bits(workload)
+        if workload.base == "4bit":
+            # Double quantisation, and stored so that FSDP2 can shard it.
+            settings |= {"use_bnb_nested_quant": True, "bnb_4bit_quant_storage": dtype}
+    # Packing "bfd" hands fused attention the lengths; "wrapped" needs none.
+    packing = "wrapped" if workload.attention == "math" else "bfd"
+    settings |= {
+        "packing_strategy": packing,
+        "loss_type": "chunked_nll" if workload.loss == "chunked" else "nll",
+        "gradient_checkpointing": sharing.recomputes,
+        **of_switches({"activation_offloading": sharing.offloads_inputs}),
+    }
+    return _OF_TRL.write(job, settings, _by_trainer(sharing))
+
+
+def _by_trainer(sharing: Sharing) -> Settings:
+    """How ranks share states, in arguments of transformers' Trainer."""
+    if not sharing.shards:
+        return {}
+    reshards = sharing.level != 2
+    words = "full_shard auto_wrap" if reshards else "shard_grad_op auto_wrap"
+    return {
+        "fsdp": words + (" offload" if sharing.offloads_states else ""),
+        "fsdp_config": {"version": 2, "reshard_after_forward": reshards},
+    }
+
+
+def _pure_in_bf16(job: Job) -> Job:
+    is_pure = job.workload.states == "16bit" and job.workload.precision != "bf16"
+    return with_workload(job, states="mixed") if is_pure else job
+
+
+_PURE = workload_row("states", "mixed", "keeps 16-bit states in bf16 alone", where=_pure_in_bf16)
+
+
+def _notes(job: Job, *, liger: bool) -> Iterator[str]:
+    what = (
+        "data and learning rate"
+        if repository_of(job.workload.model)
+        else "MODEL, data, learning rate"
+    )
+    yield f"{what} are yours to name; the launcher starts the processes"
+    if liger and job.workload.loss == "chunked":
+        yield "the fused loss is Liger's, whose package has to be installed"
+    is_known = job.workload.model.family in ("llama", "falcon")
+    if job.workload.adapter_targets == "attention" and not is_known:
+        yield "adapters' linear layers have to get the names that the model's own module has"
+
+
+_Write = Callable[[Job], str]
+_Read = Callable[[LaunchFile, Given], Imported]
+
+
+def _target(name: str, title: str, package: str, write: _Write, read: _Read) -> Target:
+    return Target(
+        name=name,
+        title=title,
+        package=package,
+        engines=ENGINES,
+        rows=(
+            *(one_mesh(title), *ORDER_AND_NODES, unsharded_bases(title, ("8bit",))),
+            *(*SAVINGS, _PURE, RANK),
+        ),
+        write=write,
+        read=lambda text, given: read(LaunchFile(text=text), given),
+        notes=partial(_notes, liger=name != "trl"),
+        optimizers=("adamw", "adamw-8bit"),
+        beside=("model", "nodes", "gpus_per_node"),
+        always_overlaps=True,
+    )
+
+
+AXOLOTL = _target("axolotl", "axolotl", "axolotl==0.18.0", _write_axolotl, read_axolotl)
+LLAMA_FACTORY = _target(
+    *("llama-factory", "LLaMA-Factory", "llamafactory==0.9.6"),
+    write=_write_llama_factory,
+    read=read_llama_factory,
+)
+TRL = _target("trl", "TRL", "trl==1.10.0", _write_trl, hf_trainer.read)
