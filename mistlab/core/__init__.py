@@ -1,1 +1,1 @@
-"""Checked values and the errors that they raise, files, units of measurement, and array types."""
+"""Checked values and their errors, files, units of measurement, and array types."""

@@ -1,5 +1,5 @@
-"""NumPy array types by the kind of number. The axes of arrays are named at the top of each module
-that uses them.
+"""Names the types of NumPy arrays by the kind of number in them. Each module that uses them names
+the axes of its arrays at its top.
 
 Type checkers alone read them: a module that only names arrays does not import NumPy.
 """
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    # Real numbers, such as seconds, bytes and ratios.
+    # Arrays of real numbers, such as seconds, bytes and ratios.
     Floats = NDArray[np.float64]
-    # Integers, such as degrees and numbers of micro-batches.
+    # Arrays of integers, such as parallel degrees and numbers of micro-batches.
     Ints = NDArray[np.int64]
-    # Indices into other arrays.
+    # Arrays of indices into other arrays.
     Rows = NDArray[np.intp]
-    # True or False for each entry (a mask).
+    # Arrays of True or False (masks).
     Bools = NDArray[np.bool_]
-    # A column of any kind of number, with one value for each candidate.
+    # Arrays of any kind of number, with one value for each candidate.
     Column = NDArray[Any]
 else:
     Floats = Ints = Rows = Bools = Column = Any

@@ -1,6 +1,4 @@
-"""Sets of columns that describe candidates: arrays of equal length, with an entry for each
-candidate.
-"""
+"""Defines sets of columns: arrays of equal length with an entry for each candidate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +10,14 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ColumnSet:
-    """A set of columns that describes candidates: each field is an array with candidates on axis 0,
-    a nested set of columns, or a value that all candidates share.
+    """A set of columns that describe candidates.
+
+    Each field is an array with candidates on axis 0, a nested set of columns, or a value that all
+    candidates share.
     """
 
     def chosen(self, rows: NDArray[Any] | slice) -> Self:
-        """The columns of only the candidates with these indices."""
+        """Select the candidates with these indices."""
         columns = {}
         for name in self.__dataclass_fields__:
             part = getattr(self, name)
@@ -43,5 +43,5 @@ class ColumnSet:
         return cls(**columns)
 
     def and_also(self, others: Self) -> Self:
-        """The columns of these candidates, followed by those of ``others``."""
+        """Append the columns of ``others`` to those of these candidates."""
         return self.joined([self, others])

@@ -1,7 +1,7 @@
-"""Finds the distinct rows of columns, so that equal rows are computed once; sums times over pairs
-of distinct rows.
+"""Finds the distinct rows of columns, so that equal rows are computed once, and adds up times over
+pairs of distinct rows.
 
-Axes: C rows, S distinct rows.
+Axes: C rows or candidates, S distinct rows, J sets of layers, K kinds of layers, L sums in seconds.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,14 +18,15 @@ Table = TypeVar("Table")
 # Columns with at most this many rows are searched for distinct rows one by one.
 FEW = 64
 
-# An odd multiplier that mixes a row's bits (Knuth's multiplicative hashing).
+# Multiplying by this odd number mixes a row's bits (Knuth's multiplicative hashing).
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Distinct:
-    """The distinct rows of some columns (S each), and for each original row (C) the index of its
-    distinct row.
+    """The distinct rows of some columns, and for each original row the index of its distinct row.
+
+    There are S distinct rows of C.
     """
 
     columns: tuple[NDArray[Any], ...]
@@ -34,7 +35,7 @@ class Distinct:
 
 @dataclass(slots=True, eq=False)
 class Known(Generic[Table]):
-    """Caches results for all distinct rows seen so far, in a table.
+    """Caches the results for all distinct rows seen so far.
 
     If a new row comes, the results of all known rows are computed again, together. This suits
     columns with few distinct rows, which are all known soon.
@@ -46,8 +47,9 @@ class Known(Generic[Table]):
     def __call__(
         self, columns: Sequence[NDArray[Any]], work: Callable[[Sequence[NDArray[Any]]], Table]
     ) -> tuple[Table, Ints]:
-        """The table of results that ``work`` computes for all distinct rows seen so far, and the
-        index of each given row's result in that table.
+        """Look up the results of some rows, and let ``work`` compute those of rows that are new.
+
+        Returns the table of all results so far, and the index of each given row in it.
         """
         distinct = distinct_rows(columns)
         keys = list(zip(*(column.tolist() for column in distinct.columns), strict=True))
@@ -85,12 +87,14 @@ def distinct_rows(columns: Sequence[NDArray[Any]]) -> Distinct:
 
 
 def first_of_each(table: Floats) -> Ints:
-    """The index of the first row of each set of equal rows in a table, ascending."""
+    """The index of the first of each set of equal rows in a table, in ascending order."""
     return np.sort(_sorted_distinct(table.T)[0])
 
 
 def _distinct_of_few(columns: Sequence[NDArray[Any]]) -> Distinct:
-    """The distinct rows of short columns, found one by one, which is faster than sorting there."""
+    """The distinct rows of short columns, compared one by one, which is faster than sorting
+    there.
+    """
     numbers: dict[tuple[Any, ...], int] = {}
     first: list[int] = []
     index: list[int] = []
@@ -109,17 +113,15 @@ def _distinct_of_few(columns: Sequence[NDArray[Any]]) -> Distinct:
 def _sorted_distinct(
     columns: Sequence[NDArray[Any]] | Floats,
 ) -> tuple[Ints, Ints]:
-    """The index of each distinct row of some columns, and for each row the index of its distinct
-    row.
-    """
+    """The index of the first of each set of equal rows, and for each row the number of its set."""
     rows = len(columns[0])
     key = np.zeros(rows, dtype=np.uint64)
     for column in columns:
         # Adding 0.0 turns -0.0 into 0.0, so that both have the same bits.
         key = (key ^ (column + 0.0).view(np.uint64)) * _MULTIPLIER
         key ^= key >> np.uint64(29)
-    # Each key's low bits are replaced by the index of its row: sorting the keys then also gives the
-    # order of the rows, faster than an indirect sort.
+    # The low bits of each key are replaced by its row's index, so that sorting the keys sorts the
+    # rows, which is faster than an indirect sort.
     low = np.uint64(rows.bit_length())
     key = key >> low << low | np.arange(rows, dtype=np.uint64)
     key.sort()
@@ -130,44 +132,41 @@ def _sorted_distinct(
     index[order] = np.cumsum(begins) - 1
     if all((column[first][index] == column).all() for column in columns):
         return first, index
-    # Two different rows have the same hash key, so the rows themselves are sorted.
+    # Here two different rows have the same hash, so the rows themselves are sorted.
     table = np.stack([*columns], axis=1)
     _, first, index = np.unique(table, axis=0, return_index=True, return_inverse=True)
     return first, index.reshape(-1)
 
 
-# Sums over the time slots of a pipeline stage: the seconds of each kind of time slot, times the
-# number of such slots in the stage.
-#
-# Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of time slots, L
-# quantities that are summed, in seconds.
+# Adds up the seconds of a pipeline stage's layers: the seconds of each kind of layer, times the
+# number of such layers in the stage.
 
 
-# Quantities in seconds (L) of some kinds of per-layer time slots, for each strategy (L, K', S), and
-# a mask of these kinds (K). A function ``Sums`` adds such tables up to the seconds of candidates
-# (L, C).
+# Seconds of some kinds of layers for each strategy, and a mask of these kinds; a function of type
+# ``Sums`` adds such tables up to the seconds of candidates.
 Lengths = tuple[Floats, Bools]
 Sums = Callable[[Sequence[Lengths]], Floats]
 
 
-# If there are more pairs of a strategy and a set of layers than this many times the candidates,
-# each candidate is summed on its own, rather than all pairs.
+# Each candidate is summed on its own if there are this many times more pairs of a strategy and a
+# set of layers than candidates; otherwise all pairs are.
 DENSE = 16
 ROWS_AT_ONCE = 8192
-# Up to this many multiplications, OpenBLAS computes a matrix product on one thread. For such small
-# products several threads mostly wait for one another: on a busy machine, thirty times as long.
+# OpenBLAS computes products of up to this many multiplications on one thread. Several threads would
+# mostly wait for one another, and take thirty times as long on a busy machine.
 ON_ONE_THREAD = 1 << 18
-# With at most this many candidates, as for whole plans, sums are computed such that a candidate's
-# sum does not depend on the other candidates, not even in the last digit.
+# For at most this many candidates, the sum of one does not depend on the others, not even in the
+# last digit.
 FEW_ROWS = 1024
 
 
 def summed_slots(
     lengths: Sequence[Lengths], counts: Floats, strategies: Distinct, stages: Distinct
 ) -> Floats:
-    """The seconds of candidates (L, C): the seconds of per-layer time slots (``lengths``) summed
-    over the slots of each candidate (``counts``, K, J); a candidate is a pair of a strategy and a
-    set of layers.
+    """Add up the seconds of each candidate over the layers of its stage.
+
+    ``lengths`` are the seconds of each kind of layer, ``counts`` (K, J) the numbers of such layers;
+    a candidate is a pair of a strategy and a set of layers. The result is (L, C).
     """
     if len(strategies.index) <= FEW_ROWS:
         return _summed_alike(lengths, counts, strategies, stages)
@@ -182,8 +181,8 @@ def summed_slots(
 def _summed_alike(
     lengths: Sequence[Lengths], counts: Floats, strategies: Distinct, stages: Distinct
 ) -> Floats:
-    """The seconds of candidates (L, C), summed over the kinds of per-layer time slots one kind
-    after another.
+    """Add up the seconds of each candidate over the kinds of layers, one kind after another, so
+    that rounding is always the same.
 
     So a sum is the same to the last digit, whatever other candidates and kinds of slots there are.
     """
@@ -199,8 +198,9 @@ def _summed_alike(
 def _sum_up(
     total: Floats, lengths: Floats, counts: Floats, strategies: Distinct, stages: Distinct
 ) -> None:
-    """Fill ``total`` with the seconds of candidates (C): the seconds of per-layer time slots (K, S)
-    times the numbers of such slots (K, J).
+    """Write to ``total`` the seconds of each candidate, summed over kinds of layers.
+
+    The seconds of kinds are (K, S), the numbers of such layers (K, J).
     """
     rows = len(strategies.index)
     if lengths.shape[1] * counts.shape[1] <= DENSE * rows:
@@ -215,12 +215,12 @@ def _sum_up(
 
 
 def _products(lengths: Floats, counts: Floats) -> Floats:
-    """For each strategy and set of layers (S, J), the sum of the seconds of per-layer time slots
-    (K, S) times the numbers of such slots (K, J).
+    """The sum over kinds of layers of seconds times numbers of layers, for each pair of a strategy
+    and a set of layers.
     """
     if lengths.shape[1] == 1 or counts.shape[1] == 1:
-        # OpenBLAS would split a product with a single column among threads even if it is small,
-        # which is slower.
+        # OpenBLAS would split a product with a single column among threads, which is slower, so
+        # this one is computed without it.
         return np.asarray(np.einsum("ks,kj->sj", lengths, counts))
     table = np.empty((lengths.shape[1], counts.shape[1]))
     at_once = max(2, ON_ONE_THREAD // max(1, counts.size))

@@ -12,14 +12,11 @@ import yaml
 from mistlab.core.units import MIB_BYTES
 from mistlab.core.values import InputError, refuse, reject, shown
 
-# Factors that convert the units of measurement in files to SI base units.
+# Lists factors that convert the units of measurement in files to SI base units.
 
 
-# Refuses YAML that is nested too deeply, or expands without bound, before it is built.
-#
-# libyaml builds nested mappings and lists by recursion in C: a text of 60 KB with 30,000 brackets
-# crashes the process. An alias repeats its whole anchor: nine lines can expand to a billion
-# entries. A real file of this package has five levels and no alias.
+# Refuses YAML that is nested too deeply, or grows without bound when its aliases are expanded,
+# before it is built.
 
 
 if yaml.__with_libyaml__:
@@ -27,7 +24,7 @@ if yaml.__with_libyaml__:
 else:
     from yaml import SafeLoader as EventLoader  # type: ignore[assignment]
 
-# libyaml reads ten times faster, but not every build of PyYAML has it.
+# libyaml reads YAML ten times faster, but not every build of PyYAML has it.
 if TYPE_CHECKING or not yaml.__with_libyaml__:
     from yaml import SafeLoader
 else:
@@ -37,33 +34,39 @@ else:
 MOST_LEVELS = 100
 MOST_ENTRIES = 10**6
 
-# YAML texts with fewer brackets, and without long runs of indicators ("- - - ..."), deep
-# indentation and aliases, are shallow enough to build. Others are first checked event by event,
-# which takes a third of the time of building them.
+# YAML with fewer brackets than this, without long runs of "- - -", deep indentation and aliases,
+# cannot be nested too deeply. Other YAML is checked before it is built, which takes a third of the
+# time of building it.
 _FEW_BRACKETS = 500
 _STRANGE = re.compile(r"(?:[-?:][ \t]+){50}|^ {200}|[*<]", re.MULTILINE)
 
 
 def check_nesting(text: str) -> None:
-    """Refuse a YAML text that is too deeply nested, or too large once its aliases are expanded."""
+    """Refuse a YAML text that is too deeply nested, or too large once its aliases are expanded.
+
+    libyaml builds nested mappings and lists by recursion in C: a text of 60 KB with 30,000 brackets
+    crashes the process. An alias repeats its whole anchor: nine lines can expand to a billion
+    entries. A real file of this package has five levels and no alias.
+    """
     if text.count("[") + text.count("{") > _FEW_BRACKETS or _STRANGE.search(text):
         _Walk().over(text)
 
 
 class _Walk:
-    """A pass over the parsing events of a YAML text: which mappings and lists are open, and how
-    many entries each anchor has.
+    """A pass over the parsing events of a YAML text, which counts nested mappings and lists and the
+    entries of each anchor.
     """
 
     def __init__(self) -> None:
-        # For each mapping or list that is still open: its anchor, and the number of its entries so
+        # The anchor of each mapping or list that is still open, and the number of its entries so
         # far.
         self._open: list[tuple[str | None, int]] = []
         self._entries: dict[str, int] = {}
 
     def over(self, text: str) -> None:
-        """Refuse a YAML text that is nested too deeply or has too many entries. Malformed text ends
-        the check without an error, since building it reports one.
+        """Refuse a YAML text that is nested too deeply or has too many entries.
+
+        Malformed text ends the check without an error, since building it reports one.
         """
         try:
             for event in yaml.parse(text, Loader=EventLoader):
@@ -87,8 +90,8 @@ class _Walk:
             self._add(event, event.anchor, 1)
 
     def _add(self, event: yaml.Event, anchor: str | None, entries: int) -> None:
-        """Add the number of entries in a finished mapping or list to that of the mapping or list
-        around it.
+        """Add the entries of a finished mapping or list to those of the mapping or list around
+        it.
         """
         if anchor is not None:
             self._entries[anchor] = entries
@@ -104,11 +107,8 @@ def _refuse(event: yaml.Event, problem: str) -> None:
     reject(f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else problem)
 
 
-# Reads and writes files of plain data: YAML that people write, JSON that programs write.
-#
-# Reading gives mappings, lists, texts and numbers. A file that cannot be read raises an
-# ``InputError`` whose message begins with the file's name. Texts are UTF-8. Files far larger or far
-# more deeply nested than any real one are refused before they are parsed.
+# Reads and writes YAML files, which people write, and JSON files, which programs write. A file that
+# cannot be read raises an ``InputError`` that begins with the file's name.
 
 
 # The largest text that is parsed; the package's largest files have 40 KB in YAML and 35 KB in JSON.
@@ -139,7 +139,7 @@ def parse_settings(text: str, name: str) -> dict[str, Any]:
         try:
             return _parsed(_load_json, text, name)
         except InputError:
-            # YAML also writes mappings in braces; if the text is neither JSON nor YAML, YAML's
+            # Mappings in braces may be YAML, too; for a text that is neither JSON nor YAML, YAML's
             # error message gives line and column.
             return parse_yaml(text, name)
     return parse_yaml(text, name)
@@ -172,9 +172,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def about(what: object) -> Iterator[None]:
-    """Prefix an ``InputError`` raised in the ``with`` block with what it is about, such as a
-    file.
-    """
+    """Add to an ``InputError`` raised in the ``with`` block what it is about, such as a file."""
     try:
         yield
     except InputError as error:
@@ -208,8 +206,9 @@ def text_in(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:
 
 
 def read_csv(path: Path, wanted: str = "the path of a CSV file") -> list[dict[str, str]]:
-    """Read the rows of a CSV file, each a mapping from column to text; an error asks the user for
-    the ``wanted`` file.
+    """Read the rows of a CSV file, each a mapping from column to text.
+
+    An error asks the user for the ``wanted`` file.
     """
     import csv  # noqa: PLC0415 (few commands read tables)
 
@@ -261,8 +260,10 @@ def _not_a_mapping(content: object) -> str:
 
 
 class _Loader(SafeLoader):
-    """Loads YAML, but refuses a key that occurs twice in one mapping, or collects such keys in
-    ``repeated``; PyYAML's own loader would silently use the last occurrence.
+    """Loads YAML, but refuses a key that occurs twice in one mapping.
+
+    It may collect such keys in ``repeated`` instead; PyYAML's own loader would silently use the
+    last occurrence.
     """
 
     repeated: list[str] | None = None
@@ -295,8 +296,8 @@ class _Dumper(yaml.SafeDumper):
         return super().represent_sequence(tag, items, flow_style=is_plain or flow_style)
 
 
-# YAML 1.1 requires a dot and a sign in an exponent, so it would read 1e-05, which JSON and Python
-# write, as text.
+# YAML 1.1 would read 1e-05, as JSON and Python write numbers, as text, since its exponents need a
+# dot and a sign.
 for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver(
         "tag:yaml.org,2002:float",
@@ -320,8 +321,9 @@ def _load_json(text: str) -> Any:
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A mapping from the pairs of a JSON object; refuses a key that occurs twice with different
-    values.
+    """A mapping from the pairs of a JSON object.
+
+    Refuses a key that occurs twice with different values.
     """
     content = dict(pairs)
     if len(content) < len(pairs):

@@ -1,4 +1,4 @@
-"""Checked values: frozen dataclasses, their conversion to and from mappings, and their errors."""
+"""Checked values: frozen dataclasses that check their fields and convert to and from mappings."""
 
 import math
 import sys
@@ -32,11 +32,11 @@ class InputError(ValueError):
 
 
 class UncalibratedError(InputError):
-    """An error: a prediction needs a figure of the hardware that was never measured."""
+    """The error that a prediction needs a figure of the hardware that was never measured."""
 
 
 class FieldError(InputError):
-    """A field with an invalid value: the field's path (``plan.stages[1].zero``) and the problem.
+    """The error that a field has an invalid value; it has the field's path and the problem.
 
     A value knows only its own fields. The code that holds the value adds the path to it, by
     ``within``.
@@ -51,7 +51,7 @@ class FieldError(InputError):
         return f"{self.path}: {self.problem}" if self.path else self.problem
 
     def within(self, holder: str) -> Self:
-        """The same error, with ``holder``, which contains the field, in front of its path."""
+        """The same error with ``holder``, which has the field, in front of the field's path."""
         joint = "." if holder and self.path and not self.path.startswith("[") else ""
         return type(self)(f"{holder}{joint}{self.path}", self.problem)
 
@@ -68,20 +68,20 @@ def refuse(path: str, problem: str) -> NoReturn:
 
 @contextmanager
 def within(holder: str) -> Iterator[None]:
-    """Prepend ``holder`` to the path of a ``FieldError`` raised in the ``with`` block."""
+    """Put ``holder`` in front of the path of a ``FieldError`` raised in the ``with`` block."""
     try:
         yield
     except FieldError as error:
         raise error.within(holder) from None
 
 
-# The most names that an error message lists, and how many it lists if there are more than that.
+# An error message lists up to 30 names; if there are more, it lists five.
 MOST_LISTED, FEW = 30, 5
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question that suggests one or two known names that are similar to ``name``, or begin with
-    it; "" if there are none.
+    """A question that suggests known names that are similar to ``name`` or begin with it; "" if
+    there are none.
     """
     from difflib import get_close_matches  # noqa: PLC0415 (only for an error)
 
@@ -92,8 +92,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def near_matches(name: object, known: Iterable[str], listed_in: str = "") -> str:
-    """The end of an error message about an unknown name: similar names, or all known ones; if there
-    are many, a few of them and where to find the full list (``listed_in``).
+    """The end of an error message about an unknown name: similar names, or all known names.
+
+    If there are many, it lists a few of them and says where to find the full list (``listed_in``).
 
     >>> near_matches("flsh", ["flash", "math"])
     ": did you mean 'flash'?"
@@ -118,9 +119,8 @@ def one_of(names: Sequence[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-# The largest sizes of models, nodes and runs that fields accept: far above any real one.
-#
-# A larger number means a wrong unit or column (docs/decisions/0052).
+# No real model has more layers than this; a larger number is in a wrong unit or column
+# (docs/decisions/0052). Other limits follow.
 MOST_LAYERS = 10_000
 MOST_HEADS = 2**16
 MOST_HIDDEN = 2**20
@@ -139,11 +139,8 @@ MOST_QUANTITY = 1e9
 MOST_RATE = 1e30
 
 
-# Makes checks of fields from type annotations and bounds.
-#
-# A check takes a value and returns it, or raises ``FieldError``. Numbers become Python's own types:
-# a NumPy integer becomes an int, an int for a float field becomes a float. The annotation is parsed
-# once, when the check is built, so that checking is cheap.
+# Makes the checks of fields from type annotations and bounds: a check returns the value as Python's
+# own type, or raises ``FieldError``.
 
 
 Check = Callable[[Any], Any]
@@ -167,7 +164,7 @@ class NumberRange:
 
     @property
     def text(self) -> str:
-        """The range and the unit as text, to follow "a number" in an error message."""
+        """The range and the unit of a number, to follow "a number" in an error message."""
         if self.minimum is not None and self.maximum is not None:
             return f" between {_digits(self.minimum)} and {_digits(self.maximum)}"
         parts = [
@@ -183,7 +180,7 @@ class NumberRange:
         return f" {' and '.join(parts)}{unit}" if parts else ""
 
     def refusal(self, number: float) -> str:
-        """What is wrong with a number outside the range, as text; empty if it is inside."""
+        """What is wrong with a number that is outside the range, as text; empty if it is inside."""
         if (self.minimum is not None and number < self.minimum) or (
             self.above is not None and number <= self.above
         ):
@@ -193,7 +190,7 @@ class NumberRange:
         return ""
 
     def far_outside(self, number: float) -> str:
-        """The error message for a number beyond any real size; empty if its size is plausible."""
+        """The error message for an implausibly large or small number; empty if it is plausible."""
         unit = f", {self.usual}" if self.usual else ""
         if self.least is not None and 0 < number < self.least:
             return f"too small: give at least {_digits(self.least)}{unit}"
@@ -203,19 +200,19 @@ class NumberRange:
 
 
 def _digits(limit: float) -> str:
-    """A limit of a number's range as text."""
+    """A limit of a number's range, as text."""
     return f"{limit:,.0f}" if limit == int(limit) and limit < 1e16 else f"{limit:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameIn:
-    """In place of a type annotation: a name in a table, which is read when a field is checked."""
+    """Stands for a type annotation: the value must be a name in a table that may still grow."""
 
     names: Callable[[], Iterable[str]]
 
 
 def check_of(annotation: Any, bounds: NumberRange) -> Check:
-    """The check of a field with this annotation; ``bounds`` limit its numbers."""
+    """Make the check of a field with this annotation; ``bounds`` limit its numbers."""
     if isinstance(annotation, NameIn):
         return _name_check(annotation.names)
     if annotation in _NUMBERS:
@@ -232,7 +229,7 @@ def check_of(annotation: Any, bounds: NumberRange) -> Check:
 
 
 def wanted(annotation: Any, bounds: NumberRange) -> str:
-    """The values that a field accepts, as words that follow "give" in an error message."""
+    """The values that a field accepts, in words that follow "give" in an error message."""
     if isinstance(annotation, NameIn):
         return f"one of {', '.join(annotation.names())}"
     if annotation in _NUMBERS or annotation in _PLAIN:
@@ -255,7 +252,7 @@ def optional_part(annotation: Any) -> Any:
 
 
 def shown(value: object) -> str:
-    """A value as error messages show it, shortened to part of a line."""
+    """A value as an error message shows it, cut to part of a line."""
     short = Repr()
     short.maxlevel = 2
     short.maxstring = short.maxlong = short.maxother = SHOWN_CHARACTERS
@@ -282,7 +279,7 @@ def _number_check(kind: type[int] | type[float], bounds: NumberRange) -> Check:
     is_closed = bounds.above is None and bounds.least is None
 
     def check(value: Any) -> Any:
-        # A fast path for nearly all numbers: there are very many, and few are invalid.
+        # Nearly all numbers are valid, so this path for them is fast.
         if is_closed and type(value) is kind and low <= value <= high:
             return value
         number = number_of(value, give)
@@ -379,13 +376,8 @@ def _optional_check(check: Check) -> Check:
     return check_unless_none
 
 
-# Tools for checked values: frozen dataclasses that convert from and to mappings.
-#
-# A value derives from ``Checked``, or calls ``check_fields`` in its ``__post_init__``. Annotations
-# give the accepted types, and ``field(metadata=bounded(...))`` the range of numbers. Supported
-# annotations are int, float, bool, str, ``Literal`` of texts, other values, ``tuple[X, ...]`` and
-# ``X | None``. No validation library does all of this: refuse a bool for an int, name a remedy,
-# import quickly.
+# Defines frozen dataclasses that check their fields, by annotations (types) and
+# ``field(metadata=bounded(...))`` (ranges), and convert from and to mappings.
 
 
 Value = TypeVar("Value", bound="DataclassInstance")
@@ -401,8 +393,9 @@ def bounded(
     maximum: float | None = None,
     **far: Any,
 ) -> Metadata:
-    """Field metadata for the range of numbers: at least, above and at most these bounds. Only an
-    error outside ``least`` and ``most`` mentions them, and ``usual``, their unit.
+    """Field metadata for the range of a number: at least, above and at most these bounds.
+
+    Only an error outside ``least`` and ``most`` mentions them, and ``usual``, their unit.
     """
     return {_BOUNDS: NumberRange(minimum=minimum, above=above, maximum=maximum, **far)}
 
@@ -442,7 +435,12 @@ def check_fields(value: "DataclassInstance") -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A dataclass that checks its fields when it is made, by their annotations and bounds."""
+    """A dataclass that checks its fields when it is made, by their annotations and bounds.
+
+    Annotations may be int, float, bool, str, ``Literal`` of texts, other values, ``tuple[X, ...]``
+    and ``X | None``. No validation library does all of this: refuse a bool for an int, name a
+    remedy, import quickly.
+    """
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -516,7 +514,7 @@ def _decoded_value(kind: type[Value], plain: object) -> Value:
 
 
 def _decoded(annotation: Any, plain: Any, path: str) -> Any:
-    """Plain data as the annotation's type; the field's check refuses data of another shape."""
+    """Convert plain data to the annotation's type; the field's check refuses other data."""
     if isinstance(annotation, type) and is_dataclass(annotation) and isinstance(plain, Mapping):
         return from_mapping(annotation, plain, path)
     origin = get_origin(annotation)
@@ -544,20 +542,20 @@ def _default(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-# A table whose entries are made when first used, so that listing their names costs nothing.
+# Makes the entries of a table when they are first used, since listing names needs none.
 
 
 Entry = TypeVar("Entry")
 
 
 def imported(path: str) -> Callable[[], Any]:
-    """A function that imports the object at a path such as ``searchers.registry:SEARCHERS``."""
+    """Make a function that imports the object at a path, such as ``pathlib:Path``."""
     module, _, name = path.partition(":")
     return lambda: getattr(import_module(module), name)
 
 
 def called(path: str, *arguments: str) -> Callable[[], Any]:
-    """A function that imports the function at a path, calls it, and returns its result."""
+    """Make a function that imports the function at a path, calls it, and returns its result."""
     return lambda: imported(path)()(*arguments)
 
 
@@ -592,7 +590,7 @@ class OnUse(MutableMapping[str, Entry]):
 
 
 def word_set(text: str) -> frozenset[str]:
-    """The words of a text, which blanks separate, as a set.
+    """The set of the words of a text, which are separated by blanks.
 
     >>> sorted(word_set("one two"))
     ['one', 'two']
