@@ -1,1 +1,1 @@
-"""Measured runs: rows of tables read into jobs of this package."""
+"""Measured training runs: rows of tables are read and turned into jobs of this package."""

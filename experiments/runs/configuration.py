@@ -1,4 +1,4 @@
-"""The configuration of a measured run: the settings that its row of a table gives, and those that
+"""The configuration of a measured run: the settings that its row of a table states, and those that
 are assumed.
 
 Nothing that was measured is read. What texts of columns mean is the dialects' matter
@@ -26,19 +26,19 @@ from mistlab.engines.engine import ENGINES, Optimizer, Precision
 from mistlab.plan.workload import AdapterTargets, Attention, ModelSpec
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED
 
-# The micro-batches per step that are assumed where a table does not give the batch.
+# The number of micro-batches in a step that is assumed if a table does not state the batch size.
 MICRO_BATCHES = 8
-# The GPUs per node that are assumed where neither the table nor the hardware gives them.
+# The number of GPUs in a node that is assumed if neither the table nor the hardware file states it.
 GPUS_OF_A_NODE = 8
-# The ZeRO level that also shards weights.
+# The ZeRO level at which weights are sharded, too.
 WHOLE_SHARDED = 3
-# Systems with sequence parallelism by default.
+# The training systems that use sequence parallelism by default.
 SEQUENCE_PARALLEL = ("nanotron", "fsdp", "megatron", "megatron-core", "megatron-bridge")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """A run's configuration; equal configurations are predicted once.
+    """The configuration of a measured run; runs with equal configurations are predicted once.
 
     ``otherwise`` is the engine that takes the place of ``engine`` where memory is short or no
     host gets ahead of its GPU; empty for none. A step fills and drains its pipeline ``fillings``
@@ -94,18 +94,18 @@ class Configuration:
 
     @property
     def global_batch(self) -> int:
-        """The sequences of one batch that fills and drains the pipeline; a step may have
-        several.
+        """The sequences of a batch with which the pipeline is filled and drained once; a step may
+        consist of several such batches.
         """
         return self.micro_batch * self.micro_batches * self.data_parallel
 
     def leaves_open(self, column: str) -> bool:
-        """Whether a row leaves out a setting, for which the fastest choice counts."""
+        """Whether a row leaves a setting open; such a run is predicted as the fastest choice."""
         return column in self.unsaid
 
 
 def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
-    """The configuration of a row; refuses a row that contradicts itself or says too little.
+    """The configuration that a row describes; refuses contradictory and incomplete rows.
 
     ``hardware`` is the name of a hardware file of the caller's, if there is one."""
     row = row_of(table_row.cells)
@@ -138,7 +138,7 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
     num_gpus, data = _ranks(row, degrees, experts * parts, notes)
     ranks = degrees["tp"] * degrees["cp"] * data
     if not row.count("etp") and ranks % (experts * parts):
-        # Expert parallelism uses all these ranks, and leaves none to split an expert.
+        # Expert parallelism uses all of these ranks, so none are left to split a single expert.
         parts = 1
     experts = _divisor(experts, ranks, parts, notes)
     micro_batch, sequence_length = (
@@ -208,12 +208,12 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
 
 
 def _shards(ranks: int, replicas: int, zero: int) -> int:
-    """The number of ranks that shard a weight: one unless ZeRO-3 shards weights."""
+    """The number of ranks among which a weight is sharded: one, unless the run uses ZeRO-3."""
     return ranks // replicas if zero >= WHOLE_SHARDED else 1
 
 
 def _rank(row: RunRow, shape: Shape) -> int | None:
-    """The rank of a run's LoRA adapters, at most the model's width; None if the run trains no
+    """The rank of a run's LoRA adapters, at most the width of the model; None if the run trains no
     adapters.
     """
     rank = (row.count("adapter_rank") or row.usual_rank) if row.adapters else None
@@ -221,14 +221,14 @@ def _rank(row: RunRow, shape: Shape) -> int | None:
 
 
 def _optimizer(row: RunRow, engine: str) -> Optimizer:
-    """The optimizer of a run, as far as the engine that predicts it supports the optimizer."""
+    """The optimizer of a run, if the engine that predicts the run supports it."""
     known = row.moments in ENGINES[engine].optimizers
     return row.moments if known else "adamw"
 
 
 def _kind(row: RunRow, shape: Shape, gpus: Gpus, precision: Precision, engine: str) -> RunKind:
-    """The kind of run by which error bounds are selected; the kind does not name an engine that was
-    only assumed.
+    """The kind of run, which determines error bounds; it does not name an engine that was only
+    assumed.
     """
     blocks: Blocks = "experts" if experts_of(shape, row) > 1 else "dense"
     if shape.model.is_hybrid:
@@ -244,15 +244,15 @@ def _kind(row: RunRow, shape: Shape, gpus: Gpus, precision: Precision, engine: s
 
 
 def _purpose(row: RunRow) -> Purpose:
-    """Purpose of a row's run: a functional test if it lists all of Megatron's arguments."""
+    """The purpose of a row's run: a functional test, if the row lists all arguments of Megatron."""
     if row.arguments:
         return "functional test"
     return "benchmark" if row.benchmark else "training"
 
 
 def _at_first(engine: str, degrees: Mapping[str, int]) -> str:
-    """The engine that predicts a run unless memory is too small or its host does not run ahead of
-    the GPU; another one is tried then.
+    """The engine that is tried first for a run; another one is tried if the run does not fit in
+    memory, or if its host does not run ahead of its GPU.
     """
     splits = degrees["tp"] > 1
     return "nanotron-whole-inputs" if engine == "nanotron" and splits else engine
@@ -263,19 +263,19 @@ def _attention(row: RunRow, shape: Shape) -> Attention:
     return "math" if row.attention == "math" and not is_windowed else "flash"
 
 
-# Features of models that need fused attention.
+# Features of a model for which attention must be fused.
 _FUSED_ONLY = {"window", "sinks"}
 
 
 def _ends(row: RunRow) -> tuple[int, int] | None:
-    """The numbers of blocks on the first and last pipeline stage, if a row gives both."""
+    """The numbers of blocks on the first and on the last pipeline stage, if a row states both."""
     first, last = row.first_blocks, row.last_blocks
     return None if first is None or last is None else (first, last)
 
 
 def _stages(row: RunRow, layers: int, stages: int, notes: list[str]) -> tuple[int, ...]:
-    """The blocks of each stage, for a row that counts embedding and head as layers; None if it does
-    not, or if its counts do not add up to the model's blocks.
+    """The number of blocks of each stage, for a row that counts embedding and head as layers. None
+    for other rows, and if the counts do not add up to the model's blocks.
     """
     if not row.stage_layers:
         return ()
@@ -310,27 +310,25 @@ def _check_offload(row: RunRow, notes: list[str]) -> None:
 
 
 def experts_of(shape: Shape, row: RunRow) -> int:
-    """The number of experts of each block: 0 for models without experts, or as in the model's
-    shape.
-    """
+    """The number of experts in each block, as in the model's shape; 0 without experts."""
     experts = dict(shape.parts).get("experts")
     return experts.count if experts is not None else row.count("experts") or 0
 
 
 def _expert_degrees(row: RunRow, experts: int, tensor: int, engine: str) -> tuple[int, int]:
-    """The expert-parallel degree of a run, and the tensor-parallel degree of an expert."""
+    """The expert-parallel degree of a run, and the tensor-parallel degree inside an expert."""
     if experts <= 1:
         return 1, 1
     ranks = row.count("ep") or 1
     if experts % ranks:
         refuse("ep", f"{ranks} does not divide experts {experts}: give a divisor")
-    # Megatron divides experts as other weights by default; its recipes do not.
+    # Megatron by default splits experts as other weights; Megatron-Bridge's recipes do not.
     default = 1 if ENGINES[engine].system == "megatron-bridge" else tensor
     return ranks, row.count("etp") or default
 
 
 def _divisor(experts: int, ranks: int, parts: int, notes: list[str]) -> int:
-    """The expert-parallel degree, reduced to a divisor of the ranks of a stage."""
+    """The expert-parallel degree, reduced until it divides the number of ranks of a stage."""
     shared = math.gcd(experts, ranks // parts) if ranks % parts == 0 else 0
     if not shared:
         refuse("etp", f"{parts} does not divide tp x cp x dp {ranks}: correct one of them")
@@ -345,7 +343,7 @@ def _ranks(
     of_experts: int,
     notes: list[str],
 ) -> tuple[int, int]:
-    """The number of GPUs and the data-parallel degree of a run; refuses contradictions.
+    """The number of GPUs of a run and its data-parallel degree; refuses contradictory rows.
 
     Where neither is said there are as many as the experts need, for Megatron's own tests a node at
     least.
@@ -378,7 +376,7 @@ def _ranks(
 
 
 def _data_of_batch(row: RunRow, notes: list[str]) -> int | None:
-    """The data-parallel degree that a row's batch sizes imply; None if they imply none."""
+    """The data-parallel degree that follows from a row's batch sizes; None if none follows."""
     batch, given = row.count("global_batch"), row.count("grad_accumulation")
     at_once = (given or 1) * (row.count("micro_batch") or 1)
     if batch is None or given is None or batch % at_once:
@@ -388,7 +386,7 @@ def _data_of_batch(row: RunRow, notes: list[str]) -> int | None:
 
 
 def _micro_batches(row: RunRow, micro_batch: int, data: int, notes: list[str]) -> int:
-    """The micro-batches per step; an incomplete last micro-batch counts as one."""
+    """The number of micro-batches in a step; a last micro-batch that is not full counts as one."""
     batch, at_once = row.count("global_batch"), micro_batch * data
     given = row.count("grad_accumulation")
     if batch is None:
@@ -418,24 +416,24 @@ def _sequence_parallel(row: RunRow, engine: str, tensor: int, notes: list[str]) 
     return bool(splits) and tensor > 1
 
 
-# Engines that predict the software of measured runs, and defaults of its recipes.
+# Which engines predict the software of measured runs, and the defaults of its recipes.
 
 
-# Megatron engines; with sharded weights their runs are predicted as FSDP.
+# The engines for Megatron; a run with sharded weights is predicted as FSDP instead.
 MEGATRON = ("megatron", "megatron-core")
-# Engine for runs in ZB-V order, whatever their software.
+# The engine for runs whose pipeline schedule is ZB-V, whatever their software.
 ENGINE_OF_ZB_V = "zero-bubble"
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "fp4", "fp32")
 
 
 def engine_of(row: RunRow) -> tuple[str, str]:
-    """The engine that predicts a row's software, and a note where it is assumed."""
+    """The engine that predicts the software of a row, and a note if the engine is an assumption."""
     is_megatron = row.engine in MEGATRON
     if is_megatron and row.by_megatron_fsdp:
         return "megatron-fsdp", ""
     if row.engine and not (is_megatron and row.by_fsdp):
         return row.engine, ""
-    # Sharded weights and gradients are predicted as FSDP, whatever the software.
+    # A run that shards weights or gradients is predicted as FSDP, whatever its software.
     shards = row.by_fsdp or (not row.engine and (row.zero_level or 0) > 1)
     assumed = row.sharded_engine if shards else "megatron"
     if row.engine:
@@ -446,8 +444,8 @@ def engine_of(row: RunRow) -> tuple[str, str]:
 
 
 def order_of(row: RunRow, engine: str) -> tuple[str, str, str]:
-    """The order of passes named by a row's engine or notes; the engine that predicts it; and a note
-    if that is not the row's own. Empty if none is named.
+    """The pipeline schedule that a row's engine or notes name, the engine that predicts it, and a
+    note if that is not the row's own engine. Empty if no schedule is named.
     """
     if row.order:
         return row.order, engine, ""
@@ -460,8 +458,8 @@ def order_of(row: RunRow, engine: str) -> tuple[str, str, str]:
 
 
 def exchange_of(row: RunRow, gpus: Gpus, *, is_hybrid: bool) -> tuple[str, str]:
-    """The Megatron-Bridge engine with a row's token dispatcher, and a note where dispatcher or CUDA
-    graph is assumed.
+    """The variant of Megatron-Bridge's engine for a row's way to send tokens to experts, and a note
+    if that way or a CUDA graph is assumed.
     """
     if row.drops_tokens:
         return "megatron-bridge", "tokens are dropped: no exchange waits for its host"
@@ -469,7 +467,7 @@ def exchange_of(row: RunRow, gpus: Gpus, *, is_hybrid: bool) -> tuple[str, str]:
         return "megatron-bridge-graph", ""
     is_rack = catalog.hardware(gpus.hardware).node.is_rack
     has_graphs = is_rack and (row.year, row.month) >= row.whole_graphs_from
-    # A row with its recipe's settings would mention a CUDA graph.
+    # A row that follows a recipe of this release is assumed to use the recipe's CUDA graph.
     if has_graphs and row.recipe and not is_hybrid and not row.offload_text:
         return "megatron-bridge-graph", "one CUDA graph assumed, as recipes of this release have it"
     is_assumed = not row.dispatcher
@@ -500,7 +498,7 @@ def variant_of(row: RunRow, engine: str) -> str:
 
 
 def zero_of(row: RunRow, engine: str) -> tuple[int, str]:
-    """The ZeRO level of a run, and a note where it is assumed."""
+    """The ZeRO level of a run, and a note if it is assumed."""
     if row.zero_level is not None:
         return row.zero_level, ""
     column = "zero"
@@ -511,8 +509,8 @@ def zero_of(row: RunRow, engine: str) -> tuple[int, str]:
 
 
 def replicas_of(row: RunRow, data: int, context: int, gpus_per_node: int) -> tuple[int, str]:
-    """The number of copies of the sharded states (hybrid sharding), and a note where it is assumed;
-    1 by default.
+    """How many copies of the sharded states a run has (more than one in hybrid sharding), and a
+    note if the number is assumed.
     """
     ranks, replicas, note = data * context, 1, ""
     if row.replicas is not None:
@@ -529,7 +527,7 @@ def replicas_of(row: RunRow, data: int, context: int, gpus_per_node: int) -> tup
 
 
 def precision_of(row: RunRow, engine: str) -> tuple[Precision, str]:
-    """The precision of a run, and a note where it is assumed."""
+    """The precision of a run, and a note if it is assumed."""
     column = "precision"
     text = row.text(column)
     if not text and not row.precision and engine in ("deepspeed", "deepspeed-pipe"):
@@ -545,19 +543,19 @@ def precision_of(row: RunRow, engine: str) -> tuple[Precision, str]:
 
 
 def network_of(row: RunRow, gpus_per_node: int) -> float | None:
-    """Network rate of a node in GB/s; None if a row does not give it."""
+    """The bandwidth of a node's network in GB/s; None if a row does not state it."""
     if row.node_gbits is not None:
         return row.node_links * row.node_gbits / 8
     return None if row.gpu_gbits is None else row.gpu_gbits / 8 * gpus_per_node
 
 
-# Settings that a row omits, which its authors tuned or left to a recipe.
+# Finds the settings that a row leaves out because its authors tuned them or left them to a recipe.
 
 
 def unsaid_of(row: RunRow, engine: str, stages: int) -> tuple[str, ...]:
-    """The columns that a tuned benchmark's row leaves empty although it gives its batch: the
-    micro-batch, and the model chunks per stage where several are possible. Megatron's arguments
-    have defaults instead, and ordinary training runs are not tuned.
+    """The settings that a tuned benchmark leaves open although it states its batch size: the
+    micro-batch size, and the model chunks per stage if several are possible. Not for Megatron's
+    arguments, which have defaults, nor for ordinary training runs, which are not tuned.
     """
     if row.arguments or not row.benchmark or row.count("global_batch") is None:
         return ()
@@ -567,7 +565,7 @@ def unsaid_of(row: RunRow, engine: str, stages: int) -> tuple[str, ...]:
 
 
 def recomputation_of(row: RunRow, model: ModelSpec, notes: list[str]) -> Recomputation:
-    """The recomputation that a row gives, or else the one that its software's recipes use."""
+    """The recomputation that a row states; without one, that of its software's recipes."""
     if row.recompute:
         text = row.recompute_text if row.recompute == "unknown" else ""
         way, blocks = row.recompute, row.recomputed_blocks
@@ -580,7 +578,7 @@ def recomputation_of(row: RunRow, model: ModelSpec, notes: list[str]) -> Recompu
 
 
 def _weights(model: ModelSpec) -> float:
-    """Approximate number of parameters in a model's blocks."""
+    """The approximate number of parameters in the model's blocks."""
     experts, pattern = model.experts, model.pattern
     networks, width = (experts.count, experts.ffn) if experts else (1, model.ffn)
     share = sum(letter in "EGA" for letter in pattern) / len(pattern) if pattern else 1.0
@@ -588,8 +586,8 @@ def _weights(model: ModelSpec) -> float:
 
 
 def batches_at_once(row: RunRow, micro_batch: int, of_step: int, stages: int) -> int:
-    """The micro-batches with which the pipeline is filled and drained once, out of the ``of_step``
-    micro-batches of a step; in AutoModel, those of a rank's local batch.
+    """How many of the ``of_step`` micro-batches of a step fill and drain the pipeline together; in
+    AutoModel, those of a rank's local batch.
     """
     if row.local_batch is None or stages == 1:
         return of_step

@@ -1,17 +1,19 @@
-"""Nodes whose GPUs exchange weights and gradients by copy engines instead of NCCL."""
+"""Nodes in which copy engines instead of NCCL exchange weights and gradients between GPUs."""
 
 from dataclasses import replace
 
 from mistlab.machine.hardware import GroupTransfers, Hardware, Line
 
-# The share of PCIe's rate that large copies reach, as on links known by datasheets only.
+# The share of PCIe's rate that large copies reach, as it is assumed for links known only from
+# datasheets.
 OF_LINK = 0.7
-# Links at least this fast connect GPUs directly, not through the host.
+# A link at least this fast connects GPUs directly, not through the host.
 NVLINK_GBYTES_PER_S = 100.0
 
 
 def with_copy_engines(hardware: Hardware) -> Hardware:
-    """Hardware whose GPUs communicate within a node at the rate of their host links.
+    """The hardware with communication between GPUs of a node at the rate of their links to the
+    host.
 
     NCCL's rates of GPUs that do not reach one another were measured on virtual machines, whose
     host copies each message once more; an all-reduce is a reduction and a gather.

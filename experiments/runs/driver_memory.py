@@ -1,4 +1,4 @@
-"""The memory that a GPU's driver counts beside torch's: the context of CUDA or ROCm, and NCCL's
+"""The GPU memory that is used outside of torch's allocator: the context of CUDA or ROCm, and NCCL's
 buffers.
 """
 
@@ -11,34 +11,36 @@ from mistlab.job.job import Job
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import reader_of_degrees
 
-# MiB of a CUDA context with the kernels that a step runs; set by hand, without a measurement.
+# The MiB of a CUDA context with the kernels that a training step uses; an estimate, not measured.
 CONTEXT_MIB = 600
-# MiB of a context with all of torch's kernels, which torch before release 1.13 loads at once (later
-# releases set ``CUDA_MODULE_LOADING`` to ``LAZY``): Hugging Face's documentation shows them after a
-# first tensor.
+# The MiB of a CUDA context with all of torch's kernels. torch before release 1.13 loads all of them
+# at once (later releases set ``CUDA_MODULE_LOADING`` to ``LAZY``). The number is what Hugging
+# Face's documentation shows after a first tensor.
 WHOLE_CONTEXT_MIB = 1343
 LAZY_FROM = "2022-11"
 
-# MiB of a channel's connection to one neighbour: NCCL's default buffers of its protocols Simple,
-# LL128 and LL (KiB, nccl/src/include/device.h).
+# The MiB of a channel's connection to one neighbour: the default sizes of NCCL's buffers for its
+# protocols Simple, LL128 and LL, in KiB (nccl/src/include/device.h).
 CONNECTION_MIB = (4096 + 4800 + 512) / 1024
-# The connections of a channel: it receives from a ring, and from both neighbours of a tree, which
-# is a chain in a node.
+# The number of connections of an NCCL channel: one to receive from a ring, and one to each
+# neighbour in a tree, which is a chain inside a node.
 CONNECTIONS = 3
-# A channel moves about the rate of one NVLink, and each ring exists twice.
+# The rate of an NCCL channel in GB/s, about that of one NVLink; and how often each ring exists.
 CHANNEL_GBYTES_PER_S, COPIES = 25.0, 2
 FEWEST_CHANNELS, MOST_CHANNELS = 2, 24
 
 
 def context_bytes(row: RunRow) -> float:
-    """The bytes of a process's context, by the release of torch at the date of a row."""
+    """The bytes of a process's CUDA or ROCm context, by the release of torch at the date of the
+    row.
+    """
     is_whole = "" < row.date < LAZY_FROM
     return (WHOLE_CONTEXT_MIB if is_whole else CONTEXT_MIB) * MIB_BYTES
 
 
 def communicator_bytes(cluster: Cluster) -> float:
-    """The bytes of the buffers of one communicator, which has as many channels as the links' rate
-    needs.
+    """The bytes of the buffers of one communicator, which has as many channels as are needed for
+    the rate of the links.
     """
     rate = cluster.hardware.node.intra_node_gbytes_per_s
     channels = COPIES * int(rate / CHANNEL_GBYTES_PER_S)
@@ -47,7 +49,7 @@ def communicator_bytes(cluster: Cluster) -> float:
 
 
 def buffers_bytes(job: Job) -> tuple[float, ...]:
-    """The bytes of communicators on a GPU of each stage."""
+    """The bytes of all communicators' buffers on a GPU of each stage."""
     each, last = communicator_bytes(job.cluster), len(job.plan.stages) - 1
     degrees = reader_of_degrees()
     return tuple(
@@ -58,8 +60,8 @@ def buffers_bytes(job: Job) -> tuple[float, ...]:
 
 def _communicators(degrees: Sequence[float], index: int, last: int, gpus: int) -> int:
     """The communicators of a stage's GPU: one of all ranks, one for each parallel axis, one for the
-    gradient norm of a replica, one with each neighbouring stage (torch makes one for each pair of
-    ranks that send), and one of the first and last stage, which share the embedding.
+    gradient norm of a replica, one with each neighbouring stage (torch makes one per pair of ranks
+    that send), and one of the first and last stage, which share the embedding.
     """
     axes = sum(ranks > 1 for ranks in degrees)
     neighbours = (index > 0) + (index < last)
@@ -68,6 +70,6 @@ def _communicators(degrees: Sequence[float], index: int, last: int, gpus: int) -
 
 
 def stages_of_node(job: Job) -> int:
-    """The number of stages with GPUs in the first node."""
+    """The number of stages that have GPUs in the first node."""
     ends = accumulate(stage.num_gpus for stage in job.plan.stages)
     return 1 + sum(end < job.cluster.gpus_per_node for end in [*ends][:-1])

@@ -1,4 +1,6 @@
-"""Predictions beside measurements: errors by group, and rankings within workloads."""
+"""Compares predictions with measurements: errors by group of runs, and rankings of the runs of one
+workload.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,16 +14,16 @@ from experiments.runs.runs_table import TableRow, number_of, text_of
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
 
-# Predictions beside measurements: errors of answered rows, by group.
+# Compares predictions with measurements: the errors of predicted rows, by group.
 
 
-# The factor by which a GPU may be faster than its datasheet's clock allows.
+# By what factor a GPU may be faster than the clock in its datasheet allows.
 ABOVE_DATASHEET = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A row's measurements and the answer to it; None for figures that were not measured."""
+    """A row's measurements and its prediction; figures that were not measured are None."""
 
     row: TableRow
     answer: RunAnswer
@@ -36,13 +38,13 @@ class Judged:
 
     @property
     def longest_s(self) -> float | None:
-        """The upper bound on the predicted seconds of an iteration."""
+        """The upper bound of the predicted seconds of an iteration."""
         prediction = self.answer.prediction
         return None if prediction is None else prediction.iteration_s_high
 
     @property
     def predicted_gib(self) -> float | None:
-        """The predicted memory peak, of the kind that was measured."""
+        """The predicted memory peak of the kind (allocated or reserved) that was measured."""
         if self.answer.prediction is None:
             return None
         row = row_of(self.row.cells)
@@ -56,12 +58,12 @@ class Judged:
 
     @property
     def time_error(self) -> float | None:
-        """Relative error of the predicted time."""
+        """The relative error of the predicted time."""
         return _error(self.predicted_s, self.measured_s)
 
     @property
     def memory_error(self) -> float | None:
-        """Relative error of the predicted peak."""
+        """The relative error of the predicted memory peak."""
         return _error(self.predicted_gib, self.measured_gib)
 
     @property
@@ -74,18 +76,18 @@ class Judged:
 
     @property
     def says_batch(self) -> bool:
-        """Whether the row gives its micro-batch, or a batch that implies it."""
+        """Whether the row states its micro-batch size, or a batch from which it follows."""
         return any(self.row.cells.get(name) for name in ("micro_batch", "global_batch"))
 
     @property
     def is_doubted(self) -> bool:
-        """Whether the row's table doubts its figures."""
+        """Whether the row's table marks its figures as doubtful."""
         return row_of(self.row.cells).doubted
 
     @property
     def is_impossible(self) -> bool:
-        """Whether the measured time is shorter than the time of the GEMMs alone at the peak
-        rate.
+        """Whether the measured time is too short to be true: shorter than the GEMMs alone take at
+        the GPU's peak rate.
         """
         least_s = self.answer.least_s / ABOVE_DATASHEET
         return self.measured_s is not None and self.measured_s < least_s
@@ -100,20 +102,20 @@ def _error(predicted: float | None, measured: float | None) -> float | None:
     return None if predicted is None or measured is None else predicted / measured - 1
 
 
-# Columns of measurements, which are never used for a prediction.
+# The columns with measurements, which are never used for a prediction.
 MEASURED = ("step_s", "memory_gib")
 
 
 def check_measured(row: TableRow) -> None:
-    """Refuse a row whose measurements are not positive numbers: skipped, they would count as not
-    measured.
+    """Refuse a row with a measurement that is not a positive number; otherwise it would seem not to
+    have been measured.
     """
     for column in MEASURED:
         number_of(row.cells, column)
 
 
 def judged(row: TableRow, answer: RunAnswer) -> Judged:
-    """A row with its measurements; without them if the row was refused because of them."""
+    """A row with its measurements; without them if they are the reason why the row was refused."""
     return Judged(
         row=row,
         answer=answer,
@@ -123,16 +125,17 @@ def judged(row: TableRow, answer: RunAnswer) -> Judged:
 
 
 def _peak_gib(cells: Mapping[str, str]) -> float | None:
-    """The measured peak; of one rounded up to a whole number the middle of what it may have
-    been.
+    """The measured memory peak; if it was rounded up to a whole number, the middle of what it may
+    have been.
     """
     gib = _measured(cells, "memory_gib")
     return gib - 0.5 if gib is not None and row_of(cells).rounded_up else gib
 
 
 def _seconds(cells: Mapping[str, str], answer: RunAnswer) -> float | None:
-    """The measured seconds of a step, or those that a throughput or a micro-batch's time implies;
-    only for rows that give the sequence length, exactly in tables that say how lengths are known.
+    """The measured seconds of a step, or those that follow from a throughput or from the time of a
+    micro-batch. None if the sequence length is missing or, in a table that says how lengths are
+    known, not exact.
     """
     step_s = _measured(cells, "step_s")
     if row_of(cells).lengths not in ("", "exact") or not cells.get("sequence_length"):
@@ -157,8 +160,8 @@ def _measured(cells: Mapping[str, str], column: str) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupErrors:
-    """The prediction errors of a group of rows: of times, of memory peaks, and the share inside
-    bounds.
+    """The prediction errors of a group of rows: those of times and of memory peaks, and the share
+    of measurements inside bounds.
     """
 
     name: str
@@ -174,7 +177,9 @@ class GroupErrors:
 
 
 def errors_of(name: str, rows: Sequence[Judged]) -> GroupErrors:
-    """Errors of a group of rows; a positive bias is a prediction that is too long."""
+    """The prediction errors of a group of rows; a positive bias means that predictions are too
+    long.
+    """
     times = [one.time_error for one in rows if one.time_error is not None]
     memory = [one.memory_error for one in rows if one.memory_error is not None]
     inside = [one.is_inside for one in rows if one.is_inside is not None]
@@ -196,7 +201,9 @@ def errors_of(name: str, rows: Sequence[Judged]) -> GroupErrors:
 def groups_of(
     rows: Sequence[Judged], key: Callable[[Judged], str]
 ) -> Iterator[tuple[str, list[Judged]]]:
-    """Rows grouped by a key, in the order of the keys (as numbers where they are)."""
+    """Groups rows by a key; groups are in the order of their keys (by value if these are
+    numbers).
+    """
     groups: dict[str, list[Judged]] = defaultdict(list)
     for row in rows:
         groups[key(row)].append(row)
@@ -210,19 +217,19 @@ def _sortable(text: str) -> tuple[float, str]:
         return float("inf"), text
 
 
-# Ranking of runs, separation of runs that fit from runs that failed, and spread of repeated
-# measurements.
+# Tells how well predictions rank runs, how well they tell runs that fit from runs that failed, and
+# how far repeated measurements differ.
 
 
-# Groups of fewer runs than this are not ranked.
+# A group with fewer runs than this is not ranked.
 FEWEST = 5
-# Columns that identify a task: what is trained, and on which GPUs. Runs of one task are
-# alternatives.
+# Columns that say what is trained and on which GPUs (the task). Runs that agree in them are
+# alternatives of one another.
 TASK = (
     *("model", "gpus", "hardware", "gpus_per_node", "layers", "hidden", "heads", "kv_heads", "ffn"),
     *("vocab", "experts", "topk", "sequence_length", "global_batch", "precision"),
 )
-# Columns that identify the configuration of a run.
+# Columns that determine the configuration of a run.
 CONFIGURATION = (
     *("engine", "hardware", "gpus", "gpus_per_node", "model", "layers", "hidden", "heads"),
     *("kv_heads", "ffn", "vocab", "sequence_length", "global_batch", "micro_batch", "tp", "pp"),
@@ -232,8 +239,9 @@ CONFIGURATION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
-    """How well a task's runs are ranked: rank correlation of predicted and measured times (-1 to
-    1), and regret, the measured time of the run predicted fastest over the best measured time.
+    """How well predictions rank the runs of a task: the rank correlation of predicted and measured
+    times (-1 to 1); and the regret, the measured time of the run predicted to be fastest over the
+    best measured time.
 
     ``near`` has such multiples of all runs that are predicted about as fast as that run.
     """
@@ -246,7 +254,7 @@ class Ranked:
 
 
 def predicted_s(run: Judged) -> float | None:
-    """The predicted seconds by which runs are ordered."""
+    """The predicted seconds of a run, by which runs are ranked."""
     return run.predicted_s
 
 
@@ -256,7 +264,8 @@ def ranked(
     by: Callable[[Judged], float | None] = predicted_s,
     near: float = 0.0,
 ) -> Iterator[Ranked]:
-    """How well each task's runs are ranked, if ordered by the seconds that ``by`` gives.
+    """For each task, how well its runs are ranked if they are ordered by the seconds that ``by``
+    returns.
 
     Runs are about as fast as the best one if they take longer by a share ``near`` at most.
     """
@@ -280,7 +289,7 @@ def ranked(
 
 
 def _ranks(numbers: Sequence[float]) -> list[float]:
-    """The rank of each number; equal numbers share their mean rank."""
+    """The rank of each number; equal numbers get the mean of their ranks."""
     places: dict[float, list[int]] = defaultdict(list)
     for rank, number in enumerate(sorted(numbers)):
         places[number].append(rank)
@@ -296,8 +305,8 @@ def _correlation(first: Sequence[float], other: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Separation:
-    """How many runs that ran are predicted to fit, and how many runs that failed are predicted not
-    to.
+    """Of the runs that succeeded, how many are predicted to fit in memory; of those that failed,
+    how many are predicted not to fit.
     """
 
     ran: int
@@ -307,13 +316,13 @@ class Separation:
 
     @property
     def share(self) -> float:
-        """The share of runs that are predicted rightly to fit or not to fit."""
+        """The share of runs for which it is predicted correctly whether they fit in memory."""
         return (self.ran_right + self.failed_right) / (self.ran + self.failed)
 
 
 def separation(rows: Sequence[Judged]) -> Separation:
-    """How well the predictions ``fits`` tell runs that ran from runs that failed; a refused row
-    counts as wrong.
+    """How well the predictions ``fits`` tell runs that succeeded from runs that failed; a refused
+    row counts as wrong.
     """
     ran = [one for one in rows if not one.failed]
     failed = [one for one in rows if one.failed]
@@ -332,8 +341,8 @@ def _fits(run: Judged) -> bool | None:
 
 
 def spreads(rows: Iterable[Judged]) -> list[float]:
-    """For each repeated configuration, the mean absolute deviation of its times from their median,
-    relative to it.
+    """For each configuration that was measured repeatedly, the mean absolute deviation of its times
+    from their median, as a share of the median.
     """
     times: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for run in rows:

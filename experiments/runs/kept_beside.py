@@ -1,5 +1,5 @@
-"""Bytes of a measured run that are not in the memory predicted for the plan that stands for the
-run.
+"""The bytes that a measured run keeps on the GPU but that the plan standing for the run does not
+have.
 """
 
 from experiments.runs.run_row import Recomputation, RunRow
@@ -8,18 +8,18 @@ from mistlab.engines.adapters import BASE_BYTES
 from mistlab.engines.engine import MOMENTS_BYTES, EngineMemory
 from mistlab.plan.workload import ModelSpec
 
-# torch's dropout keeps a mask of one byte per value; its input is copied in 16 bits.
+# The bytes per value of the mask that torch's dropout keeps, and of the 16-bit copy of its input.
 MASK_BYTES, COPY_BYTES = 1, 2
-# torchao's AdamW of 4 bits: both moments, with a 32-bit scale for 128 values of each
-# (torchao/optim/subclass_4bit.py).
+# The bytes per weight of torchao's 4-bit AdamW: two moments of half a byte, each with a 32-bit
+# scale for every 128 values (torchao/optim/subclass_4bit.py).
 FOUR_BITS = 2 * (0.5 + 4 / 128)
 
 
 def beside_bytes(
     row: RunRow, model: ModelSpec, recompute: Recomputation, tokens: int, shards: int = 1
 ) -> int:
-    """The bytes that a plan's prediction lacks, for a micro-batch's ``tokens`` and weights in
-    ``shards``; recomputed blocks hold them one block at a time.
+    """The bytes that a run keeps beyond its plan, for a micro-batch of ``tokens`` tokens and
+    weights in ``shards``; recomputed blocks keep them for one block at a time.
     """
     blocks = 1 if recompute.way == "full" else model.layers
     dropped = _of_dropped(row, model) if row.adapters and row.drops_adapter_inputs else 0
@@ -38,8 +38,8 @@ def beside_bytes(
 
 
 def streamed_bytes(row: RunRow, model: ModelSpec, memory: EngineMemory | None, shards: int) -> int:
-    """Bytes of weights that a single GPU has fetched from the host at once; of several, the plan
-    counts gathered ones.
+    """The bytes of weights that are fetched from the host at the same time, for a run on one GPU;
+    on several GPUs the plan already counts weights that are gathered.
 
     DeepSpeed keeps as many as ``stage3_max_live_parameters``, and tables beside them: the modules
     that need them last (``partitioned_param_coordinator.py`` releases none that is in use).
@@ -51,7 +51,7 @@ def streamed_bytes(row: RunRow, model: ModelSpec, memory: EngineMemory | None, s
 
 
 def _of_wide_experts(model: ModelSpec, row: RunRow) -> int:
-    """The bytes by which 16-bit experts exceed experts stored in the base model's fewer bits."""
+    """By how many bytes experts in 16 bits exceed experts in the fewer bits of the base model."""
     experts = model.experts
     if experts is None:
         return 0
@@ -62,8 +62,8 @@ def _of_wide_experts(model: ModelSpec, row: RunRow) -> int:
 
 
 def _of_dropped(row: RunRow, model: ModelSpec) -> int:
-    """Bytes per token of a block's dropout masks, and of copies of adapters' inputs that would
-    otherwise be shared.
+    """The bytes per token of a block's dropout masks, and of the copies of adapters' inputs that
+    dropout makes necessary.
 
     Each product with an adapter drops from its input by itself. Frozen products of 16 bits keep no
     input of their own; those of few bits do.

@@ -1,16 +1,20 @@
-"""The bytes that llmq keeps of blocks for their backward pass, by what it recomputes of them."""
+"""The bytes of its blocks that the software llmq keeps for the backward pass, by what it recomputes
+of them.
+"""
 
 from experiments.runs.run_row import RunRow
 from mistlab.plan.workload import ModelSpec
 
 WIDE_BYTES, NARROW_BYTES = 2, 1
-# Ways to recompute under which its settings tell what is kept, and precisions of narrow products.
+# The kinds of recomputation for which llmq's settings say what it keeps. The next line: precisions
+# of its low-precision GEMMs.
 WAYS = frozenset(("none", "cheap", "half"))
 NARROW = frozenset(("fp8", "fp4"))
 
 
 def kept_by_llmq(row: RunRow, model: ModelSpec, tokens: int) -> int | None:
-    """The bytes of all blocks' tensors of a micro-batch's ``tokens``; None for other software.
+    """The bytes that llmq keeps of all blocks, for a micro-batch of ``tokens`` tokens; None for
+    other software.
 
     In 16 bits: norms' outputs, queries with keys and values, attention's output, the residual after
     it, the network's gates and values, their product, and the block's residual. Inputs of products

@@ -1,5 +1,5 @@
-"""Memory that a measured run's GPUs hold on the host or for a shorter time than the plan that
-stands for the run.
+"""Memory of the plan standing for a measured run that the run's GPUs do not need, or not as long:
+it is on the host, or freed early.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,8 @@ def _is_of_activations(dimension: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptElsewhere:
-    """The memory of a plan that a run's GPUs do not hold: states on the host, and gradients.
+    """The parts of a plan's memory that the GPUs of a run do not hold: states on the host, and
+    gradients that are freed early.
 
     With ``late_gradients`` gradients are freed after the step and come with the next backward pass,
     as torch's optimizers have it (``zero_grad``), so that they are not there while activations are
@@ -67,9 +68,9 @@ class KeptElsewhere:
         tokens: int,
         memory: EngineMemory | None,
     ) -> "KeptElsewhere":
-        """The states that a row says are offloaded or freed early, divided among this number of
-        shards, and bytes of tensors that the plan does not count, for a micro-batch's ``tokens``.
-        ``memory`` is that of its engine, if this trains in the row's precision.
+        """The states that a row says are offloaded or freed early, divided among a number of
+        shards; and bytes of tensors that the plan does not count, for a micro-batch's ``tokens``.
+        ``memory`` is that of the row's engine, if it trains in the row's precision.
         """
         beside = beside_bytes(row, model, recompute, tokens, shards)
         beside += streamed_bytes(row, model, memory, shards)
@@ -105,7 +106,7 @@ class KeptElsewhere:
 
     @property
     def of_stages(self) -> Mapping[str, float]:
-        """The plan's offloading of activations that stands for the run's."""
+        """The offloading of activations that stands for that of the run."""
         return {name: 1.0 for name in OFFLOADS if self.activations and _is_of_activations(name)}
 
     def applied(self, prediction: Prediction, room: Callable[[int], float]) -> Prediction:
@@ -122,7 +123,7 @@ class KeptElsewhere:
         gone = sum(getattr(stage.memory, name) for name in self.on_host)
         peak = stage.peak_allocated_bytes
         if self.late_gradients and not self.gradients:
-            # These bytes are held before gradients exist, or after activations are freed.
+            # These bytes are in use before there are gradients, or after activations are freed.
             held = stage.memory.gradients
             without = max(peak - held, peak - stage.memory.activations - stage.memory.logits)
             gone += peak - max(without, stage.memory_by_phase.step)
@@ -144,7 +145,7 @@ class KeptElsewhere:
         if self.plans_buffers:
             return replace(stage, peak_allocated_bytes=peak, peak_reserved_bytes=peak)
         if self.leave_by_copies:
-            # The allocator's cache is proportional to allocated memory.
+            # The memory that the allocator caches is proportional to the memory that is allocated.
             more = int(stage.peak_reserved_bytes * more / stage.peak_allocated_bytes)
         return replace(
             stage,
@@ -153,8 +154,8 @@ class KeptElsewhere:
         )
 
     def copies_s(self, prediction: Prediction, micro_batches: int, bytes_per_s: float) -> float:
-        """Seconds per step in which passes wait for block inputs to be copied to the host and back.
-        A stage holds the inputs of as many micro-batches as stages follow it.
+        """The seconds per step for which passes wait for inputs of blocks to be copied to the host
+        and back. A stage holds the inputs of as many micro-batches as there are stages from it on.
         """
         if not self.leave_by_copies:
             return 0.0

@@ -1,4 +1,5 @@
-"""What Megatron's named selective recomputation (``recompute_modules``) frees of a block.
+"""What is freed of a block's activations if Megatron's selective recomputation
+(``recompute_modules``) names modules of it.
 
 A named module keeps its inputs and computes its inner activations again (megatron/core/transformer:
 ``CheckpointWithoutOutput``, ``tensor_parallel.checkpoint``). Attention's core and the whole layer
@@ -19,32 +20,33 @@ from mistlab.plan.dimensions import DIMENSIONS
 from mistlab.plan.plan import StagePlan
 from mistlab.plan.workload import Workload
 
-# Ways of recomputation that leave blocks' other operators as they are.
+# The kinds of recomputation that leave the other operators of a block as they are.
 PARTLY = ("cheap", "core")
-# For each flag of a row, the modules of a block whose kept inputs are freed: products take
-# normalised values, and activated ones.
+# For each flag of a row, the modules of a block whose saved inputs are freed; GEMMs take normalised
+# values and outputs of activation functions.
 _FREED: Mapping[str, tuple[str, ...]] = {
     "redoes_norms": ("attention.qkv", "attention.query_up", "experts.router", "mlp.up"),
     "redoes_gates": ("experts.down", "mlp.down"),
     "redoes_network": ("mlp", "mlp.down"),
     "redoes_shared": ("shared", "shared.down"),
 }
-# Queries, keys and values of latent attention, which come from latent vectors; its core keeps them,
-# its result, and its sums in 32 bits.
+# For latent attention, names of what recomputation may free: queries, keys and values, which come
+# from latent vectors; the attention core, which saves them with its result and 32-bit sums; and how
+# many of these it takes.
 _LATENT, _CORE, _OPERANDS = "redoes_latent", "attention", 3
 
 
 def redone_of(row: RunRow) -> tuple[str, ...]:
-    """The flags of the parts of a block that a row's run computes again."""
+    """The flags for those parts of a block that a row's run recomputes."""
     return tuple(flag for flag in (*_FREED, _LATENT) if getattr(row, flag))
 
 
 def freed_share(
     workload: Workload, stage: StagePlan, recompute: Recomputation, *, in_sequence: bool
 ) -> float:
-    """The share of a stage's activations that recomputation of parts frees, but for those of the
-    block that is computed again; 0 where blocks are recomputed whole. Tokens may be ``in_sequence``
-    over tensor-parallel ranks.
+    """The share of a stage's activations that recomputing parts of blocks frees, without those of
+    the block that is being recomputed; 0 if blocks are recomputed whole. With ``in_sequence``,
+    tokens are divided over tensor-parallel ranks.
     """
     flags = {*recompute.redone}
     if not flags or recompute.way not in PARTLY:

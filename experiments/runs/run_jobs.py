@@ -1,5 +1,5 @@
-"""Turns configurations of measured runs into jobs: stages, recomputed blocks, and whether hosts run
-ahead of GPUs.
+"""Turns configurations of measured runs into jobs: divides blocks among stages, sets recomputation,
+and finds whether the host runs ahead of the GPU.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,12 +28,12 @@ from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, order_problem
 from mistlab.schedule.placement import even_shares, most_chunks
 
-# Whether the host of a run's first stage runs ahead of its GPU, which keeps tensors of collectives
-# in memory.
+# Finds whether the host of a run's first stage runs ahead of its GPU; if it does, tensors of
+# collectives stay in memory longer.
 
 
 def host_is_ahead(run: Configuration, blocks: Sequence[int], cluster: Cluster) -> bool:
-    """Whether the first stage's host runs ahead of its GPU.
+    """Whether the host of the first stage runs ahead of its GPU.
 
     Without a pipeline it does. In a pipeline the GPU of a stage waits for its neighbours, while the
     host goes on; but a first stage with more blocks than any other never waits. Where sends are
@@ -50,15 +50,15 @@ def host_is_ahead(run: Configuration, blocks: Sequence[int], cluster: Cluster) -
     return not late_s.any()
 
 
-# Recomputed blocks of a measured run's stage, whole or in part.
+# Translates a run's recomputation into numbers of blocks of a stage, recomputed whole or in part.
 
 
-# The dimension of blocks that are recomputed whole.
+# The plan dimension that counts the blocks recomputed as a whole.
 WHOLE_BLOCKS = "checkpointed_layers"
 
 
 def recomputed(run: Configuration, layers: int) -> dict[str, int]:
-    """Number of recomputed blocks of a stage, by the plan's field for their kind of
+    """The numbers of recomputed blocks of a stage, by the plan dimension for each kind of
     recomputation.
     """
     way = run.recompute.way
@@ -67,11 +67,11 @@ def recomputed(run: Configuration, layers: int) -> dict[str, int]:
         problem += ": give none, full, selective, core_attn, selective:moe or block N"
         refuse("recompute", problem)
     if way == "selective":
-        # By default torchtitan's selective recomputation recomputes single operators, Megatron's
-        # the attention core.
+        # By default, torchtitan's selective recomputation recomputes single operators, and
+        # Megatron's the attention core.
         way = "selective op" if ENGINES[run.engine].system == "fsdp" else "core"
     if way == "recipe":
-        # With fused attention, the core saves nothing that could be recomputed.
+        # With fused attention, the attention core saves nothing that could be recomputed.
         way = "core" if run.attention == "math" else "cheap"
     treated = {
         "full": (WHOLE_BLOCKS, layers),
@@ -85,8 +85,8 @@ def recomputed(run: Configuration, layers: int) -> dict[str, int]:
 
 
 def _blocks_of_experts(run: Configuration, layers: int) -> int:
-    """The mean number of blocks with experts on a stage; in hybrid models, a block is a single
-    mixer or MLP.
+    """The mean number of blocks with experts on a stage; in hybrid models a block is a single mixer
+    or MLP.
     """
     pattern = run.shape.model.pattern
     if not pattern:
@@ -94,16 +94,18 @@ def _blocks_of_experts(run: Configuration, layers: int) -> int:
     return round(layers * sum(letter in "EGA" for letter in pattern) / len(pattern))
 
 
-# Distributes a model's blocks over pipeline stages as each engine does.
+# Divides a model's blocks among pipeline stages in the way of each engine.
 
 
 LAST_PARTS = ("head", "cast", "loss")
-# More stages than any published pipeline.
+# The largest number of stages that is accepted: more than in any published pipeline.
 MOST_STAGES = 1024
 
 
 def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
-    """The number of blocks of each stage; a stage without blocks is dropped, with a note."""
+    """The number of blocks of each stage; a stage without blocks is left out, and a note says
+    so.
+    """
     stages, layers = run.pipeline_parallel, run.shape.layers
     if stages == 1:
         return [layers]
@@ -134,7 +136,7 @@ def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
                 f"have one block fewer: give pp for which layers + 2 is a multiple of pp",
             )
     else:
-        # Earlier stages take the extra blocks: the last has the head.
+        # The first stages get the blocks that are left over, since the last stage has the head.
         blocks = [*even_shares(layers, stages)]
     if empty := blocks.count(0):
         notes.append(f"{empty} of {stages} stages have no blocks")
@@ -142,8 +144,8 @@ def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
 
 
 def _by_cost(run: Configuration) -> list[int]:
-    """The number of blocks of each stage as nanotron divides them: by the weights of blocks and
-    head, in order.
+    """The number of blocks of each stage as nanotron divides them: in order, so that the numbers of
+    weights (with those of the head) are balanced.
 
     A stage takes parts until it has passed its share of all weights (nanotron/models/base.py). The
     head may come to a stage of its own, and the stages after it have nothing. Here the head is on
@@ -163,7 +165,7 @@ def _by_cost(run: Configuration) -> list[int]:
 
 
 def unrunnable(run: Configuration, blocks: Sequence[int]) -> str:
-    """The reason why an engine cannot run a pipeline with these blocks; empty if it can.
+    """The reason why an engine cannot run a pipeline with these numbers of blocks; empty if it can.
 
     Nanotron's pipeline ends with the head, a cast and the loss, each on a stage of its own where
     stages are left. A stage after these has nothing, and nanotron does not start. Of its runs whose
@@ -181,11 +183,11 @@ def unrunnable(run: Configuration, blocks: Sequence[int]) -> str:
     return ""
 
 
-# Alternatives for settings that a row omits; the fastest that fits counts.
+# Tries alternatives for settings that a row leaves open; the fastest that fits counts.
 #
-# A benchmark published without its micro-batch, or without its chunks per stage, was tuned for
-# speed. Such a row stands for several configurations, and is predicted as the fastest of those that
-# leave room in memory.
+# A benchmark that was published without its micro-batch size, or without its chunks per stage, was
+# tuned for speed. Such a row stands for several configurations, and is predicted as the fastest of
+# those that leave memory free.
 
 
 # The numbers of sequences per micro-batch that are tried.
@@ -193,8 +195,8 @@ SEQUENCES = (1, 2, 4, 8, 16)
 
 
 def ways_of(run: Configuration) -> tuple[Configuration, ...]:
-    """The configurations that a run may have had, smaller micro-batches and fewer chunks first;
-    only the run's own if its row gives all settings.
+    """The configurations that a run may have had, those with smaller micro-batches and fewer chunks
+    first; if its row leaves nothing open, only the run's own.
     """
     if not run.unsaid:
         return (run,)
@@ -206,7 +208,9 @@ def ways_of(run: Configuration) -> tuple[Configuration, ...]:
 
 
 def _of_micro_batches(run: Configuration) -> Iterator[Configuration]:
-    """The run with each micro-batch size that divides a rank's sequences per step."""
+    """The run with each possible micro-batch size: each that divides the sequences of a rank in a
+    step.
+    """
     if not run.leaves_open("micro_batch"):
         yield run
         return
@@ -217,7 +221,7 @@ def _of_micro_batches(run: Configuration) -> Iterator[Configuration]:
 
 
 def _of_chunks(run: Configuration) -> Iterator[Configuration]:
-    """The run with each number of model chunks per stage."""
+    """The run with each number of model chunks per stage that is possible."""
     most = run.shape.layers // run.pipeline_parallel if run.leaves_open("vpp") else 1
     for chunks in (1, *sorted(INTERLEAVED.values())):
         if chunks <= most:
@@ -225,7 +229,7 @@ def _of_chunks(run: Configuration) -> Iterator[Configuration]:
 
 
 def _assumption_notes(way: Configuration, unsaid: tuple[str, ...]) -> tuple[str, ...]:
-    """Notes on the settings that an alternative configuration assumes."""
+    """Notes on the settings that one of the alternatives assumes."""
     taken = {"micro_batch": way.micro_batch, "vpp": way.chunks}
     others = (note for note in way.notes if note != ASSUMED_MICRO_BATCH)
     return (
@@ -234,20 +238,20 @@ def _assumption_notes(way: Configuration, unsaid: tuple[str, ...]) -> tuple[str,
     )
 
 
-# Makes a job of this package (workload, cluster and plan) from a measured run's configuration.
+# Makes a job (workload, cluster and plan) from the configuration of a measured run.
 
 
-# Engines whose GPUs communicate within a node by copy engines.
+# The engines whose GPUs exchange data within a node by copy engines.
 BY_COPY_ENGINES = ("llmq",)
 # The number of GPUs in a rack that a run may use.
 RACK = 64
-# Nodes with less bandwidth per GPU than this have fewer network adapters than GPUs.
+# If a node has less network bandwidth per GPU than this, it has fewer network adapters than GPUs.
 ADAPTER_GBYTES_PER_S = 12.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunJob:
-    """The job of a run, the assumptions made, and the reason why it cannot run, if there is one.
+    """The job of a run, the assumptions made and, if the run is impossible, the reason.
 
     A step runs the job ``times``. With ``saves_unsaid`` nothing tells what the run recomputes; with
     ``states_stay`` its row says that no states lie on the host. It recomputes a
@@ -268,8 +272,8 @@ class RunJob:
 def job_of(
     run: Configuration, profile: Profile | None = None, hardware: Hardware | None = None
 ) -> RunJob:
-    """The job of a run, on a cluster with its machine profile; refuses a run that no plan can
-    express.
+    """The job of a run, on a cluster with the profile of its machine; refuses a run that no plan
+    can express.
 
     A ``hardware`` stands in for that of its name in the catalogue.
     """
@@ -327,25 +331,27 @@ def job_of(
 
 
 def _recomputed_share(run: Configuration, blocks: Sequence[int]) -> float:
-    """The share of a stage's blocks that are recomputed whole."""
+    """The share of a stage's blocks that are recomputed as a whole."""
     return sum(recomputed(run, layers).get(WHOLE_BLOCKS, 0) for layers in blocks) / sum(blocks)
 
 
 def _copies_inputs(run: Configuration) -> bool:
-    """Whether block inputs are offloaded under an engine whose plans cannot express it."""
+    """Whether the run offloads the inputs of blocks although plans of its engine cannot express
+    that.
+    """
     is_left = run.elsewhere.activations and run.recompute.way == "full"
     return is_left and not ENGINES[run.engine].offloads_activations
 
 
 def _leaves_inputs_alone(run: Configuration) -> bool:
-    """Whether blocks save only their inputs for the backward pass, and the engine can offload
-    inputs.
+    """Whether blocks save nothing but their inputs for the backward pass, and the engine can
+    offload these.
     """
     return run.recompute.way == "full" and ENGINES[run.engine].offloads_activations
 
 
 def _overlaps(run: Configuration) -> bool:
-    """Whether communication of gradients and weights overlaps computation in a run.
+    """Whether communication of gradients and weights overlaps with computation in a run.
 
     Those of experts, which are most of a rank's, do not where they cross nodes: gpt-oss 120B on
     eight nodes, each with all experts, takes 2.7 s a step besides its micro-batches.
@@ -363,8 +369,8 @@ def _overlaps(run: Configuration) -> bool:
 
 
 def _order(run: Configuration, blocks: Sequence[int], notes: list[str]) -> str:
-    """The order in which a run's pipeline executes its passes; an unsupported order becomes the
-    nearest supported one, with a note.
+    """The pipeline schedule of a run; one that is not supported is replaced by the most similar
+    one, and a note says so.
     """
     if run.pipeline_parallel == 1:
         return DEFAULT_ORDER
@@ -395,7 +401,7 @@ def _workload(run: Configuration) -> Workload:
             attention=run.attention,
             precision=run.precision,
             optimizer=run.optimizer,
-            # A capacity factor of 1: every expert takes at most the mean number of tokens.
+            # With a capacity factor of 1, an expert takes at most the mean number of tokens.
             expert_capacity=1.0 if drops_tokens else None,
             expert_padding=drops_tokens,
             train=run.train,
@@ -415,7 +421,7 @@ def _model(shape: Shape) -> ModelSpec:
 
 @cache
 def _equal(workload: Workload) -> Workload:
-    """Replace equal workloads by one object, so that jobs can be grouped by it."""
+    """Replaces equal workloads by the same object, so that jobs can be grouped by it."""
     return workload
 
 
@@ -429,8 +435,8 @@ def _cluster(
     of_caller: Hardware | None,
     kernels: tuple[AttentionKernel, float, bool],
 ) -> Cluster:
-    """The fewest whole nodes with these GPUs; ``kernels`` are the attention kernel, the engine's
-    fraction of its rate, and whether GPUs use copy engines.
+    """The cluster with the fewest whole nodes that have these GPUs; ``kernels`` are the attention
+    kernel, the engine's fraction of its rate, and whether GPUs use copy engines.
     """
     if of_caller is not None and of_caller.name == gpus.hardware:
         hardware = of_caller
@@ -452,8 +458,8 @@ def _cluster(
 
 
 def _of_smaller_nodes(hardware: Hardware, gpus_per_node: int) -> float | None:
-    """GB/s between nodes that have fewer GPUs than the hardware's default, and proportionally fewer
-    network adapters; None for default nodes, in a rack, or where GPUs share adapters.
+    """The network bandwidth in GB/s of nodes with fewer GPUs than usual for the hardware, and so
+    with fewer network adapters. None for usual nodes, inside a rack, or if GPUs share adapters.
 
     A network slower than one adapter is a cloud machine's, which nodes with fewer GPUs are not.
     """
@@ -469,7 +475,7 @@ def _of_smaller_nodes(hardware: Hardware, gpus_per_node: int) -> float | None:
 
 
 def _with_products(hardware: Hardware, share: float) -> Hardware:
-    """Hardware whose 16-bit GEMMs sustain a given share of their rate."""
+    """The hardware with 16-bit GEMMs that sustain a given share of their rate."""
     compute = hardware.compute
     if share == 1 or compute is None:
         return hardware

@@ -1,4 +1,6 @@
-"""A row of a table of measured runs as typed columns: its texts are already interpreted."""
+"""A row of a table of measured runs as typed columns, in which its free texts are already
+interpreted.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,9 +12,9 @@ from mistlab.engines.adapters import Base, Loss, States
 from mistlab.engines.engine import Optimizer
 from mistlab.plan.workload import AdapterTargets
 
-# Kinds of recomputation: all blocks, half, some, or those with experts; per block every second
-# product, or the attention core; only cheap operators; "selective" as torchtitan or Megatron define
-# it; a recipe's; unknown; or empty.
+# The kinds of recomputation: of all blocks, half, some, or those with experts; of every second GEMM
+# in a block, or of the attention core; of cheap operators only; "selective" as torchtitan or
+# Megatron define it; that of a recipe; unknown; or empty.
 Recomputed = Literal[
     "none",
     "full",
@@ -28,15 +30,15 @@ Recomputed = Literal[
     "",
 ]
 Lengths = Literal["exact", "other", ""]
-# The pipeline stage whose memory peak was measured; "node" is the fullest of the first node,
+# The pipeline stage whose memory peak was measured; "node" is the fullest stage of the first node,
 # "fullest" that of all nodes.
 PeakOf = Literal["first", "last", "node", "fullest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputation:
-    """Recomputation of a run: kind, number of blocks of each part, the row's own words, and the
-    parts of a block that are ``redone`` besides.
+    """The recomputation of a run: its kind, the number of blocks recomputed in each part, what the
+    row says in its own words, and the parts of a block that are ``redone`` in addition.
     """
 
     way: Recomputed = ""
@@ -47,8 +49,8 @@ class Recomputation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """A row of a table: its text ``cells``, and the typed columns that dialect rules derive;
-    defaults mean that the row does not give the value.
+    """A row of a table: its text ``cells``, and the typed columns that rules derive from them. A
+    column has its default if the row does not state the value.
 
     Numbers and flags are read from cells when asked for. ``text`` is for messages, and for whether
     a cell says anything.
@@ -56,8 +58,8 @@ class RunRow:
 
     cells: Mapping[str, str]
 
-    # The software that ran, and the engine that predicts it; ``sharded_engine`` predicts runs with
-    # sharded weights where the software has no engine of its own.
+    # The software that ran, and the engine that predicts it. If the software has no engine of its
+    # own, ``sharded_engine`` predicts its runs with sharded weights.
     software: str = "other"
     engine: str = ""
     sharded_engine: str = "fsdp"
@@ -65,63 +67,70 @@ class RunRow:
     year: int = 0
     month: int = 0
 
-    # The variant of FSDP's engine; the variants of other engines, and the one for runs before a
-    # date.
+    # The variant of FSDP's engine. Next: a variant for runs before a date, and flags that select
+    # variants of other engines.
     variant: str = "fsdp"
     variant_before: tuple[str, str] = ("", "")
     rowwise: bool = False
     whole_logits: bool = False
     fused_loss: bool = False
-    # Whether DeepSpeed's pipeline engine runs a model.
+    # Whether DeepSpeed's pipeline engine runs the model.
     by_pipeline_engine: bool = False
     adapters: bool = False
     targets: AdapterTargets = "all"
-    # Whether adapters have dropout; and whether query, key and value projections are one GEMM.
+    # Whether the inputs of adapters pass a dropout. Next: whether the query, key and value
+    # projections are one GEMM.
     drops_adapter_inputs: bool = False
     fused_queries: bool = False
-    # Whether experts stay in 16 bits although the base model has fewer bits; and the parameters of
-    # frozen embedding tables that the model's shape does not have, such as one for each block.
+    # Whether experts stay in 16 bits although the base model is stored in fewer bits. Next: the
+    # parameters of frozen embedding tables that are not part of the model's shape, such as one per
+    # block.
     wide_experts: bool = False
     further_tables: int = 0
-    # Whether the model returns its blocks' keys and values, as for generation.
+    # Whether the model also returns the keys and values of its blocks, as it does for generating
+    # text.
     returns_keys: bool = False
-    # Whether frozen weights are sharded in 32 bits, of which 16 are gathered.
+    # Whether frozen weights are sharded in 32 bits and gathered in 16 bits.
     wide_shards: bool = False
-    # Whether a loss outside of the sharded model gathers the head's weights for itself.
+    # Whether the head's weights are gathered once more for a loss that is computed outside of the
+    # sharded model.
     gathers_head: bool = False
     base: Base = "16bit"
     moments: Optimizer = "adamw"
     moments_of_4_bits: bool = False
     loss: Loss = "whole"
     states: States = "mixed"
-    # Token dispatcher of experts: "flex" (overlapped), "alltoall", or "" if not given.
+    # How tokens are sent to experts: "flex" (overlapped), "alltoall", or "" if the row does not
+    # say.
     dispatcher: str = ""
-    # Part of an iteration captured as a CUDA graph: "whole", "some" or "". Recipes for racks
-    # capture the whole one from some release on; without a graph, hosts of these GPUs are late.
+    # How much of an iteration is captured as a CUDA graph: "whole", "some" or "" for nothing.
+    # Recipes for racks capture all of it from some release on; without a graph, hosts of these GPUs
+    # issue kernels too late.
     graph: str = ""
     recipe: bool = False
     whole_graphs_from: tuple[int, int] = (0, 0)
     eager_on: tuple[str, ...] = ()
     drops_tokens: bool = False
-    # TFLOP/s of matrix products of one machine by GPU, beside those of the hardware file.
+    # The measured TFLOP/s of GEMMs on one machine by GPU, with those of the hardware file.
     products_tflops_on: Mapping[str, tuple[float, float]] | None = None
 
-    # The order of the pipeline's passes, as the engine's name or the notes give it.
+    # The pipeline schedule that the engine's name gives. Next: the one that the notes give.
     order: str = ""
     noted_order: str = ""
     overlaps: bool = True
-    # The blocks on a pipeline's first and last stage; and the sequences of a rank in each fill of
-    # the pipeline.
+    # The numbers of blocks on the first stage and, next, on the last. ``local_batch``: the
+    # sequences of a rank with which the pipeline is filled once.
     first_blocks: int | None = None
     last_blocks: int | None = None
     short_ends: bool = False
-    # Layers per stage, such as 7+9+9+9, counting embedding and head.
+    # The numbers of layers of the stages, such as 7+9+9+9, with embedding and head counted as
+    # layers.
     stage_layers: str = ""
     local_batch: int | None = None
     data_ranks: int | None = None
 
-    # The sharding of states: ZeRO level, its implementation, and the number of replicas, shards or
-    # nodes.
+    # How states are sharded: the ZeRO level, the implementation (next two), and the numbers of
+    # replicas and of shards.
     zero_level: int | None = None
     by_fsdp: bool = False
     by_megatron_fsdp: bool = False
@@ -129,8 +138,8 @@ class RunRow:
     shards: int | None = None
     shards_in_node: bool = False
 
-    # Whether states are on the host, gradients are freed during the backward pass, and the
-    # optimizer step is fused into the backward pass.
+    # Which states are on the host. Further fields: whether gradients are freed after each step, and
+    # whether the optimizer steps during the backward pass.
     weights_on_host: bool = False
     gradients_on_host: bool = False
     optimizer_on_host: bool = False
@@ -139,17 +148,17 @@ class RunRow:
     late_gradients: bool = False
     steps_in_backward: bool = False
     pages_optimizer: bool = False
-    # Whether each GPU loads the whole weights; and whether gradients are whole until the last
+    # Whether each GPU loads all weights. Next: whether gradients are kept unsharded until the last
     # micro-batch.
     loads_whole: bool = False
     whole_gradients: bool = False
-    # How sequence lengths are known, in tables that say so: exactly, or otherwise.
+    # Whether the sequence lengths of the row are exact, in tables that say so.
     lengths: Lengths = ""
-    # The longest sample of the data set, if it is a common one and a row gives only the length at
-    # which samples are truncated.
+    # The tokens of the longest sample in the data set, if the data set is well known and the row
+    # only states at which length samples are cut.
     longest_sample: int | None = None
-    # The values in a software's example files, used where a row gives none: tokens of a sequence,
-    # sequences of a micro-batch, rank of adapters; and whether a step's batch may be several
+    # Values in the example files of a software, used if a row states none: tokens of a sequence,
+    # sequences of a micro-batch, rank of adapters. Next: whether the batch of a step may be several
     # micro-batches.
     usual_length: int | None = None
     usual_micro_batch: int | None = None
@@ -160,8 +169,8 @@ class RunRow:
     offload: bool | None = None
     states_stay: bool = False
     offload_text: str = ""
-    # Settings of llmq on what a block keeps for its backward pass, and which of these tensors a run
-    # does not keep.
+    # Whether settings of llmq say what a block keeps for its backward pass. The next flags name
+    # tensors that are recomputed or offloaded instead.
     keeps_by_settings: bool = False
     redoes_norms: bool = False
     redoes_queries: bool = False
@@ -174,20 +183,21 @@ class RunRow:
     recompute: Recomputed = ""
     recomputed_blocks: int = 0
     recompute_text: str = ""
-    # The recomputation that a software's recipes use for models with more than this number of
-    # parameters.
+    # The recomputation that a software's recipes use for models with more parameters than the next
+    # field says.
     recipe_recompute: Recomputed = ""
     recipe_recompute_above: float = 0.0
 
-    # The model: its name in lower case; a hybrid model of the catalogue, or the sizes of a similar
-    # one, with a note; a model built alike; and its family, by a word or the suffix of the name.
+    # The name of the model in lower case. The next fields describe a model that is not known by
+    # name: a hybrid model of the catalogue, a similar model's sizes with a note, and a similarly
+    # built model.
     model: str = ""
     hybrid: str = ""
     near_model: Mapping[str, Any] | None = None
     near_note: str = ""
     alike: str = ""
-    # The billions of parameters, where the name gives nothing else; and whether each token uses
-    # only some of them.
+    # The billions of parameters, for models of which only the size is known. Later: whether each
+    # token uses only some of the parameters.
     billions: float | None = None
     millions: float | None = None
     has_experts: bool = False
@@ -204,29 +214,31 @@ class RunRow:
     shared_ffn: int | None = None
     dense_blocks: int | None = None
     attention: str = ""
-    # Whether the notes list all arguments of Megatron that differ from its defaults; the dropout of
-    # its models and of others; and how an engine's examples train a model.
+    # Whether the notes list all arguments of Megatron that differ from its defaults. Next: the
+    # dropout of its models and of others, and how the examples of an engine train a model.
     arguments: bool = False
     dropout: float | None = None
     noted_dropout: float | None = None
     usual_tied: bool | None = None
-    # Whether embedding and head are tied as in the released model, for further training.
+    # Whether embedding and head share weights as in the released model, for training that continues
+    # from it.
     tied_as_released: bool = False
     usual_vocab: int | None = None
 
-    # The network rate in Gbit/s: of a node, of one of its links, or per GPU.
+    # The network bandwidth in Gbit/s: of a node; in the next fields of one of its links, and per
+    # GPU.
     node_gbits: float | None = None
     gpu_gbits: float | None = None
     node_links: float = 1.0
 
-    # The attention kernel that the row names.
+    # The attention kernel that the row names; empty if it names none.
     attention_kernel: AttentionKernel = ""
-    # Whether experts run as one batched GEMM, where each expert is padded to the tokens of the
+    # Whether all experts run as one batched GEMM, in which each is padded to the tokens of the
     # busiest one.
     pads_experts: bool = False
 
-    # The outcome: whether the run failed, whether it is a benchmark, and the stage whose memory
-    # peak was measured.
+    # Whether the run failed. Next: whether it is a benchmark, and the stage whose memory peak was
+    # measured.
     failed: bool = False
     doubted: bool = False
     benchmark: bool = True
@@ -234,7 +246,7 @@ class RunRow:
     reserved: bool = False
     of_driver: bool = False
     rounded_up: bool = False
-    # Whether memory is assigned before a run, as XLA does, and no allocator caches any.
+    # Whether all memory is assigned before the run, as XLA does, so that no allocator caches any.
     plans_buffers: bool = False
 
     def count(self, column: str) -> int | None:
@@ -246,5 +258,5 @@ class RunRow:
         return flag_of(self.cells, column)
 
     def text(self, column: str) -> str:
-        """The text of a column, as messages quote it."""
+        """The text of a column as messages quote it."""
         return text_of(self.cells, column)

@@ -1,5 +1,5 @@
-"""How far measured runs are from predictions, by kind of run; and answers to rows with bounds made
-from it.
+"""Measures how far predictions of measured runs are off, by kind of run; and gives the predictions
+of rows bounds made from that.
 """
 
 import math
@@ -32,13 +32,13 @@ from mistlab.cost.memory import room_bytes, room_of_plan
 from mistlab.engines.engine import ENGINES
 from mistlab.job.prediction import Prediction
 
-# How far measured runs are from predictions, by kind of run and by source.
+# Measures how far predictions of measured runs are off, by kind of run and by source.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """How far a measured run's time is outside the predicted range, as a share of the distance to
-    the time at peak rate; negative for a faster run.
+    """How far the measured time of a run is outside its predicted range, as a share of the distance
+    to the time at peak rate; negative if the run is faster.
     """
 
     kind: RunKind
@@ -50,8 +50,8 @@ class Miss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """The shortest and the longest predicted time of a run; the longest is on the slowest known
-    cluster. ``way`` is the unit of their uncertainty (``RunKind.way``).
+    """The shortest and the longest predicted time of a run; the longest is that on the slowest
+    known cluster. ``way`` is the unit in which their uncertainty is measured (``RunKind.way``).
     """
 
     least_s: float
@@ -60,9 +60,7 @@ class Range:
 
     @classmethod
     def of(cls, prediction: Prediction, above: float, way: float) -> Self:
-        """A range of predicted times from the predicted time to ``above`` times the longest
-        time.
-        """
+        """The range from a predicted time to ``above`` times the longest time."""
         least_s = prediction.iteration_s
         longest_s = max(least_s, prediction.iteration_s_high / above)
         return cls(least_s=least_s, longest_s=longest_s, way=way)
@@ -75,29 +73,29 @@ class Range:
         return math.log(measured_s / nearest_s) / math.sqrt(self.way)
 
     def bounds_s(self, spread: Spread) -> tuple[float, float]:
-        """The bounds of a time: the range, widened by how far runs of its kind are from
-        predictions.
+        """The lower and upper bound of a time: the range, widened by how far predictions of such
+        runs are off.
         """
         below, above = spread.around(self.way)
         return self.least_s * below, self.longest_s * above
 
     def bounded(self, prediction: Prediction, spread: Spread) -> Prediction:
-        """A prediction with bounds: its range, widened by how far runs of its kind are from
-        predictions.
+        """A prediction with bounds: its range of times, widened by how far predictions of such runs
+        are off.
         """
         low_s, high_s = self.bounds_s(spread)
         return replace(prediction, iteration_s_low=low_s, iteration_s_high=high_s)
 
 
 def sureness_of(misses: Sequence[Miss], source: str = "") -> Sureness:
-    """How far measured runs are from predictions, by kind of run."""
+    """How far predictions are off, by kind of run, as measured on these runs."""
     spreads = _spreads(misses, np.full(len(misses), -1))
     return Sureness(source=source, kinds=_kinds(misses, spreads, 0))
 
 
 def left_out(misses: Sequence[Miss], groups: Sequence[str]) -> Iterator[Spread | None]:
-    """For each run, how far runs of other groups are from predictions; None where there are
-    none.
+    """For each run, how far predictions are off in the other groups of runs; None if there are no
+    others.
     """
     names, folds = np.unique(groups, return_inverse=True)
     if len(names) < 2:
@@ -126,7 +124,7 @@ def _spreads(misses: Sequence[Miss], folds: Ints) -> Mapping[str, SourceSpreads]
 def _kinds(
     misses: Sequence[Miss], spreads: Mapping[str, SourceSpreads], fold: int
 ) -> tuple[KnownKind, ...]:
-    """The kinds of runs, with how far their runs are from predictions, in one fold of a
+    """The kinds of runs, each with how far predictions of its runs are off, in one fold of a
     cross-validation.
     """
     together: dict[str, list[Miss]] = defaultdict(list)
@@ -149,7 +147,8 @@ def _kinds(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A measured figure compared with its bounds: whether it is inside, and its interval score.
+    """A measured figure compared with its bounds: whether it lies inside them, and its interval
+    score.
 
     ``score`` is the interval score of the logarithms of times (Gneiting and Raftery, 2007): the
     width, and by how far the measurement lies outside, counted 20 times for bounds of 90 %. Bounds
@@ -170,21 +169,24 @@ class Held:
         return cls(width=width, is_inside=outside == 1, score=score)
 
 
-# Answer to a row of a table of runs: predicted time and memory, or why there is none.
+# Answers a row of a table of runs: with its predicted time and memory, or the reason why there is
+# none.
 
 
-# From this multiple of the prediction on, a note gives the time on the slowest known cluster; set
-# by hand (docs/reference/measured-runs.md).
+# If the time on the slowest known cluster is at least this multiple of the prediction, a note
+# states it; the number is a choice (docs/reference/measured-runs.md).
 MUCH_SLOWER = 1.1
-# Share of a GPU's memory (70 of 80 GB) above which all measured runs were slow.
+# All measured runs that used more than this share of a GPU's memory (70 of 80 GB) were slow.
 NEARLY_FULL = 70 / 79.1
-# Fraction of the host link's rate that copies to pageable memory reach; set by hand.
+# The fraction of the host link's rate that copies to pageable memory reach; an estimate.
 PAGEABLE = 7 / 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """The values on which the bounds of a run's time depend: its kind, its GPUs, and its range."""
+    """What the bounds of a run's time depend on: the kind of run, its GPUs, and the range of its
+    predicted times.
+    """
 
     kind: RunKind
     gpus: int
@@ -193,7 +195,7 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAnswer:
-    """The answer to a row of a table; ``refused`` is the reason where there is no prediction.
+    """The answer to a row of a table; if there is no prediction, ``refused`` says why.
 
     ``doubt`` has the grounds of its bounds, ``sequences`` are those of the step that was predicted,
     ``buffers_bytes`` what communicators take on a GPU of each stage beside torch's memory, ``peak``
@@ -212,8 +214,8 @@ class RunAnswer:
     least_s: float = 0.0
 
     def place_of(self, peak_of: PeakOf) -> int:
-        """The stage whose memory was measured: the first, the last, or else the fullest, either of
-        the first node or of all.
+        """The stage whose memory was measured: the first, the last, the fullest of the first node,
+        or the fullest of all.
         """
         assert self.prediction is not None
         stages = self.prediction.stages
@@ -225,7 +227,7 @@ class RunAnswer:
         return max(range(seen), key=lambda place: stages[place].peak_allocated_bytes)
 
     def mapping(self, peak_of: PeakOf) -> Mapping[str, Any]:
-        """The answer as plain values; memory is that of a GPU of a stage."""
+        """The answer as plain values; memory is that of one GPU of the stage that was measured."""
         if self.prediction is None or self.peak is None:
             return {"refused": self.refused}
         prediction = self.prediction
@@ -245,12 +247,12 @@ class RunAnswer:
         }
 
 
-# The classes of memory that are states, not activations.
+# The parts of memory that are model states rather than activations.
 STATES = ("weights", "gradients", "optimizer")
 
 
 def answered(prediction: Prediction, run_job: RunJob) -> RunAnswer:
-    """The answer made from a run's prediction, with a note if it nearly fills a GPU."""
+    """The answer for a run from its prediction, with a note if the run nearly fills a GPU."""
     workload, cluster, engine = run_job.job.workload, run_job.job.cluster, run_job.job.plan.engine
     notes, more = run_job.notes, list[str]()
     if not run_job.elsewhere.is_plain:
@@ -274,7 +276,7 @@ def answered(prediction: Prediction, run_job: RunJob) -> RunAnswer:
     if run_job.saves_unsaid and not prediction.fits and _has_room(run_job, prediction):
         prediction = _capped(prediction, int(room_bytes(cluster)))
         more.append("recompute is empty, and memory is short: all of it assumed full")
-    # Runs are measured on their first stage, which holds the most micro-batches.
+    # Memory is measured on the first stage by default, which holds the most micro-batches.
     fullest = prediction.stages[0].peak_allocated_bytes
     if fullest > NEARLY_FULL * cluster.memory_bytes:
         factor = ENGINES[engine].crowded_factor
@@ -289,7 +291,7 @@ def answered(prediction: Prediction, run_job: RunJob) -> RunAnswer:
     if run_job.unrunnable:
         prediction = replace(prediction, fits=False)
         more.append(run_job.unrunnable)
-    # The bounds are those of the run's kind, not those of a plan.
+    # The bounds are those for the kind of the measured run, not those for its plan.
     bounds = replace(bounds, kind=run_job.kind)
     return RunAnswer(
         prediction=around.bounded(prediction, bounds.spread(gpus)),
@@ -304,13 +306,14 @@ def answered(prediction: Prediction, run_job: RunJob) -> RunAnswer:
 
 
 def nearly_fills(prediction: Prediction, run_job: RunJob) -> bool:
-    """Whether a run's predicted memory nearly fills a GPU, or more than fills it."""
+    """Whether the predicted memory of a run nearly fills a GPU, or exceeds it."""
     peak = max(stage.peak_allocated_bytes for stage in prediction.stages)
     return not prediction.fits or peak > NEARLY_FULL * run_job.job.cluster.memory_bytes
 
 
 def is_far_too_full(prediction: Prediction, run_job: RunJob) -> bool:
-    """Whether a run with weights sharded as by FSDP would need more than twice its memory.
+    """Whether a run that shards its weights as FSDP does would need more than twice the memory that
+    it has.
 
     What recomputes a part of a block's products saves less, so all of each block must be
     recomputed. Other systems have more ways, such as activations in host memory.
@@ -319,20 +322,22 @@ def is_far_too_full(prediction: Prediction, run_job: RunJob) -> bool:
     return is_sharded and prediction.peak_reserved_bytes > 2 * room_bytes(run_job.job.cluster)
 
 
-# The share of a step's GEMM operations that forward passes have: a third, or half where weight
-# gradients are those of adapters alone.
+# Which share of the GEMM operations of a step forward passes have: a third, or half if weight
+# gradients are those of adapters only.
 FORWARD_SHARE = {"all": 1 / 3, "adapters": 1 / 2}
 
 
 def _products_s(run_job: RunJob, prediction: Prediction) -> float:
-    """The seconds of a step's GEMMs at the GPUs' peak rate, including those that are recomputed."""
+    """The seconds that all GEMMs of a step take at the GPUs' peak rate, including those that are
+    recomputed.
+    """
     forward = FORWARD_SHARE[run_job.job.workload.train]
     return prediction.mfu * prediction.iteration_s * (1 + run_job.recomputed_share * forward)
 
 
 def _has_room(run_job: RunJob, prediction: Prediction) -> bool:
-    """Whether each stage's GPUs have room for the states that a run says they hold, which no
-    recomputation makes smaller.
+    """Whether the GPUs of each stage have room for the states that the row says they hold, which
+    recomputation cannot reduce.
     """
     rooms: list[float] = room_of_plan(run_job.job.cluster, run_job.job.plan).tolist()
     held = [sum(getattr(one.memory, name) for name in STATES) for one in prediction.stages]
@@ -350,8 +355,8 @@ def _repeated(prediction: Prediction, times: int) -> Prediction:
 
 
 def _capped(prediction: Prediction, room: int) -> Prediction:
-    """A prediction whose memory is limited to a full GPU, for a run that saved memory in unknown
-    ways.
+    """A prediction whose memory is limited to that of a GPU, for a run that saved memory in ways
+    that are not known.
     """
     stages = (
         replace(
@@ -365,7 +370,9 @@ def _capped(prediction: Prediction, room: int) -> Prediction:
 
 
 def slowed(prediction: Prediction, around: Range, factor: float) -> tuple[Prediction, Range]:
-    """A prediction with its time multiplied by a factor; the shortest time of its range stays."""
+    """A prediction with its time multiplied by a factor; the shortest time of its range stays the
+    same.
+    """
     longer = replace(
         prediction,
         iteration_s=prediction.iteration_s * factor,

@@ -1,4 +1,4 @@
-"""Tables of measured runs: their columns, and their cells as numbers and texts."""
+"""Tables of measured runs: their columns, and how cells are read as numbers and texts."""
 
 import csv
 import math
@@ -8,18 +8,18 @@ from pathlib import Path
 
 from mistlab.core.values import FieldError, refuse, reject, shown
 
-# Parses cells of tables of runs: whole numbers, numbers, texts, or nothing.
+# Reads the cells of tables of runs: as whole numbers, numbers, texts, or nothing.
 
 
-# Texts that mean an empty cell.
+# Texts that mean that a cell is empty.
 NOTHING = frozenset(
     ("", "nan", "n/a", "na", "null", "-", "?", "unknown", "not stated", "not published")
 )
 
-# Columns in which 0 means that a model or plan does not have the feature.
+# Columns in which 0 means that the model or the plan does not have the feature.
 NONE_AT_ZERO = frozenset(("experts", "topk", "ep", "etp", "vpp", "cp"))
 
-# The largest accepted size; products of a few such numbers are still finite.
+# The largest size that is accepted; products of a few such numbers are still finite.
 MOST = 1e9
 
 
@@ -29,7 +29,7 @@ def is_empty(text: str | None) -> bool:
 
 
 def text_of(row: Mapping[str, str], column: str) -> str:
-    """The text of a cell; empty if the cell is, or if the table lacks the column."""
+    """The text of a cell; empty if the cell is empty, or if the table does not have the column."""
     cell = row.get(column)
     return "" if cell is None or is_empty(cell) else cell.strip()
 
@@ -84,12 +84,12 @@ def flag_of(row: Mapping[str, str], column: str) -> bool | None:
     raise FieldError(column, f"{shown(text)} is neither yes nor no: give 1 or 0")
 
 
-# Reads tables of measured runs: CSV files with a run per row (docs/reference/measured-runs.md).
+# Reads tables of measured runs: CSV files with one run per row (docs/reference/measured-runs.md).
 
 
-# Columns that every row needs.
+# The columns in which every row must have a value.
 NEEDED = ("sequence_length",)
-# A table without any of these columns is not a table of runs.
+# A table that has none of these columns is not a table of runs.
 TOLD_BY = (*NEEDED, "model", "layers", "hidden", "heads")
 
 
@@ -112,7 +112,7 @@ class TableRow:
 def rows_of_table(
     path: Path, needed: Sequence[str] = NEEDED, told_by: Sequence[str] = TOLD_BY
 ) -> Iterator[TableRow]:
-    """The rows of a table in order; rows and lines are counted from 1.
+    """The rows of a table in order; rows and lines are numbered from 1.
 
     Commas part the cells; semicolons or tabs, if the header has no comma. A row that cannot be read
     comes with its problem. A file that cannot be read as a table is refused.
@@ -153,7 +153,7 @@ def _rows(
 
 
 def _header(path: Path, cells: Sequence[str], told_by: Sequence[str]) -> list[str]:
-    """The column names of a table; refuses a table that is not one of runs."""
+    """The names of a table's columns; refuses a table that is not a table of runs."""
     header = [name.strip().casefold() for name in cells]
     twice = sorted({name for name in header if name and header.count(name) > 1})
     problem = ""
@@ -186,5 +186,5 @@ def _problem(cells: Sequence[str], columns: int, missing: Sequence[str]) -> str:
 
 
 def _is_text(cell: str) -> bool:
-    """Whether a cell was decoded as text; undecodable bytes are lone surrogates."""
+    """Whether a cell could be decoded as text; bytes that could not are lone surrogates."""
     return cell.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in cell)

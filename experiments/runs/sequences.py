@@ -1,5 +1,5 @@
-"""The sequences in a micro-batch of a measured run, and the assumptions made where its row does not
-give them.
+"""The number of sequences in a micro-batch of a measured run, and the assumptions made if its row
+does not state it.
 """
 
 from experiments.runs.run_row import RunRow
@@ -10,8 +10,8 @@ AS_USUAL = "assumed, as examples have it"
 
 
 def sequences_of(row: RunRow, given: int | None, ranks: int, notes: list[str]) -> int:
-    """The sequences per micro-batch: those ``given``, or the number in the software's example files
-    for so many ranks.
+    """The number of sequences in a micro-batch: the one that is ``given``, otherwise the one in the
+    software's example files for this many ranks.
     """
     if given is not None:
         return given
@@ -23,8 +23,8 @@ def sequences_of(row: RunRow, given: int | None, ranks: int, notes: list[str]) -
 
 
 def _undivided(row: RunRow, ranks: int) -> int | None:
-    """The sequences of a rank in a step, for software that makes them one micro-batch by
-    default.
+    """All sequences of a rank in a step, for software that by default makes them one
+    micro-batch.
     """
     batch = row.count("global_batch")
     if row.accumulates or batch is None or row.count("grad_accumulation") is not None:
@@ -33,7 +33,7 @@ def _undivided(row: RunRow, ranks: int) -> int | None:
 
 
 def tokens_of(row: RunRow, context: int, notes: list[str]) -> int:
-    """The tokens of a sequence on each context-parallel rank."""
+    """The tokens of a sequence that each context-parallel rank has."""
     length, longest = row.count("sequence_length"), row.longest_sample
     if length is None and row.usual_length is not None:
         length = row.usual_length

@@ -1,4 +1,6 @@
-"""The shape of a measured run's model, from a row's columns or from the catalogue."""
+"""The shape (family and sizes) of a measured run's model, from the columns of its row or from the
+catalogue.
+"""
 
 import math
 from collections.abc import Mapping
@@ -11,10 +13,11 @@ from mistlab import catalog
 from mistlab.core.values import did_you_mean, refuse, to_mapping
 from mistlab.plan.workload import Experts, ModelSpec
 
-# GPT-2's vocabulary size, which Megatron-LM's tests pad to a multiple.
+# GPT-2's vocabulary size, which Megatron-LM's tests round up to a multiple.
 TOKENS = 50_257
 MULTIPLE = 128
-# Letters of hybrid models' patterns: blocks with experts, and blocks with state-space mixers.
+# Letters in the block patterns of hybrid models: for blocks with experts, and for blocks with
+# state-space mixers.
 EXPERTS, SCANS = frozenset("E"), frozenset("MG")
 VOCAB = {"gpt": 50304, "falcon": 65024, "llama": 128256}
 NAMES = {
@@ -26,8 +29,8 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The shape of a model: family, sizes, and the ``parts`` that a plain transformer does not
-    have.
+    """The shape of a model: its family, its sizes, and the ``parts`` that a plain transformer does
+    not have.
     """
 
     family: str
@@ -59,7 +62,7 @@ class Shape:
 
 
 def shape_of(row: RunRow) -> tuple[Shape, list[str]]:
-    """The shape of a row's model, and the assumptions made."""
+    """The shape of a row's model, and the assumptions made about it."""
     notes = list[str]()
     known, note = named_model(row)
     given = {size: row.count(size) for size in (*NAMES, "kv_heads", "ffn", "vocab")}
@@ -105,14 +108,14 @@ def shape_of(row: RunRow) -> tuple[Shape, list[str]]:
 
 
 def named_model(row: RunRow) -> tuple[ModelSpec | None, str]:
-    """The model that a row names, and a note; None if the name is unknown."""
+    """The model that a row names, and a note; None if the name is not known."""
     if row.near_model is not None:
         return ModelSpec.from_mapping(row.near_model), row.near_note
     if row.model in catalog.model_names():
         return catalog.model(row.model), ""
     if row.hybrid:
         return catalog.model(row.hybrid), ""
-    # Tables of fine-tuning name released models, whose shapes rows need not repeat.
+    # Tables about fine-tuning name released models, so their rows need not state the sizes.
     billions = row.billions or (row.millions or 0.0) / 1e3
     if not billions or any(row.count(size) for size in NAMES):
         return None, ""
@@ -120,7 +123,7 @@ def named_model(row: RunRow) -> tuple[ModelSpec | None, str]:
 
 
 def _unknown(row: RunRow) -> str:
-    """The message for a model that is not in the catalogue, with similar names."""
+    """A message that the model of a row is not in the catalogue, with names similar to it."""
     if not row.model:
         return "no model is named"
     near = did_you_mean(row.model, catalog.model_names())
@@ -129,8 +132,8 @@ def _unknown(row: RunRow) -> str:
 
 
 def replicated(shape: Shape, ranks: int) -> tuple[Shape, str]:
-    """A shape with key and value heads replicated up to the tensor-parallel degree, as in Megatron,
-    and a note where this applies.
+    """The shape in which key and value heads are replicated until there are as many as
+    tensor-parallel ranks, as Megatron does it; and a note if they are.
     """
     few = shape.kv_heads
     if ranks <= few or ranks % few or shape.heads % ranks:
@@ -140,8 +143,8 @@ def replicated(shape: Shape, ranks: int) -> tuple[Shape, str]:
 
 
 def _with_experts(row: RunRow, known: ModelSpec, given: dict[str, int | None]) -> RunRow:
-    """A row with its model's experts added if it gives none; ``ffn`` becomes the width of one
-    expert, as in rows that give experts.
+    """The row with the experts of its model, if it does not state any; ``ffn`` is then the width of
+    one expert, as in rows that state experts.
     """
     experts = known.experts
     if experts is None or row.text("experts"):
@@ -153,13 +156,13 @@ def _with_experts(row: RunRow, known: ModelSpec, given: dict[str, int | None]) -
 
 
 def _is_traced_as_llama(parts: Mapping[str, Any]) -> bool:
-    """Whether a model has features for which only Llama-like blocks can be traced."""
+    """Whether a model has features for which only blocks of the Llama kind can be traced."""
     experts = parts.get("experts")
     return bool(parts.get("latent")) or (experts is not None and experts.shared_ffn > 0)
 
 
 def _gated(parts: Mapping[str, Any], sizes: Mapping[str, int], notes: list[str]) -> dict[str, Any]:
-    """Two thirds of the width of a feed-forward network, for a gated one with equally many
+    """Two thirds of the width of a feed-forward network: a gated network of that width has as many
     parameters and activations.
     """
     notes.append("blocks like Llama's taken: gated networks of two thirds the width")
@@ -186,7 +189,7 @@ def _plain(part: Any) -> Any:
 
 
 def _whole(known: ModelSpec, given: Mapping[str, int | None], notes: list[str]) -> Shape:
-    """The shape of a hybrid model of the catalogue, or of a similar one with a row's sizes."""
+    """The shape of a hybrid model of the catalogue, or of a similar one with the sizes of a row."""
     model = hybrid_of_sizes(known, given) if known.pattern else known
     if name := model.name or known.name:
         notes.append(f"blocks are those of {name}")
@@ -196,8 +199,8 @@ def _whole(known: ModelSpec, given: Mapping[str, int | None], notes: list[str]) 
 def _by_pattern(
     base: ModelSpec, pattern: str, row: RunRow, given: Mapping[str, int | None], notes: list[str]
 ) -> Shape:
-    """The shape of a model whose blocks follow a pattern of letters; each kind of block is that of
-    a hybrid model.
+    """The shape of a model whose blocks follow a pattern of letters; each letter stands for a kind
+    of block of a hybrid model.
     """
     model = hybrid_of_sizes(base, given)
     experts = None
@@ -224,7 +227,7 @@ def _shape_of_model(model: ModelSpec) -> Shape:
     return Shape(family=model.family, tied_embeddings=model.tied_embeddings, parts=parts, **sizes)
 
 
-# Fields of a hybrid model that its shape copies.
+# The fields of a hybrid model that its shape copies.
 _PARTS_OF_WHOLE = (
     *("head_dim", "rotary_fraction", "qk_norm", "attention_gate", "latent"),
     *("experts", "state_space", "pattern"),
@@ -232,7 +235,7 @@ _PARTS_OF_WHOLE = (
 
 
 def _vocab(row: RunRow, family: str, alike: ModelSpec | None, notes: list[str]) -> int:
-    """The padded vocabulary size of a row's model: its own, that of a similar model, that of
+    """The vocabulary size of a row's model after padding: its own, that of a similar model, that of
     Megatron's tests, or that of its family.
     """
     vocab = row.count("vocab")
@@ -251,8 +254,8 @@ def _vocab(row: RunRow, family: str, alike: ModelSpec | None, notes: list[str]) 
 
 
 def _has_tokens_of(alike: ModelSpec, row: RunRow) -> bool:
-    """Whether a functional test uses the vocabulary of the model that it resembles; a tiny model
-    does only if it pads to that model's own multiple.
+    """Whether a functional test uses the vocabulary of the model that it imitates; a tiny model
+    does only if it pads the vocabulary to that model's multiple.
     """
     multiple = row.vocab_multiple or MULTIPLE
     is_as_wide = alike.hidden == row.count("hidden")
@@ -260,7 +263,7 @@ def _has_tokens_of(alike: ModelSpec, row: RunRow) -> bool:
 
 
 def _dropped(row: RunRow, family: str, notes: list[str]) -> dict[str, Any]:
-    """The dropout fields of a model that is trained with dropout; empty otherwise."""
+    """The fields for dropout of a model that is trained with dropout; empty for other models."""
     if row.arguments:
         return {"dropout": row.dropout} if row.dropout else {}
     if family != "gpt" or row.noted_dropout is None:
@@ -272,7 +275,7 @@ def _dropped(row: RunRow, family: str, notes: list[str]) -> dict[str, Any]:
 def _family(row: RunRow, notes: list[str]) -> str:
     if row.family:
         return row.family
-    # A name such as CodeLlama or nanoGPT ends with the word of its family.
+    # A name such as CodeLlama or nanoGPT ends with the word for its family.
     name = row.text("model")
     if row.family_by_end:
         notes.append(f"model {name!r} is taken as a {row.end} by the end of its name")
@@ -282,7 +285,7 @@ def _family(row: RunRow, notes: list[str]) -> str:
 
 
 def _gated_width(ffn: int | None, hidden: int | None, row: RunRow) -> int | None:
-    """The width of a gated feed-forward network, from the row or the model.
+    """The width of a gated feed-forward network, from the row or from the model.
 
     Where it is four times the hidden size, as in other networks, it was not given: then Megatron
     takes two thirds of it.
@@ -293,15 +296,15 @@ def _gated_width(ffn: int | None, hidden: int | None, row: RunRow) -> int | None
 
 
 def two_thirds(ffn: int) -> int:
-    """Two thirds of a width, rounded to 64: a gated network of this width has as many
-    parameters.
+    """Two thirds of a width, rounded to a multiple of 64: a gated network of this width has about
+    as many parameters.
     """
     return 2 * ffn // 3 // 64 * 64
 
 
 def base_of_pattern(pattern: str) -> ModelSpec:
-    """The hybrid model of the catalogue whose blocks a pattern of letters has, for a model that is
-    not known by name.
+    """The hybrid model of the catalogue whose kinds of blocks occur in a pattern of letters, for a
+    model that is not known by name.
     """
     return catalog.model("nemotron-3-nano" if EXPERTS & {*pattern} else "nemotron-h-56b")
 
@@ -332,12 +335,13 @@ def hybrid_of_sizes(known: ModelSpec, sizes: Mapping[str, int | None]) -> ModelS
     return replace(known, name="", **given, state_space=wider_scan)
 
 
-# Fields of head sizes, rotated fraction and attention that a similar model passes on.
+# Fields that a row's model gets from a similar model: those on head sizes, rotary embedding and
+# attention.
 _STRUCTURE = ("qk_norm", "attention_gate", "sinks", "window", "latent", "biases")
 
 
 def _parts_of(row: RunRow, alike: ModelSpec | None, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The fields of the row's model that differ from a plain transformer's.
+    """The fields of a row's model in which it differs from a plain transformer.
 
     ``sizes`` are those of the row, whose ``ffn`` is the experts' if there are experts.
     """
@@ -352,8 +356,8 @@ def _parts_of(row: RunRow, alike: ModelSpec | None, sizes: Mapping[str, int]) ->
     if (row.count("experts") or 1) > 1:
         experts = None if alike is None else alike.experts
         parts["experts"] = _experts_of_row(row, experts, sizes)
-        # The row gives the width of an expert; dense blocks are wider by the similar model's
-        # published ratio.
+        # The row states the width of an expert; blocks without experts are wider, by the same ratio
+        # as in the similar model.
         wider = 1.0 if alike is None or experts is None else alike.ffn / experts.ffn
         parts["ffn"] = round(sizes["ffn"] * wider)
     of_alike = 0 if alike is None else alike.further_tokens
@@ -363,7 +367,8 @@ def _parts_of(row: RunRow, alike: ModelSpec | None, sizes: Mapping[str, int]) ->
 
 
 def busiest(experts: int, active: int) -> int:
-    """Effective number of experts per token where each is padded to the busiest one's tokens.
+    """By how many experts each token is effectively processed, if every expert is padded to the
+    tokens of the busiest one.
 
     Between even routing, of which this is ``active``, and all tokens at one expert, of which it is
     all ``experts``, it is the middle in logarithms: nothing is known of a row's routing.
@@ -372,8 +377,8 @@ def busiest(experts: int, active: int) -> int:
 
 
 def _experts_of_row(row: RunRow, like: Experts | None, sizes: Mapping[str, int]) -> Experts:
-    """The experts of a row's blocks; fields that it omits are taken from the similar model
-    ``like``.
+    """The experts in the blocks of a row's model; fields that the row omits are taken from the
+    similar model ``like``.
     """
     experts = row.count("experts") or (1 if like is None else like.count)
     active = row.count("topk")

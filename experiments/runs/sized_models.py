@@ -1,5 +1,5 @@
-"""Models that rows name by their size alone, such as ``dense 7B``, built from blocks of a catalogue
-model.
+"""Models that rows name only by their size, such as ``dense 7B``, built from the blocks of a model
+in the catalogue.
 """
 
 import math
@@ -9,7 +9,7 @@ from functools import cache
 from mistlab import catalog
 from mistlab.plan.workload import ModelSpec
 
-# Models of a usual current shape, from which blocks are taken.
+# Models with a shape that is common today, whose blocks are used.
 DENSE = (
     *("llama3.2-1b", "llama3.2-3b", "llama3-8b", "qwen2.5-14b", "qwen2.5-32b"),
     *("llama3-70b", "llama3-405b"),
@@ -18,7 +18,7 @@ OF_EXPERTS = ("moonlight-16b-a3b", "qwen3-30b-a3b", "glm-4.5-air", "qwen3-235b-a
 
 
 def model_of_size(billions: float, *, has_experts: bool) -> tuple[ModelSpec, str]:
-    """A model with about this number of parameters, and a note.
+    """A model with about this number of parameters, and a note on the blocks that it is made of.
 
     It has the blocks of the catalogue's model of the nearest size, as many as the parameters need.
     """
@@ -35,8 +35,8 @@ def model_of_size(billions: float, *, has_experts: bool) -> tuple[ModelSpec, str
 
 
 def parameters_of(model: ModelSpec) -> int:
-    """The number of weights in a model's GEMMs and embedding tables; norms and biases are not
-    counted.
+    """The number of weights in a model's GEMMs and embedding tables; normalisations and biases are
+    not counted.
 
     >>> round(parameters_of(catalog.model("llama3-8b")) / 1e9, 2)
     8.03

@@ -1,1 +1,1 @@
-"""Dialects of tables of measured runs: rules that turn free text into typed columns."""
+"""The dialects of tables of measured runs: rules that turn free text into columns with types."""

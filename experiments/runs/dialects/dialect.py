@@ -1,5 +1,5 @@
-"""Turns rows of tables of measured runs into typed columns, by the rules of the tables'
-dialects.
+"""Turns rows of tables of measured runs into typed columns, by rules that are listed for each
+source of tables (its dialect).
 """
 
 import re
@@ -13,28 +13,28 @@ from experiments.runs.run_row import RunRow
 from experiments.runs.runs_table import text_of
 from mistlab.core.files import parse_yaml
 
-# Tokens of a model name: a number with its unit (8b); a number, with one digit after _ as a decimal
-# (nemotron3_5); letters, except a v before a number (deepseekv3). So Qwen3.6-35B-A3B gives qwen,
-# 3.6, 35b, a, 3b, and qwen-35b is not Qwen 3.5.
+# Matches the parts of a model name: a number with its unit (8b); a number, in which _ before one
+# digit is a decimal point (nemotron3_5); letters, except a v before a number (deepseekv3). So
+# Qwen3.6-35B-A3B gives qwen, 3.6, 35b, a, 3b, and qwen-35b is not Qwen 3.5.
 _WORD = re.compile(
     r"[0-9]+(?:\.[0-9]+)?[bmt](?![a-z0-9])|[0-9]+(?:\.[0-9]+|_[0-9](?![a-z0-9]))?|[a-z]+?(?=v[0-9])|[a-z]+"
 )
-# Prefix of references to groups of the match: $1 is the first.
+# With this prefix, a value refers to a group of the pattern's match: $1 is the first group.
 GROUP = "$"
-# The file of rules that tables of all sources share.
+# The file with rules for tables of all sources; its rules are applied last.
 LAST = "common.yaml"
 
 
 @lru_cache(maxsize=4096)
 def words_of(name: str) -> tuple[str, ...]:
-    """The words of a name in lower case, where letters and digits are separate words."""
+    """The words of a name in lower case; letters and digits that touch become separate words."""
     return tuple(word.replace("_", ".") for word in _WORD.findall(name.casefold()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialectRule:
-    """A rule of a dialect: patterns of texts in columns of a table, and the typed columns that they
-    set.
+    """A rule of a dialect: patterns for the texts in some columns, and the typed columns that are
+    set if all of them match.
 
     It counts if each pattern of ``when`` is found in its column, in small letters, and if each
     column of ``named`` has the words, one after another.
@@ -45,7 +45,7 @@ class DialectRule:
     named: Mapping[str, tuple[str, ...]]
 
     def columns(self, texts: Mapping[str, str]) -> Mapping[str, Any]:
-        """The typed columns that the rule sets for a row's texts; none if the texts do not
+        """The typed columns that the rule sets for the texts of a row; none if the texts do not
         match.
         """
         if not all(_has(words_of(texts[name]), words) for name, words in self.named.items()):
@@ -58,7 +58,7 @@ class DialectRule:
 
 
 def _value(column: str, value: Any, groups: Sequence[str]) -> Any:
-    """The value of a typed column: a constant, or a group of the pattern's match."""
+    """The value of a typed column, which is a constant or a group of the pattern's match."""
     if not isinstance(value, str) or not value.startswith(GROUP):
         return value
     return _kind(column)(groups[int(value.removeprefix(GROUP)) - 1])
@@ -78,7 +78,7 @@ def _kind(column: str) -> type:
 
 @cache
 def rules() -> tuple[DialectRule, ...]:
-    """The rules of all dialects by name; those that all tables share come last."""
+    """The rules of all dialects, by the name of the dialect; those for all tables come last."""
     room = files("experiments.runs.dialects")
     named = {file.name: file for file in room.iterdir() if file.name.endswith(".yaml")}
     ordered = sorted(named, key=lambda name: (name == LAST, name))
@@ -105,7 +105,7 @@ def _columns_read() -> tuple[str, ...]:
 
 
 def row_of(cells: Mapping[str, str]) -> RunRow:
-    """Typed columns of a table's row, by the rules of all dialects."""
+    """The typed columns of a table's row, by the rules of all dialects."""
     texts = tuple(text_of(cells, name).casefold() for name in _columns_read())
     return RunRow(cells=cells, **_typed(texts))
 
@@ -116,7 +116,9 @@ def _typed(texts: tuple[str, ...]) -> Mapping[str, Any]:
 
 
 def typed(rules: Sequence[DialectRule], texts: Mapping[str, str]) -> dict[str, Any]:
-    """Typed columns of lower-case texts; the first rule that sets a column wins."""
+    """The typed columns that follow from lower-case texts; if several rules set a column, the first
+    one counts.
+    """
     columns: dict[str, Any] = {}
     for rule in rules:
         columns = {**rule.columns(texts), **columns}

@@ -1,4 +1,6 @@
-"""Names of GPUs in tables of measured runs, matched to the catalogue or refused."""
+"""Matches the names of GPUs in tables of measured runs to the catalogue's hardware, or refuses
+them.
+"""
 
 import re
 from collections.abc import Mapping
@@ -8,13 +10,15 @@ from typing import NoReturn
 from mistlab import catalog
 from mistlab.core.values import did_you_mean, refuse, shown
 
-# The chip's name must be a whole word: ``L40S`` is not L4, ``H1000`` is not H100. Further words
-# give memory and form factor; words of another chip refuse the name, and unknown words are noted.
+# A chip's name must be a whole word: ``L40S`` is not L4, ``H1000`` is not H100. Other words may
+# give memory and form factor; a name with words of another chip is refused, and unknown words are
+# noted.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """GPUs named in a table: hardware of the catalogue, with another memory size if given.
+    """The GPUs that a table names: hardware of the catalogue, with another memory size if the table
+    gives one.
 
     Products in 16 bits keep up ``products_share`` of the hardware's rate.
     """
@@ -29,8 +33,8 @@ _ANY = 0
 
 
 def _sized(hardware: str, *memories: int, note: str = "") -> dict[int, Gpus]:
-    """The hardware of a chip that has a single hardware file, whether or not its name gives the
-    memory size.
+    """The hardware of a chip for which there is a single hardware file, whether or not its name
+    gives the memory size.
     """
     return dict.fromkeys((_ANY, *memories), Gpus(hardware=hardware, note=note))
 
@@ -40,8 +44,8 @@ _A100 = Gpus(hardware="a100-80gb", note="A100 of 80 GB assumed")
 _H100_96 = Gpus(hardware="h100-80gb", memory_gib=94.0, note="rates of the H100 with 80 GB taken")
 _CLASS_184 = Gpus(hardware="gb200-186gb", note="184 GiB are those of a GB200")
 
-# Chips, and their hardware by memory in GB as vendors and tools state it; 0 is a name without
-# memory.
+# For each chip its hardware by memory size in GB, as vendors and tools state it; 0 stands for names
+# without a memory size.
 CHIPS: Mapping[str, Mapping[int, Gpus]] = {
     "l4": _sized("l4-24gb", 24),
     "a10g": _sized("a10g-24gb", 24),
@@ -91,7 +95,7 @@ CHIPS: Mapping[str, Mapping[int, Gpus]] = {
     "mi355x": _sized("mi355x-288gb", 288),
 }
 DEFAULT_CHIP = "h100"
-# The GPUs that are meant where a text gives only the memory size in GB.
+# The GPU that is meant if a text gives nothing but a memory size in GB.
 BY_MEMORY: Mapping[int, str] = {
     16: "t4-16gb",
     24: "rtx-4090-24gb",
@@ -103,7 +107,7 @@ BY_MEMORY: Mapping[int, str] = {
 }
 _ANY_GPU = frozenset(("card", "cards", "gpu", "gpus", "vram"))
 _UNSAID = re.compile(r"not (?:stated|said|given)\b|unknown$")
-# Cloud machines by prefixes of their names: AWS, Google, Azure, Oracle.
+# Types of cloud machines of AWS, Google, Azure and Oracle, by the beginnings of their names.
 MACHINES = {
     "p3dn": "v100-32gb",
     "p3": "v100-16gb",
@@ -145,12 +149,12 @@ MACHINES = {
     "bm.gpu4": "a100-40gb",
     "bm.gpu.mi300x": "mi300x-192gb",
 }
-# Words around a chip's name that do not change the chip.
+# Words beside the name of a chip that do not change which chip is meant.
 _MAKERS = frozenset(("nvidia", "amd", "tesla", "instinct", "geforce", "quadro", "rtx"))
 _SAME = re.compile(
     r"sxm[2-6]?|hbm[23]e?|oam|gpus?|tensor|core|class|superchip|nvl72|nvlink|dgx|hgx|a3|[0-9]+w"
 )
-# Words that make a chip another one, with other rates.
+# Words beside the name of a chip that stand for a different chip with other rates.
 _OTHERS = frozenset(("pcie", "nvl"))
 _MEMORY = re.compile(r"(?<![a-z0-9])([0-9]+) ?g(?:i?b)?(?![a-z0-9])")
 
@@ -158,7 +162,7 @@ _MEMORY = re.compile(r"(?<![a-z0-9])([0-9]+) ?g(?:i?b)?(?![a-z0-9])")
 def gpus_of(
     text: str, of_caller: str = "", products_tflops: Mapping[str, tuple[float, float]] | None = None
 ) -> Gpus:
-    """The GPUs named in a text; refuses mixed GPUs, and GPUs without a hardware file.
+    """The GPUs that a text names; refuses a mixture of GPUs, and GPUs without a hardware file.
 
     With ``own``, the name of a hardware file of the caller's, rows that name nothing have its GPUs;
     if the catalogue has no such name, all rows have. ``products_tflops`` are those of a machine by
@@ -182,7 +186,7 @@ def gpus_of(
 
 
 def _named_gpu(text: str) -> Gpus:
-    """The GPUs of a single name, from the chip's word and the further words."""
+    """The GPUs of a single name, given the word for the chip and the other words."""
     given = text.casefold()
     if machine := _machine(given):
         return Gpus(hardware=machine)
@@ -213,8 +217,8 @@ def _named_gpu(text: str) -> Gpus:
 
 
 def _machine(given: str) -> str:
-    """The hardware that a cloud's machine type has, with the machine's network; empty if the text
-    does not name a machine type.
+    """The hardware of a cloud machine, with the machine's network; empty if the text does not name
+    a type of machine.
     """
     machine = re.sub(r"^(?:aws|gcp|azure|oci)[ :]+|(?:^|\b)standard[_ ]", "", given)
     machine = re.sub(r"[_ ]+", " ", machine)
@@ -224,7 +228,7 @@ def _machine(given: str) -> str:
 
 
 def _chip(word: str) -> str:
-    """The chip named by a word, possibly joined with its form factor (``h100sxm5``)."""
+    """The chip that a word names, possibly joined with a form factor (``h100sxm5``)."""
     return re.sub(r"(?<=[0-9a-z])(sxm[2-6]?|pcie|nvl)$", "", word)
 
 
