@@ -1,3 +1,3 @@
-"""Commands about serving: predictions of measured runs, fits, plans for a load, and Seesaw's
-evaluation.
+"""Commands about serving: predictions of measured runs, fits to them, plans for a load, and
+Seesaw's evaluation.
 """

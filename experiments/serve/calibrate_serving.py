@@ -1,5 +1,5 @@
-"""The command ``calibrate_serving``: fits constants of serving kernels and engines, and writes them
-with their sources.
+"""The command ``calibrate_serving``: fits the constants of serving kernels and engines, and writes
+them with their sources.
 """
 
 import argparse

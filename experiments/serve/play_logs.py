@@ -1,4 +1,6 @@
-"""Simulates logs of served requests with their arrivals, beside measured latencies."""
+"""Simulates logs of served requests with their arrival times, and compares the latencies with the
+measured ones.
+"""
 
 import argparse
 from collections import defaultdict
@@ -93,8 +95,8 @@ def _played(name: str, run: Mapping[str, str], rows: Sequence[Mapping[str, str]]
     by = {key: np.array([value]) for key, value in constants.items()}
     columns = LayoutColumns.of([layout])
     capacity = count_of(run, "kv_tokens") or int(capacity_tokens(columns, by)[0])
-    # Limits on tokens and requests are per attention-data-parallel rank; ranks that step together
-    # have separate batches.
+    # The limits on tokens and requests hold for each rank of attention data parallelism; ranks that
+    # step together have separate batches.
     together = layout.dp * layout.pp // int(columns.batches[0])
     batching = Batching(
         capacity=capacity,

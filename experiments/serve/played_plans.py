@@ -1,4 +1,6 @@
-"""Plays serving plans under a load, and finds the best one whose percentiles meet latency goals."""
+"""Simulates serving plans under a load, and finds the best one whose latency percentiles meet the
+goals.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,16 +14,16 @@ from searchers.serving.layout_search import ServedPlan
 from simulators.serving.continuous import Batching, PlayedLoad, play_continuous
 from simulators.serving.step_clock import StepClock
 
-# The number of simulated requests of a closed loop, as a multiple of its requests in flight.
+# For a load with a fixed number of requests in flight, this many times that number are simulated.
 WAVES = 4
-# The largest number of plans that one search simulates.
+# How many plans a search simulates at most.
 MOST_PLAYED = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedPlan:
-    """A simulated serving plan: the latencies that the ``share`` of requests do not exceed, and the
-    requests per second while requests arrive.
+    """The result of a simulated serving plan: the latencies that the ``share`` of requests do not
+    exceed, and the requests completed per second while further ones arrive.
     """
 
     served: ServedPlan
@@ -31,22 +33,26 @@ class PlayedPlan:
     requests_per_s: float
 
     def distance(self, goals: Goals) -> float:
-        """The largest factor by which latency goals are missed; 1 or less if all are met."""
+        """The largest factor by which the serving plan misses one of its latency goals; at most 1
+        if it meets all of them.
+        """
         played = replace(self.served, first_s=self.first_s, token_s=self.token_s)
         return played.distance(goals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanPlayer:
-    """Simulates serving plans at their requests in flight, or under the arrivals of the load."""
+    """Simulates serving plans, with a fixed number of requests in flight or with the arrivals of
+    the load.
+    """
 
     load: ServingLoad
     goals: Goals
     constants: Mapping[str, float]
 
     def played(self, served: ServedPlan) -> PlayedPlan | None:
-        """The simulation of a plan; None if prefill and decode have separate GPUs, which are not
-        simulated.
+        """The result of simulating a plan; None if prefill and decoding have separate GPUs, which
+        cannot be simulated.
         """
         if served.plan.prefill is not None:
             return None
@@ -64,8 +70,8 @@ class PlanPlayer:
 
     def best_of(self, timed: Sequence[ServedPlan]) -> tuple[PlayedPlan | None, PlayedPlan | None]:
         """The plan with the highest throughput whose latency percentiles meet the goals, and the
-        plan that misses them by the smallest factor; plans are simulated in descending order of
-        predicted throughput, at most ``MOST_PLAYED``.
+        plan that misses them by the smallest factor. Plans are simulated in the order of their
+        predicted throughput, at most ``MOST_PLAYED`` of them.
         """
         nearest: PlayedPlan | None = None
         meeting = [one for one in timed if one.distance(self.goals) <= 1]
@@ -88,7 +94,8 @@ class PlanPlayer:
 
     def _figures(self, served: ServedPlan, load: ServingLoad, done: PlayedLoad) -> PlayedPlan:
         client_s, share = self.constants["first"], self.goals.share
-        # The first requests of a closed loop arrive together, unlike all later ones.
+        # With a fixed number of requests in flight, the first ones all arrive at the same time, so
+        # they are left out.
         steady = [request for request in done.requests if request.arrival_s > 0]
         if load.in_flight is None or not steady:
             steady = done.requests
@@ -106,8 +113,8 @@ class PlanPlayer:
 
 
 def _steady_rate(load: ServingLoad, done: PlayedLoad) -> float:
-    """The requests per second that end while others arrive: of a closed loop, after its first
-    requests; of requests that arrive all at once, over the whole run.
+    """The requests that complete per second while others arrive. With a fixed number in flight, the
+    first ones are left out; if all requests arrive at once, the whole run counts.
     """
     ends = sorted(request.end_s or 0.0 for request in done.requests)
     last_s = max(request.arrival_s for request in done.requests)
@@ -118,8 +125,8 @@ def _steady_rate(load: ServingLoad, done: PlayedLoad) -> float:
 
 
 def _repeated(load: ServingLoad, count: int) -> ServingLoad:
-    """A load of at least this number of requests, which arrive at once and repeat the given
-    lengths.
+    """A load with at least this number of requests, which repeat the given lengths and arrive all
+    at once.
     """
     times = -(-count // len(load))
     return ServingLoad(

@@ -1,5 +1,5 @@
-"""The command ``predict_serving``: predicts rows of tables of measured serving runs; prints JSON or
-errors.
+"""The command ``predict_serving``: predicts the rows of tables of measured serving runs; prints
+JSON or errors.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from experiments.serve.serving_fit import OUTCOMES, measured_of, outcomes_of
 from mistlab.core.values import InputError
 from mistlab.serving.engine_constants import bounds_of, fitted_constants
 
-# The names of predicted figures in answers.
+# The names that answers use for the predicted figures.
 NAMES = {
     "first_s": "ttft_s",
     "token_s": "tpot_s",
@@ -56,7 +56,7 @@ def predict_serving(options: argparse.Namespace) -> int:
 
 
 def row_times_of(rows: Sequence[ServedRow]) -> RowTimes:
-    """The predicted times of rows under the catalogue's constants."""
+    """The predicted times of rows with the constants in the catalogue."""
     if not rows:
         empty = np.zeros(0)
         return RowTimes(
@@ -72,7 +72,7 @@ def row_times_of(rows: Sequence[ServedRow]) -> RowTimes:
 def answers_of(
     path: Path, rows: Sequence[ServedRow | RefusedRow], good: Sequence[ServedRow], times: RowTimes
 ) -> Iterator[dict[str, Any]]:
-    """The answers to a table's rows, in order, as plain values."""
+    """The answers to the rows of a table as plain values, in order."""
     number_of = {row.number: index for index, row in enumerate(good)}
     outcomes = outcomes_of(times)
     for row in rows:
@@ -86,8 +86,8 @@ def answers_of(
 
 
 def answer_of(row: ServedRow, values: Mapping[str, float], *, fits: bool) -> dict[str, Any]:
-    """The answer to a row: each predicted figure with bounds, whether the layout fits, and
-    assumptions.
+    """The answer to a row: each predicted figure with its bounds, whether the layout fits in
+    memory, and the assumptions made.
     """
     answer: dict[str, Any] = {}
     for outcome, name in NAMES.items():
@@ -106,7 +106,9 @@ def answer_of(row: ServedRow, values: Mapping[str, float], *, fits: bool) -> dic
 def error_lines(
     path: Path, rows: Sequence[ServedRow | RefusedRow], good: Sequence[ServedRow], times: RowTimes
 ) -> Iterator[str]:
-    """The median errors of a table's rows by predicted figure, and why other rows were refused."""
+    """The median prediction error of a table's rows for each predicted figure, and the reasons why
+    other rows were refused, as lines.
+    """
     refused = [row for row in rows if isinstance(row, RefusedRow)]
     yield f"{path}: {len(good)} of {len(rows)} rows answered"
     for problem in dict.fromkeys(row.problem for row in refused):

@@ -1,4 +1,5 @@
-"""Predicts many rows of serving tables at once: closed loops, offline batches, and request rates.
+"""Predicts many rows of serving tables at once: runs with a fixed number of requests in flight,
+offline batches, and runs with a request rate.
 
 Axes: C rows.
 """
@@ -22,18 +23,19 @@ from mistlab.serving.steady import (
 )
 from mistlab.serving.step_cost import LayoutColumns
 
-# A run of few requests lasts as long as its longest answer, about twice the mean one.
+# A run of few requests takes as long as its longest answer, which is assumed to have this many
+# times the mean length.
 LONGEST_ANSWER = 2.0
-# The points tried in each round, and the number of rounds, of the search for the requests in
-# flight; their mean is rarely below one.
+# The search for the number of requests in flight tries this many points in each round. The second
+# number is that of rounds; the mean number in flight is rarely below one.
 TRIED, _ROUNDS = 8, 5
 FEWEST_IN_FLIGHT = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowTimes:
-    """Seconds to first token and per further token, requests and output tokens per second over all
-    GPUs, and whether the layout fits (C each).
+    """For each row, the seconds to the first token and per further token, the requests and output
+    tokens per second over all GPUs, and whether the layout fits in memory.
     """
 
     first_s: Floats
@@ -44,8 +46,8 @@ class RowTimes:
 
 
 class RowModel:
-    """Predicts rows of serving tables under any constants; work that does not depend on constants
-    is done once.
+    """Predicts rows of serving tables with any constants; what does not depend on the constants is
+    computed only once.
     """
 
     def __init__(self, rows: Sequence[ServedRow]) -> None:
@@ -101,8 +103,8 @@ class RowModel:
         return RowTimes(output_per_s=ordered["requests_per_s"] * self.output[index], **ordered)
 
     def _state(self, rows: Rows, by: Constants) -> SteadyState:
-        """The steady state of closed loops, either all with chunked prefill or all without; rates
-        are over all replicas.
+        """The steady state of runs with a fixed number of requests in flight, either all with
+        chunked prefill or all without; rates are those of all replicas together.
         """
         load = self._load(rows, self.in_flight[rows])
         if self.split[rows[0]]:
@@ -132,8 +134,8 @@ class RowModel:
         )
 
     def _static(self, rows: Rows, by: Constants) -> RowTimes:
-        """The times of batches whose prompts are prefilled together and whose outputs are decoded
-        together to the end.
+        """The times of batches in which all prompts are prefilled together, and all outputs are
+        decoded together to the end.
         """
         of, batch = self.decode.rows(rows), self.in_flight[rows]
         prompt, output = self.prompt[rows], self.output[rows]
@@ -149,22 +151,23 @@ class RowModel:
         )
 
     def _rate(self, rows: Rows, by: Constants) -> RowTimes:
-        """The times of an open loop at a request rate: with as many requests in flight that as many
-        complete as arrive.
+        """The times of runs with a request rate: as many requests are in flight as are needed for
+        as many to complete as arrive.
         """
         of, requests = self.decode.rows(rows), self.requests[rows]
         rate = np.where(np.isfinite(self.rate[rows]), self.rate[rows], np.inf)
         low = np.full(len(rows), FEWEST_IN_FLIGHT)
         high = np.minimum(requests, OFFLINE_IN_FLIGHT)
-        # Each call evaluates several points between the limits, since a call costs more than its
-        # rows do.
+        # Each round evaluates several points between the limits in one call, since a call costs
+        # more than a few more rows.
         again = np.repeat(np.arange(len(rows)), TRIED)
         many, by_many = of.rows(again), _at(by, again)
         for _ in range(_ROUNDS):
             tried = np.geomspace(low, high, TRIED + 1, axis=1)[:, 1:]
             state = steady_state(many, by_many, self._load(rows[again], tried.ravel()))
             is_enough = state.requests_per_s.reshape(tried.shape) >= rate[:, None]
-            # The last point counts as enough, for searches that find no smaller one.
+            # The last point counts as enough, so that a search without a smaller solution ends
+            # there.
             is_enough[:, -1] = True
             reached = np.argmax(is_enough, axis=1)[:, None]
             places = np.concatenate([low[:, None], tried], axis=1)

@@ -1,5 +1,6 @@
-"""The command ``run_serving``: serves with layouts that change between prefill and decode, and
-reports bytes moved, phases, and whether tokens equal those of a single process.
+"""The command ``run_serving``: serves requests with different parallel degrees for prefill and
+decoding; reports the bytes moved, the phases, and whether the tokens equal those of a single
+process.
 """
 
 import argparse
@@ -48,7 +49,7 @@ def run_serving(options: argparse.Namespace) -> int:
 def answer_of(
     run: ChangingRun, runs: "list[ServedRun]", predicted: list[PhaseBytes]
 ) -> dict[str, Any]:
-    """The results of all ranks as JSON; bytes are summed over ranks."""
+    """The results of all ranks as plain data for JSON; bytes are added over ranks."""
     first = runs[0]
     moved = {
         "weights": sum(sum(one.weight_bytes) for one in runs),
@@ -87,7 +88,7 @@ ACTIONS = {
 
 
 def printed_lines(answer: dict[str, Any]) -> list[str]:
-    """The results as lines to print."""
+    """The results as lines of text."""
     seconds = ", ".join(f"{name} {value:.2f} s" for name, value in answer["seconds"].items())
     counts = [f"{count} {ACTIONS[name]}" for name, count in answer["actions"].items()]
     rows = [

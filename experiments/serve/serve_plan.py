@@ -1,5 +1,5 @@
-"""The command ``serve_plan``: chooses the layout that serves a load: highest rate, fewest GPUs, and
-the frontier of throughput against latency.
+"""The command ``serve_plan``: finds the layout (parallel degrees) that serves a load: with the
+highest rate, on the fewest GPUs, and on the Pareto frontier of throughput and latency.
 """
 
 import argparse
@@ -42,17 +42,17 @@ from searchers.serving.layout_search import (
 
 HOUR_S = 3600.0
 MILLION = 1e6
-# The numbers of GPUs that are tried to reach a rate.
+# The numbers of GPUs that are tried in order to reach a request rate.
 SIZES = (1, 2, 4, 8, 16, 32, 64)
-# The number of simulated requests from which percentiles are taken.
+# How many requests are simulated to find latency percentiles.
 PLAYED = 1000
 QUICK_PLAYED = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingQuestion:
-    """A question about serving: the search space without its GPUs, mean lengths, latency goals and
-    prices.
+    """A question about serving: the search space except the number of GPUs, mean lengths, latency
+    goals and prices.
     """
 
     space: LayoutSpace
@@ -63,13 +63,15 @@ class ServingQuestion:
 
     @property
     def player(self) -> PlanPlayer:
-        """The simulator of plans under the question's load."""
+        """The simulator that runs serving plans under the load of the question."""
         return PlanPlayer(load=self.load, goals=self.goals, constants=self.constants)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionNumbers(Checked):
-    """The numeric options of a question by name; None for options not given."""
+    """The numbers that the options of a question give, by name; None for options that are not
+    given.
+    """
 
     gpus: int = field(metadata=bounded(minimum=1, most=MOST_DEGREE))
     prompt: float = field(metadata=bounded(above=0, most=MOST_TOKENS))
@@ -110,7 +112,8 @@ def serve_plan(options: argparse.Namespace) -> int:
 
 
 def served(options: argparse.Namespace, *, plays: bool = True) -> dict[str, Any]:
-    """The answer to the options' question as plain values; refused where no layout meets the goals.
+    """The answer to the question in the options, as plain values; refused if no layout meets the
+    goals.
 
     Where nobody ``plays`` the best layout, there are no percentiles: they take most of the time.
     """
@@ -185,7 +188,9 @@ def _gpu(name: str) -> ServingGpu:
 
 
 def _load(options: argparse.Namespace, model: ModelSpec) -> ServingLoad:
-    """The requests of a trace, or random ones, whose outputs end at the model's context length."""
+    """The requests of a trace file, or random ones; outputs end where the context length of the
+    model is reached.
+    """
     context = _context(options, model)
     remedy = "--context with the tokens that your weights were trained for"
     count = QUICK_PLAYED if options.quick else PLAYED
@@ -210,7 +215,7 @@ def _load(options: argparse.Namespace, model: ModelSpec) -> ServingLoad:
 
 
 def _context(options: argparse.Namespace, model: ModelSpec) -> int:
-    """The largest number of tokens of a request: as given, or the context length of the released
+    """The most tokens of a request: the given number, or the context length of the released
     model.
     """
     given: int | None = options.context
@@ -231,7 +236,7 @@ def _timed(question: ServingQuestion, gpus: int) -> list[ServedPlan]:
 
 
 def _fewest(question: ServingQuestion, options: argparse.Namespace) -> int:
-    """The fewest GPUs whose best layout reaches the request rate under the latency goals."""
+    """The fewest GPUs whose best layout reaches the request rate and meets the latency goals."""
     if question.goals.requests_per_s is None:
         refuse("--rate", "is needed with --fewest: give requests a second")
     reached: ServedPlan | None = None
@@ -262,8 +267,8 @@ def _fewest(question: ServingQuestion, options: argparse.Namespace) -> int:
 def _tell_too_few(
     question: ServingQuestion, near: ServedPlan, options: argparse.Namespace, *, is_slow: bool
 ) -> int:
-    """Report why no number of GPUs serves the rate: latency goals cannot be met, or requests are
-    too many.
+    """Say why no number of GPUs can serve the request rate: either the latency goals cannot be met,
+    or there are too many requests.
     """
     reason = "no layout meets the latency goals" if is_slow else "the rate is too high"
     error = f"not reached with {SIZES[-1]} GPUs: {reason}"
@@ -298,8 +303,8 @@ def _tell_fewest(
 def _none(
     timed: Sequence[ServedPlan], question: ServingQuestion, options: argparse.Namespace
 ) -> int:
-    """Report why there is no answer: the model does not fit, or no layout meets the latency
-    goals.
+    """Say why there is no answer: either the model does not fit in memory, or no layout meets the
+    latency goals.
     """
     near = _nearest(timed, question, options, "--gpus")
     if options.json:
@@ -312,7 +317,9 @@ def _none(
 def _nearest(
     timed: Sequence[ServedPlan], question: ServingQuestion, options: argparse.Namespace, field: str
 ) -> ServedPlan:
-    """The plan that misses the latency goals by the least; refused where the model does not fit."""
+    """The serving plan that misses the latency goals by the least; refused if the model does not
+    fit in memory.
+    """
     near = nearest_to(timed, question.goals)
     if near is None:
         problem = (
@@ -426,8 +433,8 @@ def _print(
 
 
 def _played_lines(best: ServedPlan, answer: Mapping[str, Any]) -> Iterator[str]:
-    """Lines on the simulated plans: the one predicted best, and one that meets the latency
-    goals.
+    """Lines on the simulated plans: the one that is predicted to be best, and one that meets the
+    latency goals.
     """
     played, meeting = answer["played"], answer["best_played"]
     if played is None:

@@ -1,4 +1,5 @@
-"""Reads rows of tables of measured serving runs as layouts under loads.
+"""Reads the rows of tables of measured serving runs, each as a layout (parallel degrees) and a
+load.
 
 Three tables are known by their columns: closed-loop runs (``concurrency``), offline throughput
 (``tokens_per_s``, all requests at once or a static batch), and runs at a rate of requests
@@ -24,22 +25,26 @@ from mistlab.serving.serving_plan import MOST_DEGREE
 from mistlab.serving.step_cost import RankLayout
 
 Kind = Literal["closed loop", "offline", "static batch", "rate"]
-# The requests in flight that stand for an offline run: more than any GPU's memory holds.
+# How many requests are assumed to be in flight in an offline run: more than fit in the memory of
+# any GPUs.
 OFFLINE_IN_FLIGHT = 4096.0
-# The default limit of serving engines on prompt tokens per pass; the limit on running requests.
+# The limit of serving engines on prompt tokens per pass, by default. Next: their limit on running
+# requests.
 BUDGET = 8192.0
 SEQUENCES = {"vllm": 1024.0, "sglang": 1024.0, "trtllm": 2048.0}
-# Engines that prefill all waiting prompts before decoding, by default.
+# Engines that by default prefill all waiting prompts before they decode.
 READS_FIRST = frozenset(("sglang",))
 DP_UNSAID = "dp unsaid"
-# The column of an engine's limit of prompt and output together, as vLLM names it.
+# The column for an engine's limit on the tokens of prompt and output together; vLLM calls it by
+# this name.
 MODEL_LENGTH = "max_model_len"
-# The label for a version that the row does not give.
+# The label for runs whose row does not state the version of the engine.
 UNSAID = "unsaid"
-# Limits of loads, far beyond measured ones: tokens of a prompt or answer, requests in flight or per
-# second, and lowest rate (one request in twelve days).
+# Limits for the loads of rows, far beyond measured ones: the most tokens of a prompt or answer, the
+# most requests in flight or per second, and the lowest request rate (one in twelve days).
 MOST_LENGTH, MOST_REQUESTS, LEAST_RATE = 10**7, 10**6, 1e-6
-# The precisions of weights and the engines, by their names in tables.
+# The precisions of weights, by their names in tables. The next table: engines, by their names in
+# tables.
 _WEIGHTS = {
     "bfloat16": "bf16",
     "float16": "fp16",
@@ -54,7 +59,8 @@ _MODES = ("aggregated", "disaggregated")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRow:
-    """A measured serving run: layout, load, and measurements (None if not measured).
+    """A measured serving run: its layout, its load, and its measurements (None for what was not
+    measured).
 
     ``prefill`` is the layout of each of ``prefill_workers`` if prompts have GPUs of their own.
     """
@@ -72,9 +78,9 @@ class ServedRow:
     rate: float | None
     requests: int | None
     notes: tuple[str, ...]
-    # Whether all requests have equal lengths, so that they finish in waves.
+    # Whether all requests have equal lengths, so that many of them end at the same time.
     has_one_length: bool
-    # Whether the row states that there was no speculative decoding.
+    # Whether the row states that the run used no speculative decoding.
     is_sure: bool
     first_s: float | None
     token_s: float | None
@@ -90,15 +96,15 @@ class ServedRow:
 
     @property
     def says_dp(self) -> bool:
-        """Whether the row gives the degree of attention data parallelism, or its model cannot have
+        """Whether the row states the degree of attention data parallelism, or its model cannot have
         it.
         """
         return not any(note.startswith(DP_UNSAID) for note in self.notes)
 
     @property
     def configuration(self) -> str:
-        """The key of runs that differ only in concurrency, version, date or attention data
-        parallelism.
+        """A key that is equal for runs that differ only in concurrency, version, date or attention
+        data parallelism.
         """
         layout = self.layout
         parts = (layout.model.name, layout.gpu, layout.engine, layout.weights, layout.tp)
@@ -108,14 +114,14 @@ class ServedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedRow:
-    """A row of a serving table that cannot be answered, and why."""
+    """A row of a serving table that cannot be predicted, and the reason."""
 
     number: int
     problem: str
 
 
 def served_rows(path: Path) -> Iterator[ServedRow | RefusedRow]:
-    """The rows of a table of serving runs, in order."""
+    """The rows of a table of serving runs, in order, each as a run or as a refusal."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, restval="")
@@ -146,7 +152,7 @@ def _kind_of(path: Path, names: list[str]) -> Kind:
 
 
 def _row(number: int, kind: Kind, cells: dict[Any, Any]) -> ServedRow | RefusedRow:
-    # csv.DictReader stores cells beyond the header under None.
+    # csv.DictReader puts cells for which the header has no name under the key None.
     if beyond := cells.pop(None, None):
         problem = f"{len(beyond)} more cells than columns: give cells with commas in quotes"
         return RefusedRow(number=number, problem=problem)
@@ -243,7 +249,9 @@ def _weights(cells: Mapping[str, str]) -> str:
 
 
 def _column(cells: Mapping[str, str], *names: str) -> str:
-    """The first of these columns that is not empty; otherwise the first that the table has."""
+    """The first of these columns that is not empty; if all are empty, the first that the table
+    has.
+    """
     has = [name for name in names if name in cells]
     return next((name for name in has if text_of(cells, name)), (*has, names[0])[0])
 
@@ -251,7 +259,7 @@ def _column(cells: Mapping[str, str], *names: str) -> str:
 def _limited(
     cells: Mapping[str, str], column: str, least: float, most: float, what: str
 ) -> float | None:
-    """The number in a cell, None if empty; refuses a number outside the limits."""
+    """The number in a cell, None if it is empty; refuses a number outside the limits."""
     number = number_of(cells, column)
     if number is not None and not least <= number <= most:
         refuse(column, f"{shown(text_of(cells, column))} {what}: give {least:g} to {most:g}")
@@ -362,8 +370,8 @@ def _lengths(cells: Mapping[str, str]) -> tuple[float, float]:
 def _check_context(
     cells: Mapping[str, str], model: ModelSpec, lengths: tuple[float, float], notes: list[str]
 ) -> None:
-    """Refuse requests beyond the context: an engine's limit, or that of the released model, which
-    benchmarks of rotary models exceed by outputs alone.
+    """Refuse requests that exceed the context length: an engine's limit, or that of the released
+    model. Benchmarks of models with rotary embedding may exceed the latter by outputs.
     """
     stated = _count(cells, MODEL_LENGTH, MOST_LENGTH)
     context = stated or model.context
@@ -384,7 +392,9 @@ def _factor(cells: Mapping[str, str]) -> float:
 
 
 def _load(kind: Kind, cells: Mapping[str, str]) -> tuple[float, float | None, int | None]:
-    """The load of a row: requests in flight, requests per second, and the number of requests."""
+    """The load of a row: its requests in flight, its requests per second, and its number of
+    requests.
+    """
     if kind == "closed loop":
         in_flight = _limited(cells, "concurrency", 1, MOST_REQUESTS, "requests cannot be in flight")
         if in_flight is None:
@@ -406,14 +416,15 @@ def _load(kind: Kind, cells: Mapping[str, str]) -> tuple[float, float | None, in
 
 
 def _measured_output(kind: Kind, cells: Mapping[str, str]) -> float | None:
-    """The measured output tokens per second over all GPUs; None where they were derived or not
-    measured.
+    """The measured output tokens per second over all GPUs; None if they were not measured, or were
+    computed from other figures.
     """
     column = {"offline": "tokens_per_s", "rate": "output_tokens_per_s"}.get(kind)
     return None if column is None else number_of(cells, column)
 
 
-# Suffixes of model names after the size: instruction tuning, precision, and date.
+# Matches what follows the size in a model's name: words for instruction tuning and precision, and
+# dates.
 _AFTER_SIZE = re.compile(
     r"-(instruct|chat|it|hf|base|exp|thinking|awq|gptq|w4a16|"
     r"fp8|fp4|nvfp4|mxfp4|int4|bf16|fp16|0528|0905|2507|v0\.\d).*$"
@@ -422,8 +433,8 @@ _AFTER_SIZE = re.compile(
 
 @cache
 def model_named(name: str) -> ModelSpec:
-    """The catalogue's model for a name in a serving table, with or without its owner's prefix, and
-    with the context length of these weights.
+    """The model of the catalogue for a name in a serving table, with or without its owner's prefix,
+    and with the context length of the released weights.
     """
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         refuse("model", f"{shown(name)} is a path: give a name, such as llama3-8b")

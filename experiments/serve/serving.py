@@ -1,5 +1,5 @@
-"""Seesaw's evaluation: the throughput of layouts that change between prefill and decode over that
-of static layouts.
+"""Seesaw's evaluation: by how much the throughput of serving grows if parallel degrees change
+between prefill and decoding.
 """
 
 import argparse
@@ -30,15 +30,17 @@ from simulators.serving.continuous import Batching, play_continuous
 from simulators.serving.step_clock import StepClock
 
 LONGEST = 8
-# The tokens in a block of the KV cache.
+# The number of tokens in a block of the KV cache.
 BLOCK = 16
-# A factor on lower bounds that covers errors of interpolation.
+# Lower bounds are multiplied by this factor to allow for errors of interpolation.
 CHEAPEST = 0.98
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeesawPopulation:
-    """The cases of an evaluation: models, GPUs, numbers of GPUs, loads, and limits of batches."""
+    """The cases of an evaluation as lists: models, GPUs, numbers of GPUs, loads, and limits of
+    batches.
+    """
 
     models: tuple[str, ...]
     gpus: tuple[str, ...]
@@ -48,11 +50,11 @@ class SeesawPopulation:
     budget: int
     sequences: int
     threshold: float
-    # Whether requests end at the model's context length.
+    # Whether requests end at the context length of their model.
     within_context: bool = False
 
     def cases(self) -> Iterator["SeesawCase"]:
-        """All cases of the population, in order."""
+        """All cases that the lists describe, in order."""
         for gpu in self.gpus:
             for count in self.counts:
                 for model in self.models:
@@ -69,7 +71,7 @@ class SeesawPopulation:
 
 
 def population() -> SeesawPopulation:
-    """The population of cases in the package's file."""
+    """The cases of an evaluation in a file of the package."""
     text = files(__package__).joinpath("seesaw_population.yaml").read_text(encoding="utf-8")
     given: dict[str, Any] = parse_yaml(text, "seesaw_population.yaml")
     for name in ("models", "gpus", "counts"):
@@ -79,7 +81,7 @@ def population() -> SeesawPopulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeesawCase:
-    """A case: a model on a number of GPUs under a load."""
+    """A case of the evaluation: a model on a number of GPUs under a load."""
 
     model: str
     gpu: str
@@ -96,7 +98,9 @@ class SeesawCase:
 
 
 class PlayedCase:
-    """A case with the cost model and the KV cache's capacity of each layout."""
+    """A case with the step times of each layout (parallel degrees), and with the capacity of its KV
+    cache.
+    """
 
     def __init__(self, case: SeesawCase, seed: int) -> None:
         self.case = case
@@ -142,8 +146,8 @@ class PlayedCase:
         return load.within(context)
 
     def static(self, *, mixes: bool) -> dict[Layout, float]:
-        """The requests per second of each static layout: with prefill and decode in one step, or
-        with prefill first, vLLM's default when Seesaw was published.
+        """The requests per second of each layout that does not change; either with prefill and
+        decoding in one step, or with prefill first, vLLM's default when Seesaw was published.
         """
         of = self.case.population
         return {
@@ -162,7 +166,7 @@ class PlayedCase:
         }
 
     def pairs(self) -> list[LayoutPair]:
-        """All pairs of a prefill layout and a decode layout that fit."""
+        """All pairs of a layout for prefill and a layout for decoding that fit in memory."""
         return [
             LayoutPair(reading=reading, decoding=decoding)
             for reading in self.clocks
@@ -170,13 +174,13 @@ class PlayedCase:
         ]
 
     def changing(self, pair: LayoutPair) -> Changing:
-        """The description of a pair of layouts for the simulator."""
+        """A pair of layouts, for prefill and for decoding, in the form that the simulator takes."""
         if pair not in self._changing:
             self._changing[pair] = changing_of(self.plain, pair, self.constants)
         return self._changing[pair]
 
     def estimated(self, pair: LayoutPair) -> float:
-        """The requests per second of a pair of layouts, by the closed form."""
+        """The requests per second of a pair of layouts by the closed form."""
         if pair in self._estimated:
             return self._estimated[pair]
         of, load = self.case.population, self.load
@@ -210,9 +214,8 @@ class PlayedCase:
         return play_phases(self.load, clocks, limits, changing.times)
 
     def least_s(self, pair: LayoutPair) -> float:
-        """A lower bound on the seconds of a pair of layouts: prefill at the lowest cost per token,
-        every decode step at the cost per token of the fullest batch, with the KV cache's capacity
-        never exceeded.
+        """A lower bound of the seconds of a pair of layouts: prefill at the least cost per token,
+        and decoding at the cost per token of the largest batch that fits in the KV cache.
         """
         of, load = self.case.population, self.load
         reading, decoding = self.clocks[pair.reading], self.clocks[pair.decoding]
@@ -221,14 +224,14 @@ class PlayedCase:
         sizes = np.unique(np.geomspace(1, longest, 60).astype(int))
         each_s = min(reading.pass_s(int(size), 0.0) / size for size in sizes) * CHEAPEST
         read_s = float(np.sum(prompts)) * each_s / pair.reading.dp
-        # The decoded tokens of each request after its first one, and the tokens that they attend
+        # For each request, the tokens decoded after the first one, and all tokens that these attend
         # to.
         tokens = float(np.sum(outputs - 1))
         looked = float(np.sum((outputs - 1) * (prompts + outputs / 2)))
         counts = range(1, of.sequences + 1)
         alone = [decoding.decode_s(count, 0.0) for count in counts]
-        # Sliding windows make the attention of later tokens cheaper, so the lower bound uses the
-        # cost of the last tokens.
+        # Sliding windows make the attention of later tokens cheaper, so the bound takes the cost of
+        # the last tokens for all.
         look_s = (decoding.decode_s(1, 65536.0) - decoding.decode_s(1, 16384.0)) / 49152
         cheapest_s = min(one / count for count, one in zip(counts, alone, strict=True))
         room = self.room[pair.decoding] * pair.decoding.dp
@@ -237,8 +240,9 @@ class PlayedCase:
         return float(read_s + max(by_steps_s, by_room_s))
 
     def best_of(self, pairs: Sequence[LayoutPair]) -> tuple[LayoutPair, dict[LayoutPair, float]]:
-        """The pair of layouts with the most simulated requests per second, and the rates of all
-        simulated pairs; pairs whose lower bound is slower than the best so far are pruned.
+        """The pair of layouts with the most requests per second when simulated, and the rates of
+        all pairs that were simulated. Pairs whose lower bound is slower than the best pair so far
+        are not simulated.
         """
         rates: dict[LayoutPair, float] = {}
         most = 0.0
@@ -249,11 +253,11 @@ class PlayedCase:
         return max(rates, key=lambda pair: rates[pair]), rates
 
 
-# The number of requests of a quick run, and of which cases it takes one.
+# How many requests a quick run simulates, and every how many cases it takes one.
 QUICK_REQUESTS, QUICK_EVERY = 150, 12
-# The thresholds for switching phases that are tried for the best pair.
+# The thresholds for a change of phase that are tried for the best pair of layouts.
 THRESHOLDS = (0.0, 0.05, 0.2, 0.5)
-# The case and the mean output length for the study of output lengths.
+# The case whose output lengths are varied (model, GPU, number of GPUs), and its mean output length.
 VARIED = ("codellama-34b", "L4", 4, 1000)
 OUTPUTS = (25, 50, 100, 200, 400, 800)
 VARIED_REQUESTS = 400
@@ -317,7 +321,7 @@ def _label(row: Row) -> str:
 
 
 def case_row(case: SeesawCase, seed: int) -> dict[str, Any]:
-    """All figures of a case; ``fits`` is false where no layout holds its longest request."""
+    """All figures of a case; ``fits`` is false if no layout has memory for its longest request."""
     row: dict[str, Any] = {
         "case": case.name,
         "model": case.model,
@@ -363,13 +367,15 @@ def case_row(case: SeesawCase, seed: int) -> dict[str, Any]:
 
 
 def _without_tiers(played: PlayedCase, pair: LayoutPair) -> float:
-    """The requests per second without KV cache on the host."""
+    """The requests per second if the KV cache may not use host memory."""
     runs = (played.played(pair, threshold=share, has_host=False) for share in THRESHOLDS)
     return max(run.requests_per_s for run in runs)
 
 
 def varied_outputs(of: SeesawPopulation, seed: int, *, quick: bool) -> list[tuple[int, float]]:
-    """The gain of the best pair of layouts over the best static layout, by mean output length."""
+    """By how much the best pair of layouts beats the best layout that does not change, for several
+    mean output lengths.
+    """
     model, gpu, count, prompt = VARIED
     limits = replace(of, requests=QUICK_REQUESTS if quick else VARIED_REQUESTS)
     curve = []
@@ -391,7 +397,9 @@ def varied_outputs(of: SeesawPopulation, seed: int, *, quick: bool) -> list[tupl
 
 
 def summary_of(rows: Sequence[Row]) -> dict[str, Any]:
-    """The gains over all cases, by GPU and load, and without each of Seesaw's ingredients."""
+    """The mean gains over all cases, by GPU and by load, and without each of Seesaw's
+    ingredients.
+    """
     gains = [row["gain"] for row in rows]
     first = [row["gain_over_prompts_first"] for row in rows]
     summary: dict[str, Any] = {
@@ -413,7 +421,8 @@ def summary_of(rows: Sequence[Row]) -> dict[str, Any]:
     return summary
 
 
-# The text of Seesaw's evaluation: gains of the best pairs, and how their time is spent.
+# The text of Seesaw's evaluation: the gains of the best pairs of layouts, and what their time is
+# spent on.
 
 
 PARTS = ("without_resharding", "without_tiers", "without_thresholds")

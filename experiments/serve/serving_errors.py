@@ -1,4 +1,4 @@
-"""Errors of serving predictions for measured rows that were left out of the fit."""
+"""The errors of serving predictions for measured runs to which the constants were not fitted."""
 
 import argparse
 from collections import defaultdict
@@ -45,7 +45,7 @@ def serving_errors(options: argparse.Namespace) -> int:
 def report_of(
     errors: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], left: Sequence[str]
 ) -> Report:
-    """The report of the errors of left-out rows, by what was left out."""
+    """The report on the errors of rows left out of the fit, for each way of grouping the rows."""
     ranks = [
         [by, *("-" if one is None else one for one in summary[f"ranking, {by} left out"].values())]
         for by in left
@@ -92,8 +92,8 @@ def _shares(row: Mapping[str, Any]) -> str:
 
 
 def error_rows(by: str, apart: LeftOut) -> Iterator[dict[str, Any]]:
-    """The median errors of left-out rows by kind of run and predicted figure, with the coverage of
-    bounds made from the figure's other groups.
+    """The median errors of rows left out of the fit, by kind of run and predicted figure; and how
+    often bounds hold that were made from other groups.
     """
     kinds = np.array([row.kind for row in apart.rows])
     for kind in dict.fromkeys(kinds.tolist()):
@@ -111,9 +111,9 @@ def error_rows(by: str, apart: LeftOut) -> Iterator[dict[str, Any]]:
 
 
 def ranking(apart: LeftOut) -> dict[str, float | None]:
-    """How well layouts with equal GPUs and load are ranked: groups by table cells and by layouts,
-    pairs that differ clearly, the share of pairs in the right order, and the mean of the best rate
-    over the picked rate; also for pairs within one given version.
+    """How well layouts with equal GPUs and loads are ranked: the number of groups, the pairs that
+    clearly differ, the share of pairs in the right order, and the best rate over the rate of the
+    layout chosen (a mean). Also for pairs of one version that the rows state.
     """
     groups = list(groups_of_layouts(apart))
     regrets = [
@@ -138,8 +138,8 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def _pairs_in_order(groups: Iterable[tuple[Floats, Floats]]) -> tuple[int, int]:
-    """The number of pairs of layouts whose measured rates differ clearly, and of those the number
-    in the right order.
+    """How many pairs of layouts have clearly different measured rates, and how many of these pairs
+    are predicted in the right order.
     """
     pairs = right = 0
     for measured, predicted in groups:
@@ -154,8 +154,8 @@ def _pairs_in_order(groups: Iterable[tuple[Floats, Floats]]) -> tuple[int, int]:
 def groups_of_layouts(
     apart: LeftOut, *, is_one_version: bool = False
 ) -> Iterator[tuple[Floats, Floats]]:
-    """The measured and predicted rates of layouts with equal GPUs under one load; a geometric mean
-    over the dates and versions of a layout, or over the dates of one given version.
+    """The measured and predicted rates of layouts with equal GPUs under one load. Over the dates
+    and versions of a layout, or the dates of one version, the geometric mean is taken.
     """
     measured, predicted = apart.measured["requests_per_s"], apart.predicted["requests_per_s"]
     for layouts in _grouped(apart, is_one_version=is_one_version):
@@ -168,9 +168,9 @@ def groups_of_layouts(
 def _grouped(
     apart: LeftOut, *, is_as_told: bool = False, is_one_version: bool = False
 ) -> Iterator[list[list[int]]]:
-    """Row indices of closed loops by layout, for loads with several layouts; with ``is_as_told``,
-    an empty attention data parallelism differs from any given one; with ``is_one_version``, each
-    given version is a group.
+    """The indices of rows with a fixed number of requests in flight, by layout, for loads that were
+    measured with several layouts. With ``is_as_told``, an attention data parallelism that is not
+    stated differs from any that is; with ``is_one_version``, each stated version is a group.
     """
     measured = apart.measured["requests_per_s"]
     groups: dict[Any, dict[Any, list[int]]] = defaultdict(lambda: defaultdict(list))

@@ -1,5 +1,5 @@
-"""Fits constants of serving engines to rows of measured runs, and predicts rows left out of the
-fit.
+"""Fits the constants of serving engines to measured runs, and predicts the rows that a fit leaves
+out.
 
 Axes: C rows.
 """
@@ -20,18 +20,21 @@ from mistlab.calibration.serving_constants import SPREADS, MeasuredRuns, fitted_
 from mistlab.core.arrays import Bools, Floats
 from mistlab.serving.engine_constants import EngineConstants
 
-# The number of folds of the cross-validation in which groups are configurations.
+# The number of folds of the cross-validation that leaves out whole configurations.
 FOLDS = 5
 OUTCOMES = ("token_s", "first_s", "output_per_s", "requests_per_s")
-# Quantiles of left-out errors that give the bounds.
+# The quantiles of errors on rows left out of the fit that become the bounds.
 TAILS = (0.05, 0.95)
-# A fall of the time per token by more than this factor contradicts a steady state: repeated runs
-# differ by less; limits from 1.2 to 1.5 drop the same runs of the given tables.
+# If the time per token falls by more than this factor as the load grows, the runs cannot both be in
+# a steady state. Repeated runs differ by less; limits from 1.2 to 1.5 drop the same runs of the
+# given tables.
 FALLS = 1.3
 
 
 def rows_to_fit(tables: Sequence[Path]) -> list[ServedRow]:
-    """The rows that a fit may use: measured, and certainly without speculative decoding."""
+    """The rows that a fit may use: those that are measured and certainly without speculative
+    decoding.
+    """
     return [
         row
         for table in tables
@@ -45,8 +48,8 @@ def _is_measured(row: ServedRow) -> bool:
 
 
 def measured_of(rows: Sequence[ServedRow]) -> dict[str, Floats]:
-    """The measured figures of rows, NaN where not measured; a closed loop's request rate follows
-    from its two times, other rates from output tokens.
+    """The measured figures of rows, NaN if not measured. With a fixed number of requests in flight,
+    the request rate follows from the two latencies; otherwise rates follow from output tokens.
     """
 
     def column(values: Iterator[float | None]) -> Floats:
@@ -62,8 +65,8 @@ def measured_of(rows: Sequence[ServedRow]) -> dict[str, Floats]:
 
 
 def contradicted(rows: Sequence[ServedRow]) -> set[int]:
-    """Rows of one layout and load whose time per token falls clearly as more requests are in
-    flight, which is impossible in a steady state.
+    """Rows of one layout and kind of load whose time per token clearly falls when more requests are
+    in flight, which is impossible in a steady state.
     """
     layouts: dict[object, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
@@ -95,16 +98,17 @@ def constants_of_rows(every: Sequence[ServedRow]) -> EngineConstants:
 
 
 def predicted_by(rows: Sequence[ServedRow], constants: EngineConstants) -> dict[str, Floats]:
-    """The figures predicted for rows with given constants."""
+    """The figures that are predicted for rows with the given constants."""
     return outcomes_of(RowModel(rows).times(constants.of([row.run for row in rows])))
 
 
 def outcomes_of(times: RowTimes) -> dict[str, Floats]:
-    """The predicted figures (latencies and rates) that follow from the times of rows."""
+    """The predicted figures (latencies and rates) that follow from the predicted times of rows."""
     return {name: getattr(times, name) for name in OUTCOMES}
 
 
-# Keys of the groups of rows left out together, by option name.
+# For each option that names a way of grouping rows, a function that returns a row's group; each
+# group is left out of a fit.
 GROUPS: Mapping[str, Callable[[ServedRow], str]] = {
     "configuration": lambda row: str(zlib.crc32(row.configuration.encode()) % FOLDS),
     "gpu": lambda row: row.layout.gpu,
@@ -114,7 +118,9 @@ GROUPS: Mapping[str, Callable[[ServedRow], str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LeftOut:
-    """Rows with what a fit to all other groups predicts of them (C each), and each row's group."""
+    """Rows with the figures that a fit to all other groups predicts for them, and the group of each
+    row.
+    """
 
     rows: Sequence[ServedRow]
     groups: Sequence[str]
@@ -122,17 +128,19 @@ class LeftOut:
     measured: Mapping[str, Floats]
 
     def logs(self, outcome: str, mask: Bools | None = None) -> Floats:
-        """The logarithms of measured over predicted figures, where a figure was measured."""
+        """The logarithms of measured over predicted figures, for rows whose figure was measured."""
         logs = np.log(self.measured[outcome] / self.predicted[outcome])
         keep = np.isfinite(logs) if mask is None else np.isfinite(logs) & mask
         return np.asarray(logs[keep])
 
     def quantiles(self, outcome: str) -> tuple[float, float]:
-        """The factors from a prediction to its bounds, estimated from all rows."""
+        """The factors from a prediction to its lower and upper bound, estimated from all rows."""
         return _tails(self.logs(outcome))
 
     def coverage(self, outcome: str) -> float:
-        """The share of rows inside bounds that are estimated from the other groups' errors."""
+        """The share of rows that lie inside bounds estimated from the errors of the other
+        groups.
+        """
         groups = np.array(self.groups)
         inside, total = 0, 0
         for group in dict.fromkeys(self.groups):

@@ -1,1 +1,1 @@
-"""The command ``show``: finished runs of commands on one page."""
+"""The command ``show``: shows finished runs of commands on one page."""

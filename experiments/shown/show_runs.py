@@ -1,4 +1,4 @@
-"""The command ``show``: one page with the reports of finished runs, interactive plots and
+"""The command ``show``: makes one page with the reports of finished runs, interactive plots and
 tables.
 """
 
@@ -22,16 +22,16 @@ from experiments.pages.tables import flat_row
 from mistlab.core.files import naming, read_json, text_in
 from mistlab.core.values import reject
 
-# The largest number of rows on a page; a note tells that further rows are omitted.
+# The most rows on a page; if there are more, a note says that they are left out.
 MOST_ROWS = 5_000
-# The largest picture that is embedded in a page.
+# The most bytes of a picture that is embedded in a page.
 MOST_PICTURE = 1 << 23
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptRun:
-    """A run's folder: its configuration, its report in Markdown, pictures by name, flattened rows,
-    and the total number of rows.
+    """A finished run, read from its folder: its configuration, its report in Markdown, its pictures
+    by name, its rows without nesting, and the total number of rows.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class KeptRun:
 
     @classmethod
     def of(cls, path: Path) -> "KeptRun":
-        """The run in a folder; a folder that holds no run is refused."""
+        """The run in a folder; refuses a folder without a run."""
         if not path.is_dir():
             reject(f"{path}: is not a folder: give the folder of a run, such as runs/scaling")
         config, report, rows = (path / name for name in ("config.json", "report.md", "rows.jsonl"))
@@ -79,14 +79,14 @@ class KeptRun:
 
 
 def _command(made: Mapping[str, Any]) -> str:
-    """The command line recorded in a configuration, if there is one."""
+    """The command line that a run's configuration records; empty if there is none."""
     if not isinstance(made.get("command"), str) or not isinstance(made.get("options"), Mapping):
         return ""
     return command_line(made)
 
 
 def _pictures(path: Path) -> Iterator[tuple[str, str]]:
-    """The pictures of a folder as data URLs."""
+    """The pictures in a folder as data URLs."""
     for file in sorted(path.glob("*.svg")):
         if file.stat().st_size <= MOST_PICTURE:
             content = base64.b64encode(file.read_bytes()).decode()
@@ -117,7 +117,7 @@ def page_of(runs: Sequence[KeptRun]) -> str:
     folder = files("experiments.shown")
     script = folder.joinpath("show.js").read_text(encoding="utf-8")
     style = folder.joinpath("show.css").read_text(encoding="utf-8")
-    # Scripts inside a report do not run: the page allows one script by its hash.
+    # The page allows a single script, by its hash, so that scripts inside a report cannot run.
     allowed = b64encode(sha256(script.encode()).digest()).decode()
     sections = [*_together(runs), *(_section(run, place) for place, run in enumerate(runs))]
     title = runs[0].title if len(runs) == 1 else f"{len(runs)} runs"
@@ -132,7 +132,7 @@ def page_of(runs: Sequence[KeptRun]) -> str:
 
 
 def _contents(runs: Sequence[KeptRun]) -> Iterator[str]:
-    """Links to the runs, if there are several."""
+    """A list of links to the runs, if there are several runs."""
     if len(runs) > 1:
         yield "<nav aria-label='Runs'><ul>"
         for number, run in enumerate(runs):
@@ -141,7 +141,7 @@ def _contents(runs: Sequence[KeptRun]) -> Iterator[str]:
 
 
 def _together(runs: Sequence[KeptRun]) -> Iterator[str]:
-    """The section that shows the rows of several runs of one command side by side."""
+    """A section that shows the rows of several runs of one command side by side."""
     by_command: dict[str, list[KeptRun]] = {}
     for run in runs:
         by_command.setdefault(str(run.made.get("command", "")), []).append(run)
@@ -154,8 +154,8 @@ def _together(runs: Sequence[KeptRun]) -> Iterator[str]:
 
 
 def _section(run: KeptRun, number: int) -> str:
-    """The section of a run: its configuration, its report and pictures, and its rows."""
-    # The report already begins with the command, so that it is not printed twice.
+    """The section of one run: its configuration, its report and pictures, and its rows."""
+    # A report that begins with the command line needs no further line with it.
     is_told = not run.command or run.words
     made = "" if is_told else f'<pre tabindex="0">{html.escape(run.command)}</pre>'
     text, shown = _report_html(run)
@@ -181,7 +181,7 @@ def _report_html(run: KeptRun) -> tuple[str, set[str]]:
 
     if not run.words:
         return "", set()
-    # Reports are Markdown with tables; apparent HTML in them is text.
+    # Reports are Markdown with tables; what looks like HTML in them is shown as text.
     text = re.sub(r"<(?=[a-zA-Z/!])", "&lt;", run.words.partition("\n")[2])
     made = markdown.markdown(text, extensions=["tables", "fenced_code"])
     shown: set[str] = set()
@@ -209,11 +209,11 @@ def _figure(name: str, address: str, caption: str) -> str:
 
 
 def _data(rows: Sequence[Mapping[str, Any]], caption: str) -> str:
-    """The rows of a run as JSON for the page's script, which makes plots and a table of them."""
+    """The rows of a run as JSON, from which the page's script makes plots and a table."""
     columns = [*dict.fromkeys(name for row in rows for name in row)]
     cells = [[row.get(name) for name in columns] for row in rows]
     plain = json.dumps({"columns": columns, "rows": cells}, separators=(",", ":"))
-    # A text in a row must not end the script's element.
+    # A text in a row must not end the script element of the page.
     safe = plain.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     return (
         f'<div class="asked" data-caption="{html.escape(caption)}">'
@@ -223,7 +223,7 @@ def _data(rows: Sequence[Mapping[str, Any]], caption: str) -> str:
 
 
 def _versions(made: Mapping[str, Any]) -> str:
-    """The revision and the versions of a run."""
+    """The git revision and the software versions of a run."""
     versions = made.get("versions")
     if not isinstance(versions, Mapping):
         return ""

@@ -1,3 +1,3 @@
-"""Training systems measured on the same machine: the plans that each system tries, its trials and
-results.
+"""Training systems that are measured on the same machine: the plans that each system tries, how
+they run, and the results.
 """

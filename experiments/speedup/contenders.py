@@ -1,4 +1,6 @@
-"""The plans that each system tries on a workload, from its own grid, predicted fastest first."""
+"""The plans that each training system tries for a workload, from a grid of its own; those predicted
+to be fastest come first.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +27,7 @@ from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 
 OURS = "mistlab"
-# For each system, the export target that must be able to express its plans.
+# For each training system, the export format that must be able to express its plans.
 TARGET = {
     "megatron": "megatron",
     "deepspeed": "deepspeed",
@@ -35,7 +37,7 @@ TARGET = {
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 SHARES = (0.0, 0.5, 1.0)
 _GRIDS = read_yaml(Path(__file__).with_name("grids.yaml"))
-# For each system, its choices of sharding and offloading optimizer states.
+# For each training system, its choices of how optimizer states are sharded and offloaded.
 STATES: Mapping[str, Sequence[Mapping[str, float]]] = _GRIDS["states"]
 # The grid of Megatron-core's users: all kinds of parallelism, with a sharded optimizer.
 _FIXED: dict[str, Any] = {name: tuple(values) for name, values in _GRIDS["megatron"].items()}
@@ -45,7 +47,7 @@ BUDGET = Budget(evaluations=2_000, seconds=30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A plan that a system tries, and its prediction; None if there is none."""
+    """A plan that a training system tries, and its prediction; None if it cannot be predicted."""
 
     job: Job
     prediction: Prediction | None
@@ -54,8 +56,8 @@ class Contender:
 def contenders(
     system: str, workload: Workload, cluster: Cluster, count: int, seed: int
 ) -> list[Contender]:
-    """The first plans that a system should try, this many: those predicted to fit first, fastest
-    first.
+    """The first plans that a training system should try, as many as ``count`` says: plans predicted
+    to fit first, fastest first.
     """
     if system == OURS:
         return _searched(workload, cluster, count, seed)
@@ -71,14 +73,14 @@ def contenders(
 
 
 def _order(contender: Contender) -> tuple[bool, float]:
-    """The sort key of a system's plans: best first, those without a prediction last."""
+    """A sort key for a system's plans: the best first, those without a prediction last."""
     prediction = contender.prediction
     return (True, float("inf")) if prediction is None else order_of(prediction)
 
 
 def _searched(workload: Workload, cluster: Cluster, count: int, seed: int) -> list[Contender]:
-    """The best plan that this package's search finds in its own space, then the fastest other plans
-    predicted by that search or by a local search.
+    """The best plan that this package's search finds in its own search space, followed by the
+    fastest of the other plans that this search or a local search has predicted.
     """
     problem = Problem(workload=workload, cluster=cluster)
     predictor = SymbolicPredictor(workload=workload, cluster=cluster)
@@ -100,7 +102,9 @@ def _searched(workload: Workload, cluster: Cluster, count: int, seed: int) -> li
 
 
 def _of_megatron(workload: Workload, cluster: Cluster) -> list[Contender]:
-    """Every plan of the space ``MEGATRON`` that recomputes no, half or all blocks."""
+    """Every plan of the search space ``MEGATRON`` that recomputes none, half or all of its
+    blocks.
+    """
     plans = [
         plan
         for plan in all_plans(Problem(workload=workload, cluster=cluster), MEGATRON)
@@ -114,9 +118,9 @@ def _of_megatron(workload: Workload, cluster: Cluster) -> list[Contender]:
 
 
 def _of_grid(system: str, workload: Workload, cluster: Cluster) -> Iterator[Job]:
-    """The plans of a system's grid, each as the system's framework can express it."""
+    """The plans of a system's grid, each in the form that the system's framework can express."""
     if system in ("deepspeed", "deepcompile") and workload.precision == "bf16":
-        # All other systems accumulate in 32 bits, too.
+        # All other systems also accumulate gradients in 32 bits.
         workload = replace(workload, gradients="32bit")
     ranks, layers = cluster.num_gpus, workload.model.layers
     sequences, rest = divmod(workload.global_batch, ranks)
@@ -136,12 +140,13 @@ def _of_grid(system: str, workload: Workload, cluster: Cluster) -> Iterator[Job]
         plan = Plan(micro_batches=sequences // micro_batch, stages=(StagePlan.of_values(values),))
         job = Job(workload=workload, cluster=cluster, plan=plan)
         sayable = nearest(job, TARGETS[TARGET[system]]).job
-        # Only FSDP2 can recompute an arbitrary set of blocks.
+        # Only FSDP2 can recompute any set of blocks; for other systems the plan is reduced to what
+        # they can express.
         yield job if system == "fsdp" else replace(sayable, cluster=cluster)
 
 
 def _lacks(system: str, states: Mapping[str, float], cluster: Cluster) -> bool:
-    """Whether a system lacks the package by which it offloads optimizer states.
+    """Whether a system lacks the package that it needs for offloading optimizer states.
 
     Megatron-core takes a package for it, and a GPU. DeepSpeed steps a part of it with an optimizer
     of its own, which its driver uses on GPUs alone, and compiles whole steps for GPUs alone.

@@ -1,5 +1,5 @@
-"""The command ``measure_speedup``: trials of every system, then each system's best plan repeatedly,
-in turn with the others'.
+"""The command ``measure_speedup``: tries several plans of every training system, then repeats the
+best plan of each, in turn with the others.
 """
 
 import argparse
@@ -36,7 +36,7 @@ HEAD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedupCase:
-    """A model, a memory limit and a batch, for which all systems are measured."""
+    """A model, a memory limit and a batch size, for which all training systems are measured."""
 
     model: str
     cap_gib: float
@@ -44,14 +44,14 @@ class SpeedupCase:
 
     @property
     def words(self) -> str:
-        """The model, memory limit and batch as text."""
+        """The model, the memory limit and the batch size as text."""
         return f"{self.model}, {self.cap_gib:g} GiB, batch {self.batch}"
 
 
 def report_of(
     cases: Sequence[SpeedupCase], rows: Sequence[Row], systems: Sequence[str], left: int
 ) -> Report:
-    """The table of all cases, of which ``left`` are unfinished."""
+    """The table of all cases; ``left`` says how many of them are not finished."""
     lines: list[Sequence[object]] = []
     gains: dict[str, list[float]] = {system: [] for system in systems if system != OURS}
     for case in cases:
@@ -88,13 +88,15 @@ def report_of(
 
 
 def _name(rows: Sequence[Row], system: str) -> str:
-    """A system's name in the table; Megatron-core without fused layers is named "local layers"."""
+    """The name of a training system in the table; Megatron-core without fused layers is called
+    "local layers".
+    """
     ran = (row[CONFIGURATION] for row in rows if row["system"] == system and CONFIGURATION in row)
     return str(next(ran, {"system": system})["system"])
 
 
 def _tried(rows: Sequence[Row], case: SpeedupCase, system: str) -> str:
-    """The outcomes of a system's trials as text, if none of its plans ran."""
+    """What became of a system's trials, as text, if none of its plans ran."""
     outcomes = dict.fromkeys(
         row["outcome"] for row in _rows_of(rows, case, system) if row["phase"] == "trial"
     )
@@ -111,8 +113,8 @@ def _rows_of(rows: Sequence[Row], case: SpeedupCase, system: str) -> list[Row]:
 def _best_s(
     rows: Sequence[Row], case: SpeedupCase, system: str
 ) -> tuple[float, float, float | None] | None:
-    """The median time over the repeats of a system's best plan, their spread, and the predicted
-    time.
+    """The median time of the repeated runs of a system's best plan, how far they spread, and the
+    predicted time.
     """
     of_system = [row for row in _rows_of(rows, case, system) if TIMING in row]
     last = [row for row in of_system if row["phase"] == "repeat"] or of_system[:1]
@@ -124,10 +126,10 @@ def _best_s(
 
 
 SYSTEMS = (OURS, *TARGET)
-# No run starts if less than this is left of a call's time. A run that the call's end interrupts is
-# repeated in the next call.
+# No run starts when less than this is left of a call's time. A run that is interrupted by the end
+# of a call starts again in the next call.
 SHORTEST_S = 30.0
-# The settings of ``--quick``: one plan of each system, run once.
+# What ``--quick`` changes: one plan of each system is tried, it runs once, and for few steps.
 QUICK = {"trials": 1, "repeats": 1, "steps": 3}
 
 
@@ -185,8 +187,8 @@ def _measured(options: argparse.Namespace, nodes: Nodes) -> int:
 
 
 def _leads(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
-    """Whether this process leads its node: under torchrun the first of each node. Plans use the
-    nodes and GPUs of torchrun; their runs have their own launchers.
+    """Whether this process leads its node: under torchrun the first process of each node does.
+    Plans use the nodes and GPUs that torchrun has; each run starts launchers of its own.
     """
     options.nodes = int(environment.get("GROUP_WORLD_SIZE", "1"))
     options.gpus_per_node = int(environment.get("LOCAL_WORLD_SIZE", options.gpus_per_node))
@@ -194,7 +196,7 @@ def _leads(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
 
 
 def chosen_systems(text: str) -> list[str]:
-    """The systems in --systems, each of which is installed."""
+    """The training systems that ``--systems`` names, all of which are installed."""
     names = _listed(text)
     for name in names:
         if name not in SYSTEMS:
@@ -243,7 +245,9 @@ def _key(row: Row) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _UnderWay:
-    """The measurements of this call and of earlier ones, and the deadline of the call."""
+    """A call under way: the measurements of this call and of earlier ones, and the call's
+    deadline.
+    """
 
     options: argparse.Namespace
     systems: Sequence[str]
@@ -252,7 +256,7 @@ class _UnderWay:
     nodes: Nodes
 
     def rows(self, case: SpeedupCase) -> Iterator[Row | None]:
-        """The measured rows of a case; None once the call's time is over."""
+        """The measured rows of a case; None if the time of the call is over."""
         options, best = self.options, dict[str, tuple[Contender, float]]()
         ours: Sequence[float] | None = None
         tried = {system: _contenders(case, system, options) for system in self.systems}
@@ -269,7 +273,7 @@ class _UnderWay:
             seconds = row.get(TIMING, {}).get("median_s")
             if seconds is not None and (system not in best or seconds < best[system][1]):
                 best[system] = contender, seconds
-        # Systems run in turn, so that a machine that slows down affects all of them equally.
+        # The systems run in turn, so that all of them suffer equally if the machine slows down.
         for turn, system in product(range(options.repeats), best):
             row = self._row(case, system, best[system][0], ("repeat", turn), ours)
             yield row
@@ -284,8 +288,8 @@ class _UnderWay:
         run: tuple[str, int],
         ours: Sequence[float] | None,
     ) -> Row | None:
-        """The row of one run, measured before or now; its losses are compared with this package's
-        (``ours``).
+        """The row of one run, which is measured now unless it was before; its losses are compared
+        with those of this package (``ours``).
         """
         prediction, options = contender.prediction, self.options
         row: dict[str, Any] = {

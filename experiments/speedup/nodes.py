@@ -1,4 +1,5 @@
-"""Runs on several nodes: the first node announces a run, and every node starts its part.
+"""Runs plans on several nodes: the first node announces a run, and every node starts its own part
+of it.
 
 Under a torchrun of several nodes the first process of each node leads it. The leader of the first
 node measures; the others do what it says until it is done. They talk through a store that the
@@ -15,17 +16,17 @@ from typing import Any, Self
 
 from mistlab.core.values import reject
 
-# The longest wait for the first node's next run.
+# How long a node waits at most for the next run that the first node announces.
 LONGEST_WAIT = timedelta(days=1)
-# The seconds that other nodes have to end their parts when one node's part has ended.
+# How many seconds after one node's part of a run has ended the parts on other nodes must end.
 PARTING_S = 10.0
 ENDED = "ended"
 
 
 @dataclass(slots=True, kw_only=True)
 class Nodes:
-    """The nodes of a torchrun, as one leader sees them: their number, its own index, and the
-    store.
+    """The nodes on which torchrun was started, as the leading process of a node sees them: their
+    number, its own index, and the store that they share.
     """
 
     count: int = 1
@@ -37,7 +38,7 @@ class Nodes:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self:
-        """The nodes given by torchrun; one without torchrun."""
+        """The nodes that torchrun has; a single node without torchrun."""
         count = int(environment.get("GROUP_WORLD_SIZE", "1"))
         if count == 1:
             return cls()
@@ -55,8 +56,8 @@ class Nodes:
         return cls(count=count, own=rank, address=address, store=store)
 
     def launcher(self, ranks: int, port: int | None) -> list[str]:
-        """The launcher's command for this node's part with this many ranks; the first node listens
-        at the port.
+        """The command that launches this node's part of a run with this many ranks; the first node
+        listens at the port.
         """
         torchrun = ["-m", "torch.distributed.run"]
         if self.count == 1:
@@ -88,7 +89,7 @@ class Nodes:
         return port
 
     def announced(self) -> Iterator[dict[str, Any]]:
-        """The runs that the first node announces, until it announces the end."""
+        """Yields each run that the first node announces, until it announces the end."""
         while True:
             self.number += 1
             self._over_since = None
@@ -98,7 +99,7 @@ class Nodes:
             yield run
 
     def end(self) -> None:
-        """Announce that there are no more runs."""
+        """Announce to the other nodes that there are no more runs."""
         if self.count > 1:
             self.number += 1
             self.store.set(f"run {self.number}", json.dumps(ENDED))
@@ -109,7 +110,9 @@ class Nodes:
             self.store.set(self._key(self.own), outcome)
 
     def others_are_over(self) -> bool:
-        """Whether another node's part ended so long ago that this node's part must be hanging."""
+        """Whether a part on another node ended so long ago that the part on this node must be
+        hanging.
+        """
         if self.count == 1:
             return False
         if self._over_since is None:
@@ -119,7 +122,7 @@ class Nodes:
         return time.monotonic() - self._over_since > PARTING_S
 
     def outcomes(self) -> list[str]:
-        """The outcomes of the parts of a run that have ended on other nodes."""
+        """How the parts of a run ended on those other nodes where they have ended."""
         keys = map(self._key, self._others)
         return [self.store.get(key).decode() for key in keys if self.store.check([key])]
 

@@ -1,5 +1,5 @@
-"""Checks that systems train alike: their losses are compared with this package's, and their
-configurations are shown side by side.
+"""Checks that all training systems compute the same: their losses are compared with this package's,
+and their configurations shown side by side.
 
 All systems begin with the same weights, see the same tokens and step with the same settings, so
 their losses agree up to rounding. A run whose losses do not is not a measurement of the same work.
@@ -10,9 +10,8 @@ from typing import Any
 
 from experiments.pages.tables import TIMING, Row, table
 
-# For each precision, the largest accepted relative difference from this package's loss in the same
-# step. The first three losses of systems on CPUs differ by at most 1.3e-6 in 32 bits and 3e-5 in
-# bf16.
+# For each precision, by what share a loss may differ from this package's in the same step. The
+# first three losses of systems on CPUs differ by at most 1.3e-6 in 32 bits and 3e-5 in bf16.
 ROUNDING: Mapping[str, float] = {"fp32": 1e-5, "bf16": 5e-4, "fp16": 5e-4}
 CONFIGURATION = "configuration"
 
@@ -20,13 +19,13 @@ CONFIGURATION = "configuration"
 def held_against(
     trial: dict[str, Any], losses: Sequence[float] | None, precision: str
 ) -> dict[str, Any]:
-    """A run's result; if its losses differ from ``losses``, its outcome says so, and it has no
-    time. Without ``losses`` nothing is compared.
+    """The result of a run after comparing its losses with ``losses``; if they differ, the outcome
+    says so, and the time is removed. Without ``losses`` nothing is compared.
     """
     if losses is None or "losses" not in trial:
         return trial
     for step, (theirs, ours) in enumerate(zip(trial["losses"], losses, strict=False), start=1):
-        # A loss that is NaN counts as different, too.
+        # Written so that a loss that is NaN also counts as different.
         if not abs(theirs - ours) <= ROUNDING[precision] * abs(ours):
             kept = {name: value for name, value in trial.items() if name != TIMING}
             outcome = f"trains something else: loss {theirs:.6g} in step {step}, ours is {ours:.6g}"
@@ -35,7 +34,9 @@ def held_against(
 
 
 def configurations(rows: Sequence[Row]) -> list[str]:
-    """The configuration of each system's best plan side by side, from the systems' own objects."""
+    """The configuration of each system's best plan side by side, as the system's own objects report
+    it.
+    """
     by_system = {row["system"]: row for row in rows if CONFIGURATION in row}
     if not by_system:
         return []

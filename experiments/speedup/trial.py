@@ -1,4 +1,6 @@
-"""One run of a plan in a system, in separate processes: seconds of its steps, or its failure."""
+"""Runs a plan once in a training system, in separate processes; returns the seconds of its steps,
+or how it failed.
+"""
 
 import json
 import os
@@ -16,21 +18,21 @@ from experiments.speedup.same_training import CONFIGURATION
 from experiments.training.plan_runs import ended_within, last_words
 from mistlab.job.job import Job, dump_job, job_from_mapping, job_to_mapping
 
-# The number of initial steps that are not timed, during which kernels are loaded and memory is
-# allocated.
+# The first steps are not timed, since kernels are loaded and memory is allocated during them; this
+# is their number.
 WARM_UPS = 2
-# The time limit of a call that starts processes and trains a few steps.
+# The time limit in seconds for starting the processes of a run and training a few steps.
 LONGEST_S = 480.0
 OVERDUE = f"took longer than {LONGEST_S:.0f} s"
 ENDED_ELSEWHERE = "ended on another node"
 SHORT = "out of memory"
-# torchrun's environment variables for its processes, in addition to those with prefix
+# Environment variables that torchrun sets for its processes, besides those that begin with
 # TORCHELASTIC_.
 OF_LAUNCHER = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
 }
-# Systems that compile parts on first use.
+# Training systems that compile something when it is used first.
 COMPILING = ("deepspeed", "deepcompile")
 
 
@@ -44,8 +46,8 @@ def run_trial(
     longest_s: float = LONGEST_S,
     nodes: Nodes | None = None,
 ) -> dict[str, Any] | None:
-    """Run a plan in a system: the ``median_s``, ``seconds``, ``losses`` and ``configuration`` of
-    the run, or its ``outcome`` if it failed.
+    """Run a plan in a training system; returns the ``median_s``, ``seconds``, ``losses`` and
+    ``configuration`` of the run or, if it failed, its ``outcome``.
 
     None where a run had less time than the longest may take, and did not end in it. If several
     nodes take part, the other leaders are told of the run.
@@ -69,14 +71,14 @@ def run_trial(
 
 
 def take_part(nodes: Nodes) -> None:
-    """Start this node's part of each run that the first node announces."""
+    """Start this node's part of each run that the first node announces, until there are no more."""
     for run in nodes.announced():
         job = job_from_mapping(run["job"])
         nodes.over(_own_part(run, job, nodes)["outcome"])
 
 
 def _own_part(run: Mapping[str, Any], job: Job, nodes: Nodes) -> dict[str, Any]:
-    """The result of the processes on this node; only those of the first node report losses."""
+    """The result of the processes on this node; only the first node's processes report losses."""
     with TemporaryDirectory() as folder:
         plan, out = Path(folder) / "plan.yaml", Path(folder) / "out.json"
         dump_job(job, plan)
@@ -99,7 +101,7 @@ def _own_part(run: Mapping[str, Any], job: Job, nodes: Nodes) -> dict[str, Any]:
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without torchrun's variables, since a run has its own launcher."""
+    """The environment without torchrun's variables, since every run has a launcher of its own."""
     return {
         name: value
         for name, value in environment.items()
@@ -123,7 +125,7 @@ def _command_of_run(
 
 
 def _of_ours(printed: Mapping[str, Any], job: Job) -> dict[str, Any]:
-    """The result of this package's own run, in the form of other systems' results."""
+    """The result of a run of this package's runtime, in the form of other systems' results."""
     from runtime.baselines.baseline import Configuration  # noqa: PLC0415 (needs torch)
 
     configuration = asdict(Configuration.of_ours(job))

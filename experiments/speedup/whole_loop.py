@@ -1,5 +1,5 @@
 """The command ``whole_loop``: profiles this machine, runs plans and baselines in turn, and compares
-them with predictions.
+their times with predictions.
 """
 
 import argparse
@@ -37,8 +37,8 @@ from searchers.meshes import equal_pipelines, only
 from searchers.savings import Chooser, chosen_plan
 from simulators.symbolic import SymbolicPredictor
 
-# A model whose step of eight sequences takes one to four seconds on a core, so that arithmetic
-# takes much longer than Python.
+# A model so large that a step of eight sequences takes one to four seconds on a core: arithmetic
+# then takes much longer than Python.
 MODEL = ModelSpec.of(family="gpt", hidden=512, layers=8, heads=8, vocab=4096)
 SPACE = "wide"
 MOST_DRAWN = 1000
@@ -47,7 +47,8 @@ QUICK = {"plans": 3, "trials": 1, "repeats": 1, "steps": 3}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopEntry:
-    """A run of the loop: a plan of this package or of a baseline, on as many ranks as the plan has.
+    """One of the runs that are compared: a plan of this package or of a baseline, on as many ranks
+    as the plan has.
 
     ``is_trial`` says that the system tries the plan to be fast; other plans are drawn at random.
     """
@@ -88,7 +89,7 @@ def whole_loop(options: argparse.Namespace) -> int:
             ]
     earlier = {_key(row): row for row in study.earlier}
     ours: Sequence[float] | None = None
-    # Plans run in turn, so that a machine that slows down affects all of them equally.
+    # The plans run in turn, so that all of them suffer equally if the machine slows down.
     for number, entry in study.counted([*product(range(options.repeats), entries)], "runs"):
         row = _described(entry, number)
         outcome = earlier.get(_key(row))
@@ -117,7 +118,7 @@ def _workload(options: argparse.Namespace) -> Workload:
 
 
 def _hardware(options: argparse.Namespace, folder: Path) -> Hardware:
-    """The named hardware, or this machine from an earlier or a new profile."""
+    """The hardware that is named, or this machine from an earlier profile or a new one."""
     if options.hardware is not None:
         return hardware_from(options.hardware, Path())
     path = folder / "machine.yaml"
@@ -134,7 +135,9 @@ def _hardware(options: argparse.Namespace, folder: Path) -> Hardware:
 def _own(
     workload: Workload, hardware: Hardware, options: argparse.Namespace
 ) -> Iterator[LoopEntry]:
-    """The best plans of a search on all devices, then random plans on one device and on all."""
+    """The best plans of a search on all devices, followed by random plans on one device and on
+    all.
+    """
     devices = hardware.node.gpus
     clusters = [Cluster(hardware=hardware, nodes=1, gpus_per_node=n) for n in sorted({1, devices})]
     count, seed = min(options.trials, options.plans), options.seed
@@ -151,7 +154,7 @@ def _own(
 
 
 def _drawn(workload: Workload, clusters: Sequence[Cluster], seed: int) -> Iterator[Contender]:
-    """Random plans that fit: first a cluster is drawn, then a pipeline on it, then memory
+    """Random plans that fit in memory: a cluster is drawn first, then a pipeline on it, then memory
     savings.
     """
     draw = np.random.default_rng(seed)
@@ -173,7 +176,9 @@ def _drawn(workload: Workload, clusters: Sequence[Cluster], seed: int) -> Iterat
 
 
 def _has_priority() -> bool:
-    """Whether this process, and so each run, has priority over all ordinary work of the machine."""
+    """Whether the operating system gives this process, and so each run, priority over all ordinary
+    processes.
+    """
     return os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
 
 
@@ -194,10 +199,11 @@ def _key(row: Row) -> str:
     return repr((row["system"], row["repeat"], row["plan"]))
 
 
-# The report of the whole loop: predictions beside measurements, and plans beside baselines.
+# The report: compares predictions with measurements, and this package's plans with those of the
+# baselines.
 
 
-# Plans whose times differ by a smaller factor are not ranked.
+# Two plans are ranked only if their times differ by at least this factor.
 APART = 1.25
 HEAD = (
     *("plan", "ranks", "dp x tp x pp", "micro-batch", "ZeRO", "recomputed", "offloaded"),
@@ -212,7 +218,7 @@ PRIORITY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A plan with its prediction, and the median step time of each of its runs."""
+    """A plan with its prediction, and with the median step time of each of its runs."""
 
     name: str
     system: str
@@ -224,24 +230,26 @@ class Measured:
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "Measured":
-        """The measurement of a plan from its rows, of which at least one is a successful run."""
+        """The measurement of a plan from its result rows, of which at least one is of a run that
+        succeeded.
+        """
         names = ("name", "system", "is_trial", "ranks", "plan", "predicted_s")
         runs_s = tuple(row[TIMING]["median_s"] for row in rows if TIMING in row)
         return cls(**{name: rows[0][name] for name in names}, runs_s=runs_s)
 
     @property
     def seconds(self) -> float:
-        """The median of the runs' step times in seconds."""
+        """The median of the step times of the plan's runs, in seconds."""
         return median(self.runs_s)
 
     @property
     def spread(self) -> float:
-        """The range of the runs' step times as a share of their median."""
+        """The range of the step times of the plan's runs, as a share of their median."""
         return (max(self.runs_s) - min(self.runs_s)) / self.seconds
 
     @property
     def error(self) -> float:
-        """The predicted over the measured step time, minus one."""
+        """The predicted step time over the measured one, minus one."""
         return self.predicted_s / self.seconds - 1
 
     @property
@@ -267,9 +275,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speedup:
-    """The speedup of this package's best plan over a baseline's; ``low`` and ``high`` compare the
-    slowest run of one with the fastest of the other. ``trials`` are the numbers of plans tried,
-    this package's and the baseline's.
+    """The speedup of this package's best plan over a baseline's. ``low`` compares its slowest run
+    with the baseline's fastest, ``high`` the reverse; ``trials`` are the numbers of plans that both
+    tried.
     """
 
     over: str
@@ -280,7 +288,7 @@ class Speedup:
 
     @property
     def words(self) -> str:
-        """The speedup as text: a win, a loss, or within the runs' spread."""
+        """The speedup as text: a win, a loss, or a difference within the spread of the runs."""
         verdict = "a win" if self.low > 1 else "a loss" if self.high < 1 else "within the spread"
         ours, theirs = self.trials
         return (
@@ -291,8 +299,8 @@ class Speedup:
 
 
 def report(rows: Sequence[Row], hardware: Hardware, *, has_priority: bool) -> Report:
-    """The report: a table of runs, the error of predictions, whether plans are ranked rightly, and
-    speedups.
+    """The report: a table of runs, the errors of predictions, whether plans are ranked correctly,
+    and speedups.
     """
     by_name = grouped(rows, lambda row: row["name"])
     ran = [Measured.of(own) for own in by_name.values() if any(TIMING in row for row in own)]
@@ -333,8 +341,8 @@ def report(rows: Sequence[Row], hardware: Hardware, *, has_priority: bool) -> Re
 
 
 def _judged(ours: Sequence[Measured]) -> dict[str, Any]:
-    """The errors of predictions, and the share of pairs of plans in the right order, among those
-    that runs distinguish.
+    """The errors of predictions; and of the pairs of plans that the runs can tell apart, the share
+    that is predicted in the right order.
     """
     errors = [abs(one.error) for one in ours]
     pairs = [
@@ -353,8 +361,8 @@ def _judged(ours: Sequence[Measured]) -> dict[str, Any]:
 
 
 def _speedups(ran: Sequence[Measured]) -> list[Speedup]:
-    """The measured speedup of the fastest plan that this package's search found over each
-    baseline's fastest plan.
+    """For each baseline, the measured speedup of the fastest plan that this package's search found
+    over the baseline's fastest plan.
     """
     tried = grouped((run for run in ran if run.is_trial), lambda run: run.system)
     best = {system: min(own, key=lambda run: run.seconds) for system, own in tried.items()}
