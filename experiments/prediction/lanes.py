@@ -32,6 +32,7 @@ from simulators.timeline import WORDS, trace_text
 TASK_COLOURS: Mapping[Kind, str] = {
     "F": "#56B4E9",
     "B": "#0072B2",
+    "W": "#004C6D",
     "S": "#000000",
     "U": "#E69F00",
     "R": "#D55E00",

@@ -13,6 +13,7 @@ from experiments.cli.commandline import run
 from experiments.prediction import disturbed
 from experiments.prediction import predict as predictions
 from experiments.prediction.disturbed import samples_of
+from experiments.prediction.lanes import TASK_COLOURS
 from experiments.prediction.predict import predicted, sentence
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
@@ -21,6 +22,7 @@ from mistlab.job.prediction import PARTS, Breakdown, Prediction, StepParts
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
+from mistlab.schedule.slots import KINDS
 from simulators.registry import PREDICTORS
 from simulators.symbolic import SymbolicPredictor
 
@@ -373,6 +375,11 @@ def test_a_timeline_without_a_place_is_refused_before_anything_is_played(
     assert run(predict.main, [plan_file(tmp_path, "a.yaml"), *options]) == 2
     problem = f"--timeline {there}: cannot be written: Not a directory: give another folder"
     assert capsys.readouterr().err == f"error: {problem}\n"
+
+
+def test_every_kind_of_task_has_a_colour_of_its_own() -> None:
+    assert set(TASK_COLOURS) == set(KINDS)
+    assert len(set(TASK_COLOURS.values())) == len(KINDS)
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
