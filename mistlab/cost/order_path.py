@@ -12,8 +12,8 @@ from typing import Any, Self
 import numpy as np
 
 from mistlab.core.arrays import Floats, Ints
-from mistlab.cost.beside_sends import Sends, SharedNetworks
 from mistlab.cost.chains import Chains
+from mistlab.network.shared_sends import Sends, SharedNetworks
 from mistlab.schedule.order_text import PassKind
 from mistlab.schedule.placement import Placement, StageChunk
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn
@@ -175,7 +175,7 @@ class OrderPath:
             part = seconds.part(stage_pass)
             pass_s, through, extra = seconds.of(stage_pass)
             left = seconds.left_s(stage_pass)
-            pass_s = pass_s + turns.before_s(stage_pass, part)
+            pass_s = pass_s + turns.before_s(stage_pass, part) + sends.lost_s(stage_pass)
             end = free[stage_pass.stage] + (pass_s - left) if stage_pass.stage in free else through
             if stage_pass.phase == "first_forward":
                 end = end + seconds.begin_s[part]

@@ -13,7 +13,6 @@ from typing import Self
 import numpy as np
 
 from mistlab.core.arrays import Floats, Ints, Rows
-from mistlab.cost.beside_sends import SharedNetworks, Way
 from mistlab.cost.links import groups_of
 from mistlab.cost.order_path import (
     EndTimes,
@@ -38,6 +37,7 @@ from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns, weight_grad
 from mistlab.engines.engine import ENGINES, Engine
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
+from mistlab.network.shared_sends import Lost, SharedNetworks, Way
 from mistlab.network.tiers import NETWORK
 from mistlab.plan.dimensions import num_gpus
 from mistlab.plan.plan import Plan
@@ -222,7 +222,8 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
     splits = any(of_stage.splits_backward for of_stage in passes)
     split = _split_times(model, batch, shape) if splits else None
     turned = _turn_times(model, batch, with_turns.turned_s, shape, splits=splits)
-    ends, networks = _end_times(model, batch, shape), _networks(model, plans, order.placement)
+    ends = _end_times(model, batch, shape)
+    networks = _networks(model, plans, order.placement, _lost(seconds, order.placement, len(plans)))
     iteration_s = partial(_played_s, times, split, host, ends, turned, networks)
     few_s = iteration_s(played)
     micro_batches = np.array([plan.micro_batches for plan in plans])
@@ -278,8 +279,31 @@ def _played_s(
     return path.iteration_s(networks)
 
 
+def _lost(seconds: StageSeconds, placement: Placement, plans: int) -> Lost:
+    """For each stage, the seconds by which a second of its sends lengthens a forward and a backward
+    pass: the most of any of the stage's parts.
+    """
+    beside = (
+        (seconds.lost_forward_s, seconds.received_s),
+        (seconds.lost_backward_s, seconds.point_to_point_s / 2),
+    )
+    rates = [
+        np.divide(lost_s, send_s, out=np.zeros_like(lost_s), where=send_s > 0).reshape(plans, -1)
+        for lost_s, send_s in beside
+    ]
+    return [
+        [_plain(rate[:, placement.of_stage(stage)].max(axis=1)) for rate in rates]
+        for stage in range(placement.num_stages)
+    ]
+
+
+def _plain(column: Floats) -> Floats | float:
+    """A column of one candidate as a number: arrays with one entry take ten times as long."""
+    return column.item() if len(column) == 1 else column
+
+
 def _networks(
-    model: StagesOnGroups, plans: Sequence[Plan], placement: Placement
+    model: StagesOnGroups, plans: Sequence[Plan], placement: Placement, lost: Lost
 ) -> SharedNetworks | None:
     """The networks of nodes and racks that the sends of several stages share; None if no sends of
     different stages can overlap there.
@@ -312,7 +336,8 @@ def _networks(
                 _shares(of_tier.reshape(shape), share.reshape(shape), placement),
             )
             for of_tier, share in zip(units, shares, strict=True)
-        ]
+        ],
+        lost,
     )
 
 

@@ -404,6 +404,7 @@ class StageTimes(ColumnSet):
 
 
 TIMES = tuple(entry.name for entry in fields(StageTimes))
+LOST = "lost_forward_s", "lost_backward_s"
 SENDS = tuple(entry.name for entry in fields(StageTimes) if entry.metadata["is_send"])
 
 
@@ -414,17 +415,20 @@ def times_of(*roles: Role) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageSeconds(StageTimes):
-    """The times of each candidate stage, with three that do not count for an iteration's time.
+    """The times of each candidate stage, with five that do not count for an iteration in 1F1B.
 
     A forward pass that follows another one is shorter by ``turned_s``: no gradients of a pass
     before it are left to be reduced, or to leave. ``step_s`` is the time of the step's arithmetic
     alone, wherever it is hidden. ``exposed_communication_s`` is the time that a steady micro-batch
-    takes beyond its computation.
+    takes beyond its computation. By ``lost_forward_s`` and ``lost_backward_s`` sends lengthen a
+    steady pass.
     """
 
     turned_s: Floats
     step_s: Floats
     exposed_communication_s: Floats
+    lost_forward_s: Floats
+    lost_backward_s: Floats
 
     @property
     def stable_s(self) -> Floats:

@@ -248,3 +248,19 @@ def test_orders_in_a_v_across_nodes(case: str) -> None:
         stages=(stage,) * stages,
     )
     assert abs(difference(workload, cluster, plan)) < 0.045
+
+
+@pytest.mark.parametrize("order", ["zb-v", "interleaved-2"])
+def test_a_send_that_others_delay_slows_passes_for_longer(order: str) -> None:
+    """Four stages on four nodes: two sends at a time need all of a node's network."""
+    cluster = Cluster(hardware=catalog.hardware("a100-40gb"), nodes=4, gpus_per_node=4)
+    workload = Workload(
+        model=catalog.model("gpt3-13b"),
+        sequence_length=2048,
+        global_batch=16,
+        attention="flash",
+        precision="bf16",
+    )
+    stage = StagePlan(layers=10, data_parallel=1, tensor_parallel=4, micro_batch=1)
+    plan = Plan(micro_batches=16, order=order, stages=(stage,) * 4)
+    assert abs(difference(workload, cluster, plan)) < 0.015

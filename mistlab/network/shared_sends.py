@@ -1,0 +1,141 @@
+"""Computes when sends arrive that share the network of a node, and so delay one another and the
+passes that run beside them.
+
+Axis: C candidates.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from mistlab.core.arrays import Floats, Ints
+from mistlab.schedule.stage_passes import PassKey, StagePass
+
+# The route of a send: the index of the sending stage and that of the receiving stage.
+Way = tuple[int, int]
+# For each stage, the seconds by which a second of a send lengthens a forward and a backward pass.
+Lost = Sequence[Sequence[Floats | float]]
+# A new send is checked for overlap with this many of the last sends on each other route.
+_MET = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SharedNetworks:
+    """Which sends between stages share a network, and how much they delay one another there.
+
+    For each route (sending and receiving stage), ``weights`` has for each other route the seconds
+    by which a send is delayed per second in which sends on both routes run. ``lost`` has for each
+    stage the seconds by which a second of a send lengthens a forward and a backward pass.
+    """
+
+    weights: Mapping[Way, Mapping[Way, Floats | float]]
+    lost: Lost
+
+    @classmethod
+    def of(cls, levels: Sequence[tuple[Ints, Mapping[Way, Floats]]], lost: Lost) -> Self:
+        """Derive how much sends on each pair of routes delay each other, from the nodes, racks and
+        other network units that the stages are on.
+
+        ``levels`` are nodes, then the units (racks, ...) of each network tier. Each level has the
+        node or unit that each stage is on (C, stages), and the share of its links that a send on
+        each route needs, zero inside a node or unit. Two sends delay each other by the level whose
+        links they overload most.
+        """
+        weights: dict[Way, dict[Way, Floats | float]] = {}
+        for way in levels[0][1]:
+            for other in levels[0][1]:
+                weight = np.max([_together(*level, way, other) for level in levels], axis=0)
+                if weight.any():
+                    used = weight if len(weight) > 1 else weight.item()
+                    weights.setdefault(way, {})[other] = used
+        return cls(weights=weights, lost=lost)
+
+
+def _together(units: Ints, shares: Mapping[Way, Floats], way: Way, other: Way) -> Floats:
+    """The share by which two sends together exceed the bandwidth of a node's or rack's link that
+    both use, for each candidate; zero if they do not exceed it or share no link.
+    """
+    share, other_share = shares[way], shares[other]
+    meets = (units[:, way[0]] == units[:, other[0]]) | (units[:, way[1]] == units[:, other[1]])
+    uses = (share > 0) & (other_share > 0) & meets & (way[0] != other[0])
+    return np.where(uses, np.maximum(share + other_share - 1, 0.0), 0.0)
+
+
+@dataclass(slots=True, eq=False)
+class _Send:
+    """A send of one output to another stage: its start, its end, and the seconds that it would take
+    if no other send slowed it.
+    """
+
+    begins: Any
+    ends: Any
+    seconds: Any
+
+    def left_s(self, since: Any) -> Any:
+        """The seconds that the rest of the send would take from a given time on if no other send
+        slowed it; zero once it has ended.
+        """
+        # The smallest float avoids a division by zero for sends that take no time.
+        lasts_s = np.maximum(self.ends - self.begins, np.finfo(np.float64).tiny)
+        return np.maximum(self.ends - since, 0.0) * self.seconds / lasts_s
+
+
+class Sends:
+    """The times of sends between pipeline stages: each stage sends one output after another, and
+    sends that share a network delay one another.
+    """
+
+    def __init__(self, networks: SharedNetworks | None) -> None:
+        self.weights = {} if networks is None else networks.weights
+        self.lost = () if networks is None else networks.lost
+        # Remember the send of each pass's output, each stage's last send, and the last sends on
+        # each route.
+        self.of_pass: dict[PassKey, _Send] = {}
+        self.last: dict[int, _Send] = {}
+        self.recent: dict[Way, list[_Send]] = {}
+        # How long other sends have delayed each stage's sends since its last pass.
+        self.delayed_s: dict[int, Any] = {}
+
+    def add(self, stage_pass: StagePass, end: Any, seconds: Any, *, queue: bool) -> None:
+        """Add the send of a pass's output, which begins when the pass ends.
+
+        With ``queue`` it waits until the stage's previous send has ended. Sends of different stages
+        that leave or enter the same node share its network while they overlap: if two each need all
+        of it, each is delayed by the overlap. Passes are added in order of time, so a send finds
+        those that started before it; these are delayed, too.
+        """
+        goal, begins = stage_pass.goes_to, end
+        assert goal is not None, "it sends nothing"
+        if queue and stage_pass.stage in self.last:
+            begins = np.maximum(end, self.last[stage_pass.stage].ends)
+        send = _Send(begins, begins + seconds, seconds)
+        self.of_pass[stage_pass.key] = self.last[stage_pass.stage] = send
+        way = stage_pass.stage, goal.stage
+        if way not in self.weights:
+            return
+        for other, weight in self.weights[way].items():
+            for met in self.recent.get(other, ()):
+                both = np.maximum(send.begins, met.begins)
+                later = weight * np.minimum(send.left_s(both), met.left_s(both))
+                send.ends, met.ends = send.ends + later, met.ends + later
+                for stage in (way[0], other[0]):
+                    self.delayed_s[stage] = self.delayed_s.get(stage, 0.0) + later
+        self.recent[way] = [*self.recent.get(way, ()), send][-_MET:]
+
+    def lost_s(self, stage_pass: StagePass) -> Any:
+        """The seconds by which a pass takes longer because other sends have delayed those that run
+        beside it.
+        """
+        if stage_pass.stage not in self.delayed_s:
+            return 0.0
+        rates = self.lost[stage_pass.stage]
+        return rates[stage_pass.kind != "F"] * self.delayed_s.pop(stage_pass.stage)
+
+    def come_s(self, stage_pass: StagePass, end: Any) -> Any:
+        """The time at which a pass's input arrives from another stage, or ``end``, the end of the
+        pass that computed it, if nothing is sent.
+        """
+        send = None if stage_pass.needs is None else self.of_pass.get(stage_pass.needs)
+        return end if send is None else send.ends
