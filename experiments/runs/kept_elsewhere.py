@@ -110,8 +110,8 @@ class KeptElsewhere:
         return {name: 1.0 for name in OFFLOADS if self.activations and _is_of_activations(name)}
 
     def applied(self, prediction: Prediction, room: Callable[[int], float]) -> Prediction:
-        """A plan's prediction without the states that the run's GPUs do not hold; ``room`` is a
-        GPU's memory in a stage.
+        """The prediction of a plan, reduced by the states that the run's GPUs do not hold; ``room``
+        is the memory of a GPU of a stage.
         """
         stages = tuple(
             self._stage(stage, room(number)) for number, stage in enumerate(prediction.stages)

@@ -1,1 +1,1 @@
-"""Studies: commands that answer one question each, with a table, a picture and a page."""
+"""Studies: commands that each answer one question, with a table, a picture and a page."""

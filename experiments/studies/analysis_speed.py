@@ -1,5 +1,5 @@
-"""The speed of predictions: many candidates at once, whole plans, and one configuration after
-another without symbols.
+"""The speed of predictions: of many candidates at once, of whole plans, and of one configuration
+after another with plain numbers.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from simulators.symbolic import SymbolicPredictor
 RATIOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 ROUNDS, MESHES, PLANS = 5, 6, 2000
 QUICK_ROUNDS, QUICK_MESHES, QUICK_PLANS = 3, 2, 200
-# Mist's published rate of analysis, in configurations per second.
+# How many configurations per second Mist analyses, as published.
 PUBLISHED_RATE = 1e5
 MEMORY, COSTS, WHOLE, CONCRETE, EVERY_BLOCK = (
     "stage candidates, memory",
@@ -42,7 +42,7 @@ MEMORY, COSTS, WHOLE, CONCRETE, EVERY_BLOCK = (
     "concrete traces of one block",
     "concrete runs of every block",
 )
-# A run of every block takes a second or two, so only two rounds are timed.
+# A round that runs every block takes a second or two, so only two rounds are timed.
 FEW_ROUNDS = 2
 
 
@@ -81,8 +81,8 @@ def speeds(options: argparse.Namespace) -> int:
 
 
 def _batches(problem: Problem, number: int) -> list[StageBatch]:
-    """Batches of the candidates of a pipeline's first stage: all combinations of memory savings, on
-    some meshes.
+    """Batches of candidates for the first stage of a pipeline: all combinations of memory savings,
+    on several meshes.
     """
     layers = problem.workload.model.layers
     return [
@@ -97,7 +97,7 @@ def _batches(problem: Problem, number: int) -> list[StageBatch]:
 
 
 def _plans(problem: Problem, number: int, seed: int) -> list[Plan]:
-    """Random plans of space ``mist``."""
+    """Random plans of the search space ``mist``."""
     draw = np.random.default_rng(seed)
     chooser = Chooser(lambda _, count: int(draw.integers(count)))
     drawn = (chosen_plan(problem, space_of("mist"), chooser) for _ in range(2 * number))
@@ -105,7 +105,9 @@ def _plans(problem: Problem, number: int, seed: int) -> list[Plan]:
 
 
 def _seconds(work: Callable[[], Any], rounds: int) -> float:
-    """The CPU seconds of some work, the median of several rounds after a first one."""
+    """The CPU seconds of some work: the median of several rounds, after a first round that does not
+    count.
+    """
     times = []
     for _ in range(rounds + (rounds > 1)):
         began_s = process_time()
@@ -115,7 +117,8 @@ def _seconds(work: Callable[[], Any], rounds: int) -> float:
 
 
 def _concrete_s(workload: Workload, rounds: int) -> dict[str, float]:
-    """The CPU seconds to analyse one configuration with plain numbers, where possible.
+    """The CPU seconds that the analysis of one configuration takes with plain numbers; None where
+    that is not possible.
 
     Once of all blocks one is traced and its layers are summed up; once all blocks run.
     """

@@ -1,5 +1,5 @@
-"""The command ``document_lengths``: times of training steps whose documents have different lengths,
-by how documents are arranged in micro-batches.
+"""The command ``document_lengths``: how long training steps take if documents have different
+lengths, for several ways to pack documents into micro-batches.
 """
 
 import argparse
@@ -27,13 +27,14 @@ from simulators.lengths import (
 )
 
 QUICK_SAMPLES = 8
-# The measurement on a CPU: the distribution of its documents' lengths, a block, and the numbers of
-# steps and micro-batches. Lengths are heavy-tailed: a ninth of the documents have half of the
-# tokens.
+# What is measured on a CPU: the distribution of documents' lengths, a transformer block, and the
+# numbers of steps and micro-batches. Lengths are heavy-tailed: a ninth of the documents have half
+# of the tokens.
 MEASURED = "lognormal:80:1.2"
 CONTEXT, RANKS, MICRO_BATCHES, STEPS, CALIBRATING, REPETITIONS = 1024, 4, 4, 16, 4, 2
 QUICK_STEPS = 4
-# The seeds of the documents to which costs are fitted, and of those that are played.
+# The random seeds of the documents to which costs are fitted, and of the documents whose steps are
+# simulated.
 FITTED, PLAYED = 1001, 1002
 WAYS: tuple[Arrangement, ...] = ("packed", "balanced")
 
@@ -119,7 +120,9 @@ def _report_of_replays(rows: Sequence[Row]) -> Report:
 
 
 def _played(job: Job, lengths: DocumentLengths, samples: int, seed: int) -> list[Row]:
-    """A row for each way to arrange documents in micro-batches, with a plan's step times."""
+    """A result row for each way to pack documents into micro-batches, with the times of a plan's
+    steps.
+    """
     plan, work = job.plan, job.workload
     sequences = sequences_of(plan)
     simulator = EventSimulator(workload=work, cluster=job.cluster)
@@ -153,12 +156,13 @@ def _played(job: Job, lengths: DocumentLengths, samples: int, seed: int) -> list
     return rows
 
 
-# Steps of measured passes, compared with steps played with costs fitted to other documents.
+# Compares steps put together from measured passes with steps simulated with costs that were fitted
+# to other documents.
 
 
 def _replayed(options: argparse.Namespace) -> list[Row]:
-    """A row for each way to arrange documents: the mean step of measured micro-batches, and the
-    step played for other documents.
+    """A result row for each way to pack documents: the mean step of measured micro-batches, and the
+    simulated step for other documents.
     """
     lengths = lengths_from(MEASURED).within(CONTEXT, cuts=True)
     steps = QUICK_STEPS if options.quick else STEPS
@@ -169,7 +173,7 @@ def _replayed(options: argparse.Namespace) -> list[Row]:
         one for step in _documents(lengths, "packed", FITTED, CALIBRATING) for one in step
     ]
     every = [*calibrating, *(one for sample in sets.values() for step in sample for one in step)]
-    # A machine's speed drifts, so all compared passes are measured in one random order.
+    # All passes to be compared are measured in one random order, since the machine's speed drifts.
     order = np.random.default_rng(options.seed).permutation(len(every))
     seconds = np.zeros(len(every))
     seconds[order] = _measured([every[place] for place in order])
@@ -198,7 +202,7 @@ def _replayed(options: argparse.Namespace) -> list[Row]:
 def _documents(
     lengths: DocumentLengths, way: Arrangement, seed: int, steps: int
 ) -> list[list[list[int]]]:
-    """The documents of each micro-batch of some steps."""
+    """The lengths of the documents in each micro-batch of some steps."""
     arranger = Arranger(
         lengths=lengths,
         costs=LengthCosts(token=1 / CONTEXT, square=0.5 / CONTEXT**2),
@@ -226,12 +230,14 @@ def _measured(sequences: Sequence[Sequence[int]]) -> list[float]:
 
 
 def _work(sequences: Sequence[Sequence[int]]) -> Floats:
-    """For each micro-batch (N, 3): tokens, the sum of squared lengths, documents."""
+    """For each micro-batch a row with its tokens, its sum of squared lengths, and its number of
+    documents.
+    """
     return np.array(
         [(sum(one), sum(length**2 for length in one), len(one)) for one in sequences], dtype=float
     )
 
 
 def _fitted(sequences: Sequence[Sequence[int]], seconds: Floats) -> Floats:
-    """The seconds of a token, a squared length and a document, by least squares."""
+    """The seconds that a token, a squared length and a document take, fitted by least squares."""
     return np.asarray(np.linalg.lstsq(_work(sequences), seconds, rcond=None)[0], dtype=float)

@@ -1,5 +1,5 @@
-"""The steps between two plans that differ in many choices, one choice at a time: those that save
-memory first, then those that spend it.
+"""The path from one plan to another that differs in many choices, one choice at a time: first those
+that save memory, then those that spend it.
 """
 
 import argparse
@@ -33,15 +33,15 @@ from searchers.meshes import even_layers
 from searchers.methods.exhaustive import all_plans
 from searchers.savings import alike, saving_names
 
-# Moves from one plan to another, one choice at a time: first save memory, then spend it.
+# Changes one plan into another, one choice at a time: first saves memory, then spends it.
 #
-# Both plans have equal stages. A rung adopts one choice of the final plan. Rungs that save memory
-# (ZeRO, recomputation, offloading) come in the order of the table of dimensions; a rung that spends
-# memory (fewer ranks share a layer or a pipeline, larger micro-batches) comes as soon as its plan
-# fits.
+# The stages of each plan are equal. A rung is the plan after one more choice of the final plan.
+# Rungs that save memory (ZeRO, recomputation, offloading) come in the order of the table of
+# dimensions; a rung that spends memory (fewer ranks share a layer or a pipeline, larger
+# micro-batches) comes as soon as its plan fits.
 
 
-# The number of stages, which is a choice of the pipeline and not of a stage.
+# The name of the choice of how many stages a pipeline has, which is not a dimension of a stage.
 STAGES = "stages"
 SHARED = "data_parallel"
 
@@ -51,7 +51,8 @@ Predict = Callable[[Sequence[Plan]], Sequence[Prediction]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """A plan between the two: its changed choice, and the change of the iteration time.
+    """A plan on the path between two plans: the choice that it changes, and by how much that
+    changes the iteration time.
 
     ``terms`` is what an iteration takes longer than on the rung before, term by term.
     ``freed_bytes`` is what the fullest GPU need no longer hold. ``bought`` are the changes that did
@@ -69,7 +70,7 @@ class Rung:
 
 
 def ladder(problem: Problem, first: Plan, last: Plan, predict: Predict) -> list[Rung]:
-    """The plans from the first one, which has a rung of its own, to the last."""
+    """The plans on the path from the first plan, which is included, to the last one."""
     here, end = choices_of(first), choices_of(last)
     prediction = predict([first])[0]
     rungs = [_rung("", "", first, prediction, None, ())]
@@ -90,14 +91,14 @@ def ladder(problem: Problem, first: Plan, last: Plan, predict: Predict) -> list[
         )
         rungs.append(_rung(name, change, *tried[name], rungs[-1], bought if _saves(name) else ()))
     if rungs[-1].plan != last:
-        # No single choice leads further: the rest is changed at once.
+        # If no single choice leads on, everything that is left changes at once.
         rungs.append(_rung("rest", "all else at once", last, predict([last])[0], rungs[-1], ()))
     return rungs
 
 
 def choices_of(plan: Plan) -> dict[str, float]:
-    """The choices of a plan whose stages are equal; numbers of blocks are shares of a stage's
-    blocks.
+    """The choices of a plan whose stages are equal, by name; numbers of blocks are given as shares
+    of a stage's blocks.
     """
     stage = plan.stages[0]
     choices: dict[str, float] = {name: stage.value(name) for name in DIMENSIONS}
@@ -107,7 +108,7 @@ def choices_of(plan: Plan) -> dict[str, float]:
 
 
 def plan_with(problem: Problem, like: Plan, choices: Choices) -> Plan | None:
-    """The plan with equal stages that has these choices; None if they do not divide GPUs or
+    """The plan of equal stages that has these choices; None if they do not divide the GPUs or the
     batch.
     """
     layers, num_stages = problem.workload.model.layers, int(choices[STAGES])
@@ -132,7 +133,7 @@ def plan_with(problem: Problem, like: Plan, choices: Choices) -> Plan | None:
 
 
 def _in_order() -> Iterator[str]:
-    """The names of choices: first those that save memory, then those that spend it."""
+    """The names of choices in order: first those that save memory, then those that spend it."""
     yield from (name for name in DIMENSIONS if _saves(name))
     yield from (name for name in names_of("mesh") if name != SHARED)
     yield STAGES
@@ -150,7 +151,9 @@ def _tried(
     names: Sequence[str],
     predict: Predict,
 ) -> dict[str, tuple[Plan, Prediction]]:
-    """The plans that adopt one more choice of the final plan, by name."""
+    """For each choice in which two plans still differ, the plan that adopts it from the final
+    plan.
+    """
     plans = {
         name: plan
         for name in names
@@ -164,7 +167,7 @@ def _tried(
 
 
 def _chosen(tried: Mapping[str, tuple[Plan, Prediction]], now: Prediction) -> str | None:
-    """The next choice to adopt: the fastest of those that spend memory, fit and gain time;
+    """The choice to adopt next: of those that spend memory, fit and gain time, the fastest;
     otherwise the first that frees memory; otherwise the first that fits; otherwise the first.
     """
     gains = [
@@ -204,7 +207,7 @@ def _rung(
 
 
 def _change_text(name: str, before: Plan, after: Plan) -> str:
-    """A change as text: "micro batch 1 to 2"."""
+    """The change of one choice as text, such as "micro batch 1 to 2"."""
     if name == STAGES:
         return f"stages {before.num_stages} to {after.num_stages}"
     first, last = before.stages[0], after.stages[0]
@@ -216,7 +219,8 @@ def _change_text(name: str, before: Plan, after: Plan) -> str:
     return f"{noun} {amounts[0]} to {amounts[1]}".strip()
 
 
-# The ladder from the best plan without memory savings to the best plan of equal stages.
+# The path from the best plan without memory savings to the best plan of equal stages, one choice at
+# a time.
 
 
 TERMS = {**TERM_WORDS, "other_stages_s": "other stages"}
@@ -245,7 +249,7 @@ def climbed(options: argparse.Namespace) -> int:
 
 
 def _bare(bench: Bench) -> Plan:
-    """The best plan without memory savings; if none fits, the plan that needs least memory."""
+    """The best plan that saves no memory; if none fits, the plan that needs the least memory."""
     space = replace(space_of("3d"), zero=(0,))
     plans = [
         plan
@@ -276,8 +280,8 @@ def _saving(bench: Bench, options: argparse.Namespace) -> Plan:
 
 
 def saving_space(*, quick: bool) -> SearchSpace:
-    """The space of plans with equal stages and any memory savings; in a quick run with few offload
-    ratios.
+    """The search space of plans with equal stages and any memory savings; for a quick run with few
+    offload ratios.
     """
     space = replace(
         space_of("+offload"), name="equal stages", unequal_stages=False, zero=(0, 1, 2, 3)
@@ -338,8 +342,8 @@ def _report(rungs: Sequence[Rung], rows: Sequence[Row], where: str) -> Report:
 
 
 def _longer_s(rows: Sequence[Row], kind: str) -> float:
-    """The total change of the iteration time over all steps of one kind: those that save memory, or
-    those that spend it.
+    """By how much all changes of one kind (those that save memory, or those that spend it) lengthen
+    the iteration together.
     """
     longer: list[float] = [row[name] for row in rows for name in TERMS if row["kind"] == kind]
     return sum(longer)
@@ -358,7 +362,7 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _picture(rungs: Sequence[Rung], rows: Sequence[Row]) -> Bars:
-    """The picture of the terms of each step's iteration time, stacked."""
+    """A picture of the parts of each plan's iteration time, stacked."""
     terms: list[Any] = [Terms.of(rung.plan, rung.prediction) for rung in rungs]
     assert {entry.name for entry in fields(Terms)} == set(TERMS)
     return Bars(

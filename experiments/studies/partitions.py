@@ -1,5 +1,5 @@
-"""Tensor-parallel partitions of a chain of GEMMs and of a transformer block, with their
-communication costs.
+"""Ways to split a sequence of GEMMs, or a transformer block, over tensor-parallel ranks, and what
+each way costs in communication.
 """
 
 import argparse
@@ -29,8 +29,8 @@ COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatt
 # For each collective, how many times the bytes of an activation pass the link of a rank.
 PASSES: Mapping[Collective, float] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 
-# The changes of a tensor's layout that one collective makes, or none where a rank that has the
-# whole tensor drops a part.
+# The changes of how a tensor lies on the ranks, each with the collective that makes it; None if a
+# rank that has the whole tensor only drops a part.
 CHANGES: Mapping[tuple[Layout, Layout], Collective | None] = {
     ("whole", "split"): None,
     ("whole", "tokens"): None,
@@ -44,8 +44,8 @@ CHANGES: Mapping[tuple[Layout, Layout], Collective | None] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A way to partition an operator: the layout of its input that it requires, and the layout of
-    its output.
+    """A way to split an operator over ranks: how its input must lie on the ranks, and how its
+    output then lies on them.
     """
 
     name: str
@@ -60,8 +60,8 @@ _TRANSPOSED = {BY_ROWS: BY_COLUMNS, BY_COLUMNS: BY_ROWS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """An operator of a chain: the ways to partition it, and the size of its output relative to M,
-    the bytes of an activation.
+    """An operator in a sequence of operators: the ways to split it over ranks, and the size of its
+    output as a multiple of M, the bytes of an activation.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A collective before an operator, or at the end of the chain.
+    """A collective before an operator, or after the last one.
 
     ``size`` is that of the whole activation relative to M; the cost is in passes of M bytes.
     """
@@ -82,14 +82,16 @@ class Message:
 
     @property
     def cost(self) -> float:
-        """The cost of the message, in passes of M bytes over a rank's link."""
+        """The cost of the collective: how often M bytes (those of an activation) pass the link of a
+        rank.
+        """
         return PASSES[self.collective] * self.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """The way in which each operator of a chain is partitioned, and the messages between
-    operators.
+    """The way in which each operator of a sequence is split over ranks, and the collectives between
+    them.
     """
 
     ways: tuple[str, ...]
@@ -98,33 +100,38 @@ class Partition:
 
     @property
     def cost(self) -> float:
-        """The cost of all messages, in passes of M bytes over a rank's link."""
+        """The cost of all collectives: how often M bytes (those of an activation) pass the link of
+        a rank.
+        """
         return sum(message.cost for message in self.messages)
 
     @property
     def rank(self) -> tuple[float, int]:
-        """The sort key of partitions: the cost, then the number of messages."""
+        """A sort key: first the cost of all collectives, then their number."""
         return self.cost, len(self.messages)
 
 
 def weight(name: str, output: float = 1.0) -> Operator:
-    """The operator of a GEMM with a weight, which is split by rows or by columns."""
+    """A GEMM with a weight matrix, which can be split over ranks by rows or by columns."""
     return Operator(name=name, ways=(BY_ROWS, BY_COLUMNS), output=output)
 
 
 def elementwise(name: str, layouts: Sequence[Layout], output: float = 1.0) -> Operator:
-    """An operator that keeps the layout of its input, restricted to given layouts."""
+    """An operator whose output lies on the ranks as its input does; only the given layouts are
+    possible.
+    """
     ways = tuple(Way(name=layout, needs=layout, gives=layout) for layout in layouts)
     return Operator(name=name, ways=ways, output=output)
 
 
 def chain(products: int) -> tuple[Operator, ...]:
-    """A chain of GEMMs with equally wide weights: y = W_n ... W_2 W_1 x."""
+    """A sequence of GEMMs with square weights of one size: y = W_n ... W_2 W_1 x."""
     return tuple(weight(f"W{number + 1}") for number in range(products))
 
 
 def block(stream: Sequence[Layout] = ("whole", "tokens")) -> tuple[Operator, ...]:
-    """The operators of a GPT block, with the widths of their outputs relative to the residual's.
+    """The operators of a GPT block, with the widths of their outputs as multiples of the residual
+    stream's.
 
     ``stream`` are layouts that norms and residual sums may have. A norm needs all features of a
     token, attention all tokens of a head.
@@ -150,8 +157,8 @@ def shortest(
     end: Layout = "whole",
     collectives: Sequence[Collective] = COLLECTIVES,
 ) -> Partition:
-    """The partition of a chain with the lowest communication cost; ties are broken by the number of
-    messages.
+    """The way to split a sequence of operators that costs the least communication; of equal ones
+    that with the fewest collectives.
 
     ``collectives`` are those that the library has. The residual stream's layouts of a block are
     those at its ``start`` and ``end``.
@@ -192,7 +199,9 @@ def all_partitions(
     end: Layout = "whole",
     collectives: Sequence[Collective] = COLLECTIVES,
 ) -> Iterator[Partition]:
-    """Every partition of a chain's weights, each with its cheapest messages; cheapest first."""
+    """Every way to split the weights of a sequence of operators, each with its cheapest
+    collectives; cheapest first.
+    """
     weights = [operator.name for operator in operators if BY_ROWS in operator.ways]
     every = []
     for ways in product((BY_ROWS, BY_COLUMNS), repeat=len(weights)):
@@ -203,7 +212,9 @@ def all_partitions(
 
 
 def forced_to(operators: Sequence[Operator], ways: Mapping[str, str]) -> tuple[Operator, ...]:
-    """A chain in which the operators of some names are restricted to one way of partitioning."""
+    """The sequence of operators, in which operators with certain names can only be split in one
+    way.
+    """
     return tuple(
         Operator(
             name=operator.name,
@@ -217,8 +228,8 @@ def forced_to(operators: Sequence[Operator], ways: Mapping[str, str]) -> tuple[O
 
 
 def mirrored(operators: Sequence[Operator]) -> tuple[Operator, ...]:
-    """The chain of a backward pass: weights are transposed, and layouts of outputs become those of
-    inputs.
+    """The sequence of operators of the backward pass: weights are transposed, and what was the
+    layout of an output is that of an input.
     """
     inputs = (1.0, *(one.output for one in operators))
     return tuple(
@@ -232,7 +243,7 @@ def mirrored(operators: Sequence[Operator]) -> tuple[Operator, ...]:
 
 
 def weight_ways(operators: Sequence[Operator], partition: Partition) -> tuple[str, ...]:
-    """How a partition splits the weights of a chain, in order, as text."""
+    """In which way each weight of a sequence is split, in order, as text."""
     return tuple(
         way
         for operator, way in zip(operators, partition.ways, strict=True)
@@ -243,8 +254,8 @@ def weight_ways(operators: Sequence[Operator], partition: Partition) -> tuple[st
 def _moved(
     before: Partition, change: tuple[Collective, ...] | None, size: float, name: str
 ) -> Partition | None:
-    """A partition extended by the collectives that change the layout before an operator; None if no
-    collectives can.
+    """A partial solution extended by the collectives that change the layout before an operator;
+    None if no collectives can.
     """
     if change is None:
         return None
@@ -259,7 +270,9 @@ def _moved(
 def _changes(
     collectives: Sequence[Collective],
 ) -> dict[tuple[Layout, Layout], tuple[Collective, ...]]:
-    """The cheapest sequences of collectives between all layouts (Floyd-Warshall)."""
+    """The cheapest sequence of collectives from each layout to each other one (by the
+    Floyd-Warshall algorithm).
+    """
     cheapest: dict[tuple[Layout, Layout], tuple[Collective, ...]] = {
         (layout, layout): () for layout in LAYOUTS
     }
@@ -279,14 +292,15 @@ def _changes(
     return cheapest
 
 
-# The collectives of libraries without reduce-scatter.
+# The collectives of a library that has no reduce-scatter.
 WITHOUT_SCATTER: tuple[Collective, ...] = ("all_reduce", "all_gather")
 PUBLISHED = ("rows", "columns", "rows", "columns")
 BYTES_A_NUMBER = 2
 MICROSECONDS_A_SECOND = 1e6
 SHORT = {"rows": "r", "columns": "c"}
 
-# A chain of operators with its name, the layout at both ends, and the available collectives.
+# A sequence of operators to split: its name, the operators, the layout of its input and output, and
+# the collectives that may be used.
 Chain = tuple[str, Sequence[Operator], Layout, Sequence[Collective]]
 CHAINS: tuple[Chain, ...] = (
     ("three products", chain(3), "whole", WITHOUT_SCATTER),
@@ -351,7 +365,7 @@ def _rows(row_of_chain: Chain, links: LinkTimes, ranks: int, message_bytes: floa
 def _microseconds(
     partition: Partition, links: LinkTimes, ranks: int, message_bytes: float
 ) -> float:
-    """The time of a partition's messages on a machine, one after another, in microseconds."""
+    """The microseconds that all collectives of a solution take on a machine, one after another."""
     seconds = 0.0
     for each in partition.messages:
         link = links.collective(each.collective, gpus_in_node=ranks, nodes=1)
@@ -359,7 +373,7 @@ def _microseconds(
     return seconds * MICROSECONDS_A_SECOND
 
 
-# The chain whose partitions the page shows; those of others are in files.
+# The sequence of operators whose solutions the page shows; those of other sequences are in files.
 SHOWN = "three products"
 
 

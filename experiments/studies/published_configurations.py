@@ -1,4 +1,4 @@
-"""The published configurations of Megatron-Bridge, compared with the best ones that a search finds
+"""Compares the configurations that Megatron-Bridge publishes with the best ones that a search finds
 on the same GPUs.
 """
 
@@ -36,10 +36,11 @@ TENSOR = (1, 2, 4, 8)
 PIPELINE = (1, 2, 4, 8, 16)
 MICRO_BATCH = (1, 2, 4)
 EXPERT = (4, 8, 16, 32, 64)
-# Shares of a stage's blocks that are recomputed, in addition to the run's own recomputation.
+# The shares of a stage's blocks that the search recomputes, besides the recomputation of the
+# published run.
 RECOMPUTED = (0.25, 0.5, 1.0)
-# Memory peaks are predicted to within about a tenth: configurations with so much free memory will
-# fit.
+# The share of memory that a configuration must leave free to be certain to fit, since memory peaks
+# are predicted to within about a tenth.
 LEFT = 0.1
 # For each number of stages, how many configurations are tried with several model chunks per stage,
 # and how many are simulated.
@@ -48,7 +49,7 @@ CHUNKED, PLAYED = 4, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedConfiguration:
-    """A configuration, its job, and its prediction."""
+    """A configuration that the search tried, with its job and its prediction."""
 
     run: Configuration
     job: Job
@@ -56,7 +57,7 @@ class TriedConfiguration:
 
     @property
     def full(self) -> float:
-        """The share of its memory that the fullest GPU is predicted to use."""
+        """The share of its memory that the fullest GPU uses, as predicted."""
         room = room_of_plan(self.job.cluster, self.job.plan)
         peaks = [stage.peak_reserved_bytes for stage in self.prediction.stages]
         return float(max(peak / own for peak, own in zip(peaks, room, strict=True)))
@@ -64,9 +65,9 @@ class TriedConfiguration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """The result of a search on a run's GPUs: how many configurations were predicted, and the
-    fastest few that fit, with simulated seconds. The ``roomy`` ones leave a tenth of the memory
-    free.
+    """The result of a search on the GPUs of a published run: the number of configurations that were
+    predicted, and the fastest few that fit, with simulated seconds. The ``roomy`` ones leave a
+    tenth of the memory free.
     """
 
     predicted: int
@@ -75,8 +76,8 @@ class Search:
 
 
 def search(run: Configuration) -> Search:
-    """Predict other configurations on a run's GPUs, including the published one, and simulate the
-    fastest ones that fit.
+    """Predict other configurations on the GPUs of a published run, together with its own, and
+    simulate the fastest ones that fit.
     """
     plain = tried(_stages_of_run(run))
     by_stages = grouped(_by_time(plain), lambda one: one.run.pipeline_parallel)
@@ -99,8 +100,8 @@ def search(run: Configuration) -> Search:
 
 
 def tried(runs: Iterable[Configuration]) -> list[TriedConfiguration]:
-    """The predictions of the configurations that plans can express; equal plans are predicted
-    once.
+    """The predictions of those configurations that plans can express; equal plans are predicted
+    only once.
     """
     jobs: dict[Job, Configuration] = {}
     for run in runs:
@@ -120,7 +121,7 @@ def tried(runs: Iterable[Configuration]) -> list[TriedConfiguration]:
 
 
 def played_s(job: Job) -> float:
-    """Seconds of an iteration as the event simulator plays it."""
+    """The seconds of an iteration by the event simulator."""
     simulator = EventSimulator(workload=job.workload, cluster=job.cluster)
     return simulator.simulate(job.plan).iteration_s
 
@@ -131,8 +132,8 @@ def _by_time(every: Sequence[TriedConfiguration]) -> list[TriedConfiguration]:
 
 
 def _stages_of_run(run: Configuration) -> Iterator[Configuration]:
-    """The run with one chunk per stage, and with all other numbers of stages that its engine, GPUs,
-    batch and operations per step allow.
+    """The published run, and configurations with one chunk per stage for all other parallel degrees
+    and micro-batch sizes that its engine, its GPUs and its batch allow.
     """
     yield replace(run, saves_unsaid=False)
     experts = run.shape.model.experts
@@ -160,8 +161,8 @@ def _stages_of_run(run: Configuration) -> Iterator[Configuration]:
 
 
 def _recomputed(run: Configuration) -> Iterator[Recomputation]:
-    """The recomputation to try: the run's own, unless it is a number of blocks, which depends on
-    the stages; none; and three shares of each stage's blocks.
+    """The kinds of recomputation to try: that of the published run (unless it is a number of
+    blocks, which depends on the stages), none, and several shares of each stage's blocks.
     """
     if run.recompute.way not in ("full", "blocks"):
         yield run.recompute
@@ -173,8 +174,8 @@ def _recomputed(run: Configuration) -> Iterator[Recomputation]:
 
 
 def _sharded(run: Configuration) -> Iterator[tuple[int, int]]:
-    """The ZeRO levels and numbers of state replicas to try: sharded optimizer states; without a
-    pipeline also sharded weights, over all ranks or inside nodes.
+    """The ZeRO levels and numbers of state replicas to try: sharded optimizer states and, without a
+    pipeline, sharded weights over all ranks or inside nodes.
     """
     yield 1, 1
     if run.pipeline_parallel > 1 or ENGINES[run.engine].highest_zero < 3:
@@ -186,7 +187,7 @@ def _sharded(run: Configuration) -> Iterator[tuple[int, int]]:
 
 
 FILE = "published_configurations.yaml"
-# The GPUs of a quick run: models of one node.
+# The most GPUs of a published run that a quick run includes: those of one node.
 QUICK_GPUS = 8
 
 
@@ -209,7 +210,7 @@ def published_configurations(options: argparse.Namespace) -> int:
 
 
 def cases_of_file() -> Iterator[Mapping[str, str]]:
-    """The published configurations in the package's file, as cells of a table of runs."""
+    """The published configurations in a file of the package, as the cells of a table of runs."""
     text = files("experiments.studies").joinpath(FILE).read_text(encoding="utf-8")
     content = parse_yaml(text, FILE)
     assert isinstance(content, Mapping)
@@ -244,7 +245,7 @@ def _row(cells: Mapping[str, str]) -> dict[str, Any]:
 def _fastest(
     played: Sequence[tuple[TriedConfiguration, float]],
 ) -> tuple[TriedConfiguration, float]:
-    """The configuration with the fastest simulated iteration; of equal ones the last, which is the
+    """The configuration with the shortest simulated iteration; of equal ones the last, which is the
     published one.
     """
     return min(reversed(played), key=lambda one: one[1])
@@ -355,7 +356,9 @@ def _configurations(rows: Sequence[Row]) -> Iterator[Sequence[object]]:
 
 
 def _as_last(roomy: Row, theirs: Row, ours: Row) -> tuple[str, str]:
-    """The text of the configuration that leaves a tenth of the memory free, and its peak in GiB."""
+    """The configuration that leaves a tenth of the memory free, as text, and its memory peak in
+    GiB.
+    """
     same = {theirs["words"]: "the published one", ours["words"]: "ours"}
     return str(same.get(roomy["words"], roomy["words"])), f"{roomy['memory_gib']:.0f}"
 

@@ -1,5 +1,5 @@
-"""Weak and strong scaling with the number of GPUs: published runs beside predictions, and searched
-plans.
+"""Weak and strong scaling with the number of GPUs: predictions of published runs, and plans found
+by search.
 """
 
 import argparse
@@ -43,17 +43,19 @@ from simulators.symbolic import SymbolicPredictor
 MOST_NODES = 1536
 NODES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, MOST_NODES)
 QUICK_NODES = (1, 16, 512)
-# The sequences of a step: in total for strong scaling, per GPU for weak scaling.
+# The number of sequences in a step: for strong scaling in total, for weak scaling per GPU.
 STRONG_BATCH, BATCH_A_GPU = 1536, 4
-# The factors by which the network is slower than its datasheet.
+# The factors by which the network is slower than its datasheet says; the second list is for quick
+# runs.
 SLOWER, QUICK_SLOWER = (1, 2, 4), (1, 4)
-# The space of plans with equal stages: quick to search, with a proof of the best plan.
+# The search space of plans with equal stages: it is searched quickly, with a proof of the best
+# plan.
 SPACE = replace(space_of("+checkpointing"), name="equal stages", unequal_stages=False)
-# The model and nodes of the largest search, in the whole space; and the nodes of a quick run, in
-# the space above.
+# For the largest search, which uses a whole search space: the model, and the number of nodes. The
+# last number is that of a quick run, which uses the space above.
 LARGE_MODEL, LARGE_NODES, QUICK_LARGE_NODES = "gpt3-175b", 1280, 32
 LARGE_SPACE, QUICK_LARGE_SPACE = space_of("mist"), SPACE
-# Seconds that are never reached: searches end by themselves, so every run gives the same plan.
+# The numbers of GPUs for which the latency of an all-reduce is computed.
 LATENCY_GPUS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SMALL_BYTES = 1024.0
 TERA = 1e12
@@ -118,7 +120,9 @@ def _searched(
     options: argparse.Namespace,
     space: SearchSpace = SPACE,
 ) -> Row:
-    """The best plan on a cluster: its training rate, and the time to find it."""
+    """The best plan that a search finds on a cluster: its training rate, and the seconds that the
+    search took.
+    """
     predictor = SymbolicPredictor(workload=workload, cluster=cluster)
     searcher = StrategySearcher(strategy=SEARCHERS["mist"], predictor=predictor)
     began_s, began_cpu_s = perf_counter(), process_time()
@@ -157,8 +161,8 @@ def _searched(
 
 
 def _largest(hardware: Hardware, options: argparse.Namespace) -> Row:
-    """A search for more than ten thousand GPUs, in the whole space; a smaller one in a quick
-    run.
+    """A search for more than ten thousand GPUs in a whole search space; in a quick run a smaller
+    one.
     """
     nodes = QUICK_LARGE_NODES if options.quick else LARGE_NODES
     space = QUICK_LARGE_SPACE if options.quick else LARGE_SPACE
@@ -168,8 +172,8 @@ def _largest(hardware: Hardware, options: argparse.Namespace) -> Row:
 
 
 def latencies(hardware: Hardware) -> Iterator[Row]:
-    """An all-reduce of a kilobyte on growing numbers of GPUs: over a ring, a tree, and the faster
-    one.
+    """The time of an all-reduce of one kilobyte on more and more GPUs: over a ring, over a tree,
+    and the shorter of both.
     """
     per_node = hardware.node.gpus
     for gpus in LATENCY_GPUS:
@@ -210,13 +214,13 @@ def _report(rows: Sequence[Row], options: argparse.Namespace) -> Report:
     )
 
 
-# Curves of strong scaling, by the slowdown of the network: numbers of GPUs, and the training rate
-# of a GPU relative to one node.
+# Curves of strong scaling, one for each slowdown of the network: points of a number of GPUs and the
+# training rate per GPU, relative to that on one node.
 Curves = Mapping[int, Sequence[tuple[int, float]]]
 
 
 def efficiencies(rows: Sequence[Row]) -> Curves:
-    """The training rate of a GPU relative to its rate in one node, for each number of GPUs."""
+    """For each number of GPUs, the training rate per GPU relative to that on one node."""
     curves: dict[int, list[tuple[int, float]]] = {}
     for factor in dict.fromkeys(row["slower_network"] for row in rows):
         mine = [row for row in rows if row["slower_network"] == factor and row["iteration_s"]]
@@ -227,7 +231,9 @@ def efficiencies(rows: Sequence[Row]) -> Curves:
 
 
 def falls_faster(curves: Curves) -> bool:
-    """Whether efficiency on several nodes is lower wherever the network is slower."""
+    """Whether a slower network gives a lower training rate per GPU for every number of nodes above
+    one.
+    """
     at = [dict(points) for _, points in sorted(curves.items())]
     return all(
         slow[gpus] < fast[gpus]
@@ -279,21 +285,24 @@ def _pictures(
     )
 
 
-# Predictions of published runs with known plans: weak scaling, and Llama 3 405B.
+# Predicts published runs whose plans are known: Megatron-LM's weak scaling, and Llama 3 405B.
 
 
 PETA_IN_TERA = 1000
-# The numbers of model chunks per stage of an interleaved pipeline.
+# The numbers of model chunks per stage that are tried in an interleaved pipeline.
 CHUNKS = (1, 2, 4)
 
 
 def weak_scaling_rows() -> Iterator[Row]:
-    """Megatron-LM's weak scaling with all columns of its table, published and predicted."""
+    """The runs of Megatron-LM's weak scaling, with all columns of the published table and the
+    predictions.
+    """
     file = files("experiments.calibration").joinpath("published.yaml")
     text = file.read_text(encoding="utf-8")
     _, runs = carried(text, catalog.hardware("a100-80gb"))
     for name, alike in grouped(runs, lambda run: run.name).items():
-        # The table gives no micro-batch size: the fastest that fits is used.
+        # The published table does not state micro-batch sizes, so the fastest one that fits is
+        # used.
         timed = [
             (predicted_s(run, run.cluster.hardware), index)
             for index, run in enumerate(alike)
@@ -336,8 +345,8 @@ def _weak_scaling_row(name: str, run: PublishedRun, seconds: float) -> Row:
 
 
 def llama3_405b() -> Iterator[Row]:
-    """Llama 3 405B on 16,384 H100 with its published degrees, and growing numbers of chunks per
-    stage.
+    """Predictions of Llama 3 405B on 16,384 H100 with its published parallel degrees and several
+    numbers of chunks per stage.
     """
     cluster = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=2048, gpus_per_node=8)
     workload = Workload(
@@ -346,7 +355,8 @@ def llama3_405b() -> Iterator[Row]:
         global_batch=2048,
         attention="flash",
         precision="bf16",
-        # That run shards 32-bit gradient accumulators; whole ones would not fit here.
+        # The published run shards gradients that are accumulated in 32 bits; unsharded ones, as
+        # here, would not fit.
         gradients="16bit",
     )
     predictor = SymbolicPredictor(workload=workload, cluster=cluster)
@@ -385,10 +395,10 @@ def llama3_405b() -> Iterator[Row]:
         }
 
 
-# Tables and sentences about scaling.
+# Tables and sentences about how training scales.
 
 
-# The published rate of the trained model on 16K GPUs.
+# The published training rate per GPU of Llama 3 405B on 16K GPUs.
 LLAMA3_405B_TFLOP_PER_S = 400
 MICROSECONDS_A_SECOND = 1e6
 
@@ -475,14 +485,14 @@ def _searched_words(
 
 
 def _within(row: Row) -> str:
-    """The bounds of the training rate of a searched plan, as text."""
+    """The bounds of the training rate of a plan that was found by search, as text."""
     if row["iteration_s"] is None:
         return ""
     return f"{row['tflop_per_s_low']:.0f} to {row['tflop_per_s_high']:.0f}"
 
 
 def curve_name(factor: int) -> str:
-    """The name of a strong-scaling curve, by the slowdown of the network."""
+    """The name of a strong scaling curve, by how much slower the network is."""
     return "strong" if factor == 1 else f"strong, network {factor} times slower"
 
 
@@ -531,7 +541,9 @@ def _trained(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _spent(row: Row) -> dict[str, float]:
-    """The shares of an iteration in which the slowest stage computes, communicates and idles."""
+    """Which shares of an iteration the slowest stage spends on computing, on communicating, and
+    idle.
+    """
     computing, communicating = (
         row["terms_s"][name] / row["iteration_s"]
         for name in ("computation_s", "exposed_communication_s")

@@ -1,5 +1,5 @@
-"""How the time of a search with proof grows, and how much each of the search's ideas saves, by
-leaving it out.
+"""Measures how the time of a search with proof grows with the problem, and how much each idea of
+the search saves, by leaving the idea out.
 """
 
 import argparse
@@ -31,12 +31,13 @@ from searchers.registry import SEARCHERS
 from searchers.strategy import Ending, Ledger, NeedsStageCosts, Strategy, StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 
-# Runs a search with one of its ideas replaced by a weaker component.
+# Runs a search with one of its ideas replaced by something weaker.
 #
-# The answer is unchanged: the ideas only make its proof faster.
+# The answer is the same: the ideas only make its proof faster.
 
 
-# A replacement for an idea: a module or class, a name in it, and the weaker component.
+# A weaker replacement for an idea of the search: the module or class, the name in it that is
+# replaced, and the replacement.
 Weaker = tuple[Any, str, Any]
 
 
@@ -45,12 +46,12 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 def _all_rows(columns: Sequence[Floats]) -> Rows:
-    """Every candidate, also those that another candidate dominates."""
+    """Keeps every candidate, also those that another candidate dominates."""
     return np.arange(len(columns[0]))
 
 
-# The weaker components that replace each idea. Without bounds on boxes (sets of candidates between
-# two given ones), a search that enumerates all strategies runs instead.
+# For each idea of the search, the weaker components that replace it. Without bounds on boxes (all
+# candidates between two given ones), a search that lists all strategies runs instead.
 REMOVED: Mapping[str, Sequence[Weaker]] = {
     "nothing": (),
     "plans found before and on the way": (
@@ -68,7 +69,7 @@ IDEAS = (*REMOVED, BOXES)
 
 @contextmanager
 def without(idea: str) -> Iterator[Strategy]:
-    """Replace an idea of a search within the ``with`` block."""
+    """In the ``with`` block, a search runs without one of its ideas."""
     if idea == BOXES:
         yield SEARCHERS["exact"]
         return
@@ -81,15 +82,15 @@ def without(idea: str) -> Iterator[Strategy]:
 def _proven(
     problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
 ) -> Ending:
-    """The search with bounds on boxes (sets of candidates between two given ones), even where few
-    memory-saving strategies exist.
+    """A search with bounds on boxes (all candidates between two given ones), even if there are only
+    few memory-saving strategies.
     """
     return Hierarchy.of(problem, space, ledger).proven(tolerance=0.0, seconds=inf)
 
 
 @contextmanager
 def _replaced(where: Any, name: str, weaker: Any) -> Iterator[None]:
-    """Replace a name of a module or class within the ``with`` block."""
+    """In the ``with`` block, a name in a module or class has another value."""
     original: Callable[..., Any] = vars(where)[name]
     setattr(where, name, weaker)
     try:
@@ -98,17 +99,19 @@ def _replaced(where: Any, name: str, weaker: Any) -> Iterator[None]:
         setattr(where, name, original)
 
 
-# How the time of the search grows, and how much each idea saves: problems, rows, page.
+# Measures how the search's time grows, and how much each idea saves: the problems, the result rows
+# and the page.
 
 
 SECONDS, QUICK_SECONDS = 8.0, 1.0
-# The numbers of blocks, GPUs and sequences of a batch of the searched problems, and fewer in a
-# quick run; for spaces and ratios, the values from which they grow.
+# The values for which a search is timed: numbers of blocks, of GPUs, and of sequences in a batch.
+# The next lines: search spaces, and numbers of steps of offload ratios. A quick run uses fewer
+# values.
 LAYERS, GPUS, BATCHES = (8, 16, 32, 64), (1, 2, 4, 8, 16), (8, 16, 32, 64, 128)
 SPACES = ("3d", "+zero", "+checkpointing", "+offload", "mist", "wide")
 PARTS = (1, 2, 4, 8, 16)
 HASTE = 2
-# The model on which ideas are removed.
+# The model of the problem for which ideas of the search are left out.
 LARGER = "gpt3-22b"
 HEAD = "Searcher `mist` until its plan is proven; one thing differs from row to row."
 GPUS_A_NODE = 8
@@ -123,7 +126,7 @@ AXES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthQuestion:
-    """A search to time: the quantity that grows, its value, and the problem."""
+    """A search to be timed: which quantity grows, its value, and the problem."""
 
     axis: str
     value: int | str
@@ -160,7 +163,9 @@ def grown(options: argparse.Namespace) -> int:
 
 
 def pipelined(problem: Problem) -> Problem:
-    """The larger problem on which ideas are removed, whose best plans are pipelines."""
+    """A larger problem whose best plans are pipelines, for which ideas of the search are left
+    out.
+    """
     work, cluster = problem.workload, problem.cluster
     work = replace(work, model=catalog.model(LARGER), sequence_length=2048, global_batch=512)
     return Problem(workload=work, cluster=replace(cluster, nodes=4, gpus_per_node=GPUS_A_NODE))
@@ -175,7 +180,7 @@ def _problem_text(problem: Problem) -> str:
 
 
 def _asked(problem: Problem, space: SearchSpace, *, count: int | None) -> Iterator[GrowthQuestion]:
-    """The searches to time for each growing quantity, at most this many of each."""
+    """The searches to be timed for each quantity that grows, at most a given number of them."""
     work, cluster = problem.workload, problem.cluster
     for layers in LAYERS[:count]:
         model = replace(work.model, name="", layers=layers)
@@ -197,7 +202,7 @@ def _asked(problem: Problem, space: SearchSpace, *, count: int | None) -> Iterat
 
 
 def in_parts(space: SearchSpace, parts: int) -> SearchSpace:
-    """The space whose continuous ratios may take this many equidistant steps."""
+    """A search space in which offload ratios may have this many equal steps between 0 and 1."""
     ratios = tuple(part / parts for part in range(parts + 1))
     kinds = {entry.name: getattr(space.offload, entry.name) for entry in fields(OffloadRatios)}
     finer = {kind: ratios if len(own) > 1 else own for kind, own in kinds.items()}
@@ -207,7 +212,9 @@ def in_parts(space: SearchSpace, parts: int) -> SearchSpace:
 def searched(
     strategy: Strategy, problem: Problem, space: SearchSpace, seconds: float
 ) -> dict[str, Any]:
-    """The row of a search, with its CPU time; compiling expressions is not counted."""
+    """The result row of a search, with its CPU time; the time to compile expressions is not
+    counted.
+    """
     predictor = SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
     first = StrategySearcher(strategy=SEARCHERS["random"], predictor=predictor)
     first.search(problem, space, Budget(evaluations=1), 0)
@@ -264,7 +271,7 @@ COLUMNS = (
 
 
 def _slowest(rows: Sequence[Row]) -> str:
-    """For each growing quantity, the ratio of the last value's time to the first's."""
+    """For each quantity that grows, the search time for its last value over that for its first."""
     growths = []
     for axis, axis_words in AXES.items():
         first, *_, last = (row for row in rows if row["axis"] == axis)

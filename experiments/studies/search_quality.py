@@ -1,5 +1,5 @@
-"""Compares searchers on several problems with several seeds: the quality of their plans within a
-budget.
+"""Compares searchers on several problems with several random seeds: how good their plans are within
+a budget.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from searchers.strategy import STAGES_A_PLAN, StrategySearcher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QualityProblem(Case):
-    """A problem, and the space that all searchers use."""
+    """A problem (model and cluster), and the search space that all searchers use for it."""
 
     attention: Attention = "flash"
     space: str
@@ -59,7 +59,7 @@ def _on_l4(model: str, nodes: int, gpus: int, batch: int, space: str) -> Quality
     )
 
 
-# The problems by the names that ``--problems`` takes; the first is the default problem of other
+# The problems, by the names that ``--problems`` takes; the first is the default problem of other
 # commands.
 PROBLEMS: Mapping[str, QualityProblem] = {
     "default": replace(_on_l4("gpt3-2.7b", 1, 4, 8, "mist"), sequence_length=4096),
@@ -85,21 +85,21 @@ PROBLEMS: Mapping[str, QualityProblem] = {
         space="megatron-core",
     ),
 }
-# The number of problems, seeds and evaluations of a quick run.
+# For a quick run, the number of problems, of seeds, and of evaluations per search.
 QUICK_PROBLEMS, QUICK_SEEDS, QUICK_EVALUATIONS = 2, 2, 100
-# Randomised searchers run once for each seed, the others once.
+# Searchers that draw random numbers: each runs once for every seed, all others run only once.
 DRAWING = ("optuna", "optuna:cmaes", "optuna:nsgaii", "optuna:random", "rl", "random")
-# The search that proves the best plan of a problem, and its budget in CPU seconds.
+# The searcher that proves the best plan of a problem, and its budget in CPU seconds.
 REFERENCE, REFERENCE_S = "mist", 120.0
-# The number of budgets in the picture, and the largest gap that it shows.
+# In the picture, how many budgets are shown; the next line: the largest gap that is shown.
 PLACES = 60
 LARGEST_GAP = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QualityQuestion:
-    """A search: the searcher, the problem, the seed and the budget. Without evaluations the budget
-    is in CPU seconds; without either the search is the reference.
+    """A search to run: its searcher, problem, seed and budget. Without a number of evaluations, the
+    budget is in CPU seconds; without either, the search is the one that proves the best plan.
     """
 
     name: str
@@ -110,7 +110,7 @@ class QualityQuestion:
 
     @property
     def budget(self) -> Budget:
-        """The budget, in CPU time."""
+        """The budget of the search, in evaluations or in CPU time."""
         if self.evaluations is None and self.cpu_seconds is None:
             return Budget(seconds=REFERENCE_S)
         return Budget(evaluations=self.evaluations, seconds=self.cpu_seconds)
@@ -166,7 +166,7 @@ def _asked(options: argparse.Namespace, names: Sequence[str]) -> Iterator[Qualit
 
 
 def searched(asked: QualityQuestion) -> dict[str, Any]:
-    """The row of a search, with its CPU time."""
+    """The result row of a search, with its CPU time."""
     of = PROBLEMS[asked.name]
     bench, space = Bench.of(of.problem(of.precision)), space_of(of.space)
     bench.warm_up(space)
@@ -201,7 +201,7 @@ def _evaluations(plans: int, stages: int) -> float:
 
 
 def report(rows: Sequence[Row], names: Sequence[str]) -> Report:
-    """The report: which searcher found how good a plan, and how fast."""
+    """The report: how good the plans are that each searcher found, and how fast it found them."""
     proven = {row["problem"]: row for row in rows if row["is_reference"]}
     best_s = {problem: _best_s(rows, problem) for problem in proven}
     searched_rows = [row for row in rows if not row["is_reference"]]
@@ -264,7 +264,9 @@ def report(rows: Sequence[Row], names: Sequence[str]) -> Report:
 
 
 def _best_s(rows: Sequence[Row], problem: str) -> float | None:
-    """The iteration time of the best known plan; the optimum where it is proven."""
+    """The iteration time of the best plan known for a problem; it is optimal if a search has proven
+    it.
+    """
     every = [row["iteration_s"] for row in rows if row["problem"] == problem]
     return min((seconds for seconds in every if seconds), default=None)
 
@@ -276,7 +278,7 @@ def _key(row: Row) -> tuple[str, str]:
 def _searcher_row(
     problem: str, name: str, rows: Sequence[Row], best_s: float | None
 ) -> dict[str, Any]:
-    """The results of a searcher on one problem, over seeds."""
+    """The results of one searcher on one problem, summarised over seeds."""
     gaps = sorted(_gap(row["iteration_s"], best_s) for row in rows)
     plans = [gap for gap in gaps if gap < inf]
     median = float(np.median(gaps))
@@ -294,7 +296,7 @@ def _searcher_row(
 
 
 def _gap(seconds: float | None, best_s: float | None) -> float:
-    """The share by which a time exceeds the best known one."""
+    """By what share an iteration time exceeds that of the best plan known."""
     if seconds is None or best_s is None:
         return inf
     return max(0.0, seconds / best_s - 1)
@@ -330,8 +332,8 @@ def _picture(
     *,
     by_clock: bool,
 ) -> Lines:
-    """The picture of gaps to the best known plan at every budget: medians over seeds, then over
-    problems.
+    """A picture of the gaps to the best plan known at every budget: the median over seeds, and then
+    over problems.
     """
 
     def history(row: Row) -> Sequence[Sequence[float]]:
@@ -371,6 +373,6 @@ def _picture(
 
 
 def _gap_at(history: Sequence[Sequence[float]], budget: float, best_s: float | None) -> float:
-    """The gap of the best plan that a search had found when it had spent this budget."""
+    """The gap of the best plan that a search had found by the time it had used this budget."""
     reached = [seconds for at, seconds in history if at <= budget]
     return _gap(min(reached), best_s) if reached else inf

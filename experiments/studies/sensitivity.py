@@ -1,5 +1,5 @@
-"""The command ``sensitivity``: how the best plan and its speed change with one figure of a
-problem.
+"""The command ``sensitivity``: how the best plan and its speed change if one figure of the problem
+changes.
 """
 
 import argparse
@@ -29,11 +29,12 @@ from mistlab.plan.workload import Workload
 BATCHES = (64, 128, 256, 512, 1024, 2048)
 DEPTHS = (48, 64, 80, 96)
 SEQUENCES = (1024, 2048, 4096, 8192)
-# Factors by which the machine's figures are increased: rates, and memory.
+# By which factors figures of the machine are increased: its rates, and its memory.
 FASTER, LARGER = (4.0,), (1.5, 2.0)
 SPACE = space_of("mist")
-# In a quick run all stages are uniform, and offload all or none of the optimizer states and halves
-# of activations: the two kinds that the best plans of the defaults offload.
+# The search space of a quick run: stages are uniform, and offload all or none of the optimizer
+# states, and none, half or all of activations. These are the states that the best plans of the
+# defaults offload.
 QUICK_SPACE = replace(
     space_of("+offload"),
     name="+offload, equal stages, halves",
@@ -48,16 +49,16 @@ BASELINE_WORDS = (
     "Speedups are over Megatron-LM's grid as a user tunes it, and as published, with every block "
     "recomputed."
 )
-# Changes that improve the machine, none of which may make the best plan slower.
+# Changes that make the machine better; none of them may make the best plan slower.
 MACHINE = ("links between nodes", "links in a node", "memory", "interference")
 UNCHANGED = "as it is"
-# A search without proof may miss the best plan by about this much.
+# A search without a proof may miss the best plan by about this share.
 MISSED = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedProblem:
-    """A problem with one changed figure."""
+    """A problem in which one figure has been changed."""
 
     aspect: str
     value: str
@@ -81,7 +82,8 @@ def sensitivity(options: argparse.Namespace) -> int:
         every = [*_ends(every)]
     problems = [*dict.fromkeys(case.problem for case in every)]
     search = partial(_searched, space=space, seed=options.seed)
-    # Starting a process imports and compiles for as long as a few quick searches take.
+    # Parallel processes are used only if the searches are long: a process needs as long to start as
+    # a few quick searches take.
     answered = answers(study, search, problems, "problems", side_by_side=not options.quick)
     known: dict[Problem, Row] = {}
     for case in every:
@@ -93,7 +95,7 @@ def sensitivity(options: argparse.Namespace) -> int:
 
 
 def cases(base: Problem) -> Iterator[ChangedProblem]:
-    """Every problem: the base with one changed figure, aspect by aspect."""
+    """All problems: the original one with one figure changed, figure after figure."""
     work, cluster = base.workload, base.cluster
     node = cluster.hardware.node
     for batch in BATCHES:
@@ -141,14 +143,16 @@ def _case(
 
 
 def _ends(every: Sequence[ChangedProblem]) -> Iterator[ChangedProblem]:
-    """The problems with the first and with the last value of each changed figure."""
+    """For each figure, the problems with its first and its last value."""
     for aspect in dict.fromkeys(case.aspect for case in every):
         first, *_, last = (case for case in every if case.aspect == aspect)
         yield from (first, last)
 
 
 def _searched(problem: Problem, space: SearchSpace, seed: int) -> Row:
-    """The best plans of a problem: of this package's engine, and of Megatron-LM's grids."""
+    """The best plans of a problem: that for this package's engine, and those of Megatron-LM's
+    grids.
+    """
     began_s = perf_counter()
     bench = Bench.of(problem)
     ours = bench.found("mist", space, view=None, seed=seed)
@@ -174,7 +178,7 @@ def _searched(problem: Problem, space: SearchSpace, seed: int) -> Row:
 
 
 def _plan_text(plan: Plan) -> str:
-    """A plan in brief: its degrees, and the range of its savings."""
+    """A plan in a few words: its parallel degrees, and the range of its memory savings."""
     stage = plan.stages[0]
     text = (
         f"pp {plan.num_stages} dp {stage.data_parallel} tp {stage.tensor_parallel} micro-batch "
@@ -210,8 +214,8 @@ def _report(rows: Sequence[Row], where: str) -> Report:
 
 
 def _overview(rows: Sequence[Row]) -> str:
-    """For each changed figure, from its first to its last value: the training rate of the best
-    plan, and its speedup over the grid.
+    """For each figure, from its first to its last value: the training rate of the best plan, and
+    its speedup over Megatron-LM's grid.
     """
     lines = []
     for aspect in dict.fromkeys(row["aspect"] for row in rows):
@@ -231,8 +235,8 @@ def _overview(rows: Sequence[Row]) -> str:
 
 
 def worse(rows: Sequence[Row]) -> list[str]:
-    """The changes that improve the machine and make the best plan slower, by more than a search may
-    miss.
+    """Those changes for the better of the machine after which the best plan is slower, by more than
+    a search may miss.
     """
     return [
         f"{aspect} {more['value']}"

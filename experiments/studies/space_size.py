@@ -1,4 +1,4 @@
-"""The number of plans in search spaces, counted without listing the plans."""
+"""How many plans search spaces have, counted without listing the plans."""
 
 import argparse
 from collections import defaultdict
@@ -22,19 +22,19 @@ from searchers.meshes import lies_well, meshes, micro_batch_counts
 from searchers.methods.exhaustive import count_plans
 from searchers.savings import counts_choices, savings_choices
 
-# Counts the plans of a space without listing them.
+# Counts the plans of a search space without listing them.
 #
-# If meshes may differ from stage to stage, a pipeline is a walk over ranks and blocks: each stage
-# takes some of both. Walks that arrive at the same rank with equally many blocks have the same
+# If stages may have different meshes, a pipeline is a walk over ranks and blocks: each stage takes
+# some of both. Walks that arrive at the same rank with equally many blocks have the same
 # continuations, so they are counted together.
 
 
-# Arrays of integers of any size, with an element for each number of blocks.
+# An array of integers of any size, with an element for each number of blocks.
 Counts = NDArray[np.object_]
 
 
 def number_of_plans(problem: Problem, space: SearchSpace) -> int:
-    """The number of plans in a space."""
+    """The number of plans in a search space."""
     return sum(_of_one_engine(problem, own) for own in space.of_engines)
 
 
@@ -51,10 +51,10 @@ def _of_one_engine(problem: Problem, space: SearchSpace) -> int:
 
 
 def _of_several_stages(problem: Problem, space: SearchSpace, micro_batches: int) -> int:
-    """The number of plans of at least two stages."""
+    """The number of plans that have at least two stages."""
     gpus, layers = problem.cluster.num_gpus, problem.workload.model.layers
     by_size = _ways_by_size(problem, space, micro_batches)
-    # For each rank and number of blocks: the number of walks that arrive there.
+    # For each rank, by the number of blocks used so far: in how many ways stages can arrive there.
     arrived: dict[int, Counts] = {0: _no_counts(layers)}
     arrived[0][0] = 1
     for rank in range(gpus):
@@ -69,8 +69,8 @@ def _of_several_stages(problem: Problem, space: SearchSpace, micro_batches: int)
 
 
 def _ways_by_size(problem: Problem, space: SearchSpace, micro_batches: int) -> dict[int, Counts]:
-    """For each number of GPUs of a stage, the number of possible stages with each number of
-    blocks.
+    """For each number of GPUs of a stage: how many different stages there are, by the number of
+    their blocks.
     """
     layers = problem.workload.model.layers
     of_blocks = _no_counts(layers)
@@ -86,12 +86,13 @@ def _no_counts(layers: int) -> Counts:
     return np.zeros(layers + 1, dtype=object)
 
 
-# The number of plans in search spaces as features are added one by one, over the number of blocks.
+# How many plans search spaces have as their features are added one after another, for several
+# numbers of blocks.
 
 
 DEPTHS = (16, 32, 48, 64, 80)
 QUICK_DEPTHS = (16, 32, 48)
-# The features in the order of Mist's paper, with its names.
+# The features of a search space, in the order and with the names of Mist's paper.
 FEATURES = ("DP+TP", "+PP", "+ZeRO", "+CKPT", "+OO", "+GO", "+PO", "+AO")
 OFFLOADED = {"+OO": "optimizer", "+GO": "gradients", "+PO": "weights", "+AO": "activations"}
 NAMED = ("3d", "+zero", "+checkpointing", "+offload", "mist", "wide")
@@ -124,7 +125,7 @@ def sizes(options: argparse.Namespace) -> int:
 
 
 def features() -> Iterator[tuple[str, SearchSpace]]:
-    """The spaces, each with one feature more than the previous."""
+    """The search spaces, each with one feature more than the one before."""
     wide = space_of("wide")
     space = replace(
         space_of("3d"),
@@ -202,13 +203,15 @@ def _report(rows: Sequence[Row], where: str) -> Report:
 
 
 def _size_text(power: float | None, digits: int = 1) -> str:
-    """The number of a space's plans as text; a dash if no plan divides the blocks and the GPUs."""
+    """The number of plans in a search space as text; a dash if the blocks and GPUs cannot be
+    divided into any plan.
+    """
     return "none" if power is None else f"1e{power:.{digits}f}"
 
 
 def _grows(power: Mapping[tuple[str, int], float | None], depths: Sequence[int]) -> bool:
-    """Whether features and blocks never reduce the number of plans; a space without plans has
-    fewest.
+    """Whether further features and blocks never make the number of plans smaller; a space without
+    any plans counts as the smallest.
     """
     known = {key: -inf if value is None else value for key, value in power.items()}
     features_grow = all(

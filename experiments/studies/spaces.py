@@ -1,5 +1,5 @@
-"""The command ``spaces``: searches one problem in spaces of which each contains the previous one,
-within equal budgets.
+"""The command ``spaces``: searches one problem in several search spaces, each of which contains the
+one before it, with equal budgets.
 """
 
 import argparse
@@ -25,12 +25,12 @@ from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 
-# Each space contains those before it.
+# The search spaces; each contains those before it.
 SPACES = ("3d", "+zero", "+checkpointing", "+offload", "mist", "wide", "everything")
 LARGEST = SPACES[-1]
 SEARCHER = "mist"
 QUICK_SIZES = ("1.3b",)
-# Times that differ by less than this share are equal up to rounding.
+# Times that differ by less than this share are equal up to rounding errors.
 ROUNDING = 1e-9
 FAMILIES = ("gpt3", "llama", "falcon")
 
@@ -52,7 +52,8 @@ def spaces(options: argparse.Namespace) -> int:
     study = Study.begin("spaces", options)
     searched = partial(_searched, names=SPACES, seed=options.seed)
     asked = [*product(cases, budgets)]
-    # Starting a process imports and compiles for as long as a small problem takes.
+    # Parallel processes are used only if problems are large: a process needs as long to start as a
+    # small problem takes.
     answered = answers(study, searched, asked, "problems", side_by_side=not options.quick)
     study.add_all(row for _, rows in answered for row in rows)
     return study.end(_report(study.rows), DONE)
@@ -61,7 +62,7 @@ def spaces(options: argparse.Namespace) -> int:
 def _searched(
     asked: tuple[Case, Budget], *, names: Sequence[str], seed: int
 ) -> Sequence[dict[str, Any]]:
-    """The best plan of a problem in each space, within a budget."""
+    """The best plan of a problem that is found in each search space within a budget."""
     case, budget = asked
     problem = case.problem()
     predictor = SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
@@ -88,15 +89,15 @@ def _searched(
 
 
 def _cases(options: argparse.Namespace) -> Iterator[Case]:
-    """The problems of the evaluation, with fused attention."""
+    """The problems of Mist's evaluation that have fused attention."""
     for cluster in clusters(options.hardware):
         for family, size in product(options.families, QUICK_SIZES if options.quick else sizes()):
             yield case_of(cluster, family, size, "flash")
 
 
 def worse(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The cases where the plan found in a space is worse than the one found in a smaller space
-    within the same budget, and by which factor.
+    """The cases in which the plan found in a search space is worse than the plan found in a smaller
+    one with the same budget, and by which factor.
     """
     worse_rows = []
     for (problem, budget), times in _by_problem(rows).items():
@@ -112,7 +113,7 @@ def worse(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _by_problem(rows: Sequence[Row]) -> Mapping[tuple[str, int], Mapping[str, float | None]]:
-    """The seconds of the plan found in each space, by problem and budget."""
+    """For each problem and budget, the seconds of the plan found in each search space."""
     by_problem: dict[tuple[str, int], dict[str, float | None]] = {}
     for row in rows:
         by_problem.setdefault((row["problem"], row["budget"]), {})[row["space"]] = row[
@@ -172,7 +173,7 @@ def _plans(rows: Sequence[Row], budget: int) -> str:
 def _pictures(
     asked: Mapping[tuple[str, int], Mapping[str, float | None]], budget: int
 ) -> Iterator[Bars]:
-    """A picture for each machine, with its problems."""
+    """A picture for each machine, with the problems on it."""
     times = {problem: own for (problem, count), own in asked.items() if count == budget}
     for machine in dict.fromkeys(problem.partition(" ")[0] for problem in times):
         groups = {

@@ -1,5 +1,5 @@
-"""Predicted speedups of space ``mist`` over the grids of Megatron-LM and DeepSpeed, problem by
-problem.
+"""The predicted speedups of search space ``mist`` over the grids of Megatron-LM and DeepSpeed, for
+each problem.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from mistlab.plan.plan_words import plan_words
 from searchers.savings import contains
 
 GRIDS = ("megatron", "deepspeed")
-# The number of model sizes in a quick run.
+# How many model sizes a quick run uses.
 QUICK = 2
 
 
@@ -98,8 +98,8 @@ def _row(case: Case, seed: int) -> Row:
 
 
 def _is_outside(problem: Problem, grid: Entry) -> bool:
-    """Whether a grid's best plan is not in space ``mist``, if this package's engine runs it. On a
-    single rank nothing is sharded, whatever the ZeRO level.
+    """Whether the best plan of a grid, run by this package's engine, is not in search space
+    ``mist``. On a single rank the ZeRO level does not matter, since nothing is sharded.
     """
     if grid.answer is None:
         return False
@@ -132,8 +132,8 @@ def _over(
 
 
 def _averages(rows: Sequence[Row], published: Sequence[Row]) -> Iterator[Row]:
-    """The average speedup over the Megatron grid, for each average that was published and for all
-    other cases.
+    """The average speedup over Megatron-LM's grid: for each published average, over the same cases;
+    and over all other cases.
     """
     for hardware in dict.fromkeys([*(row["hardware"] for row in rows), None]):
         for attention in (*ATTENTIONS, None):
@@ -162,7 +162,7 @@ def _averages(rows: Sequence[Row], published: Sequence[Row]) -> Iterator[Row]:
                 }
 
 
-# The columns of speedups: their heading, and their name in a row.
+# The table columns with speedups: the heading of each, and its name in a result row.
 RATIOS = (
     ("over Megatron", "over_megatron"),
     ("played", "over_megatron_played"),
@@ -196,7 +196,7 @@ def _sentence(row: Row) -> str:
 
 
 def _pictures(rows: Sequence[Row]) -> Iterator[Bars]:
-    """A picture for each hardware and attention."""
+    """A picture for each kind of hardware and of attention."""
     for where in dict.fromkeys((row["hardware"], row["attention"]) for row in rows):
         chosen = [row for row in rows if (row["hardware"], row["attention"]) == where]
         hardware, attention = where

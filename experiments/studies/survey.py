@@ -1,5 +1,5 @@
-"""Enumerates all plans with equal stages in a space: which fit, and which memory savings make
-others fit.
+"""Lists all plans with equal stages in a search space: which of them fit in memory, and which
+memory savings would make the others fit.
 """
 
 import argparse
@@ -29,9 +29,10 @@ from mistlab.stages.stage_batch import StageBatch, StageFigures
 
 # Evaluates all pipelines of equal stages on a mesh in one batch, to find those that fit in memory.
 #
-# A candidate is a pipeline of equal stages, with its number of stages, degrees, micro-batch size,
-# ZeRO level, recomputed blocks and four offload ratios. Its first and its last stage are evaluated.
-# The frontier has the least recomputation that fits for each amount of host memory.
+# A candidate is a pipeline of equal stages, with its number of stages, parallel degrees,
+# micro-batch size, ZeRO level, recomputed blocks and four offload ratios. Its first and its last
+# stage are evaluated. The frontier is the least recomputation with which a candidate fits, for each
+# amount of host memory.
 
 
 KINDS = ("weights", "gradients", "optimizer", "activations")
@@ -40,8 +41,8 @@ LARGEST_MICRO_BATCH = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """A division of GPUs and batch among stages, replicas and tensor-parallel ranks, without memory
-    savings.
+    """A division of GPUs and batch among stages, replicas and tensor-parallel ranks, before memory
+    savings are chosen.
     """
 
     stages: int
@@ -52,7 +53,7 @@ class Mesh:
 
     @property
     def label(self) -> str:
-        """A short description of the mesh."""
+        """A short description of how GPUs and batch are divided."""
         return (
             f"pp {self.stages} · dp {self.data_parallel} · tp {self.tensor_parallel}"
             f" · micro-batch {self.micro_batch}"
@@ -61,8 +62,8 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surveyed:
-    """The result for one mesh: how many candidates there are, how many fit, and the frontier of
-    recomputation over host memory.
+    """The result for one division of GPUs and batch: how many candidates there are, how many fit in
+    memory, and how much recomputation is needed for each amount of host memory.
 
     A row of ``frontier`` has host bytes for each GPU, the recomputed share of blocks, and peak
     bytes. No candidate with as few host bytes recomputes less.
@@ -95,7 +96,7 @@ def meshes(workload: Workload, cluster: Cluster) -> Iterator[Mesh]:
 
 
 def survey(model: StageModel, cluster: Cluster, mesh: Mesh, ratios: Sequence[float]) -> Surveyed:
-    """Evaluate all combinations of memory savings on one mesh."""
+    """Evaluate all combinations of memory savings for one division of GPUs and batch."""
     layers = model.workload.model.layers // mesh.stages
     grid = candidates_of(model.workload.model, mesh, ratios)
     fits, ends = np.ones(len(grid), dtype=bool), []
@@ -119,7 +120,7 @@ def survey(model: StageModel, cluster: Cluster, mesh: Mesh, ratios: Sequence[flo
 
 
 def _first_node_bytes(mesh: Mesh, cluster: Cluster, ends: Sequence[StageFigures]) -> Floats:
-    """The host memory that is used on the first node, which is the fullest.
+    """The bytes of host memory that are used on the first node, which uses the most.
 
     Its stages have most micro-batches in flight. A stage's bytes lie between those of the first and
     of the last stage, in proportion to its micro-batches in flight.
@@ -136,8 +137,8 @@ def _first_node_bytes(mesh: Mesh, cluster: Cluster, ends: Sequence[StageFigures]
 
 
 def candidates_of(model: ModelSpec, mesh: Mesh, ratios: Sequence[float]) -> Floats:
-    """The candidates of a mesh: all combinations of ZeRO level, number of recomputed blocks and
-    four offload ratios.
+    """All combinations of ZeRO level, number of recomputed blocks and four offload ratios, as
+    candidates for one division of GPUs and batch.
     """
     levels = (1, 2, 3) if mesh.data_parallel > 1 else (0,)
     checkpointed = np.arange(model.layers // mesh.stages + 1)
@@ -146,7 +147,7 @@ def candidates_of(model: ModelSpec, mesh: Mesh, ratios: Sequence[float]) -> Floa
 
 
 def rows_of_mesh(mesh: Mesh, layers: int, grid: Floats, *, first: bool) -> StageBatch:
-    """The first or the last stage of a mesh, for each combination of ``candidates_of``."""
+    """The first or the last stage of a pipeline, once for each combination of ``candidates_of``."""
     rows = len(grid)
     stage = 0 if first else mesh.stages - 1
     return StageBatch(
@@ -177,7 +178,8 @@ def _divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-# Surveys a space: evaluates every mesh's candidates, and gives rows, a table and a picture.
+# Surveys a search space: evaluates the candidates of each division of GPUs and batch, and makes
+# rows, a table and a picture.
 
 
 EIGHTHS = tuple(i / 8 for i in range(9))

@@ -1,4 +1,6 @@
-"""The command ``tempo``: the gain of lean operators, beside recomputation and published figures."""
+"""The command ``tempo``: what operators that save memory (lean ones) gain, beside recomputation and
+published figures.
+"""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,40 +24,44 @@ from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Attention, Workload
 from simulators.symbolic import SymbolicPredictor
 
-# The setting of every plan, fixed before any prediction was made: eager PyTorch with separate
-# operators, which Tempo replaced, in 16 bits; unfused attention, as was usual then; a step of one
+# The engine of every plan, chosen before any prediction was made: eager PyTorch in 16 bits with
+# separate operators, which Tempo replaced; unfused attention, as was usual then; a step of one
 # micro-batch.
 ENGINE = "fsdp-eager"
 PRECISION: Precision = "bf16"
 ATTENTIONS: tuple[Attention, ...] = ("math", "flash")
 HARDWARE = "a100-40gb"
 GPUS = ("a100-40gb", "h100-80gb", "l4-24gb")
-# For each model its sequence length, the lengths of the map, and its published gain.
+# For each model: the tokens of its sequences, the lengths for which a map is drawn, and its
+# published gain.
 MODELS: Mapping[str, tuple[int, Sequence[int], float]] = {
     "bert-large": (512, (128, 256, 512), 0.16),
     "gpt2-medium": (1024, (256, 512, 1024), 0.19),
     "roberta-large": (512, (128, 256, 512), 0.26),
 }
-# The accepted distance of a predicted gain from the published one, in percentage points.
+# By how many percentage points a predicted gain may differ from the published one.
 POINTS = 6
 PLAIN, LEAN, AGAIN = "plain", "lean", "recomputed"
 RECOMPUTED, IS_LEAN = (TREATMENTS[name].dimension for name in ("recomputed", "lean"))
 # The shares of a model's blocks that are recomputed.
 SHARES = tuple(part / 12 for part in range(13))
 MOST = 1 << 14
-# The sizes in GiB to which GPU memory is reduced in further cases.
+# In further cases, the memory of a GPU is reduced to these sizes in GiB.
 LESS_GIB = (10.0, 12.0, 16.0, 24.0)
-# A machine as the authors' second one: four V100 of 16 GB over NVLink, whose ranks add up gradients
-# in each step; it has no bf16, and a plain loop in place of FSDP.
+# A machine like the second one of the authors: four V100 of 16 GB connected by NVLink, which reduce
+# gradients in every step. A V100 has no bf16, and a plain training loop takes the place of FSDP.
 OTHERS, OTHER_GPUS, OTHER_ENGINE = "v100-16gb", 4, "trainer"
 OTHER_PRECISION: Precision = "fp16"
-# Divisors of the largest batch of plain operators, at which steps are predicted too.
+# The largest batch with plain operators is divided by each of these numbers, and the steps are
+# predicted, too.
 PARTS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneGpu:
-    """A model trained on one GPU, or on data-parallel ones: predicts its steps at any batch."""
+    """Predicts the steps of a model on one GPU, or on several data-parallel GPUs, at any batch
+    size.
+    """
 
     model: str
     hardware: str
@@ -70,7 +76,7 @@ class OneGpu:
         return catalog.model(self.model).layers
 
     def predicted(self, sequences: int, values: Mapping[str, float]) -> Prediction:
-        """The prediction of a step of this many sequences a GPU, with these values of the stage's
+        """The prediction of a step with this many sequences per GPU and these values of the stage's
         dimensions.
         """
         engine = ENGINE if self.gpus == 1 else OTHER_ENGINE
@@ -97,8 +103,8 @@ def _predictor(case: OneGpu, sequences: int) -> SymbolicPredictor:
 
 
 def largest(case: OneGpu, values: Mapping[str, float]) -> tuple[int, Prediction | None]:
-    """The largest number of sequences that fit, and the prediction of that step; 0 if one does not
-    fit.
+    """The largest number of sequences that fits in memory, and the prediction of that step; 0 if
+    not even one fits.
     """
     low, high = 0, 1
     while high < MOST and case.predicted(high, values).fits:
@@ -135,7 +141,7 @@ def tempo(options: argparse.Namespace) -> int:
 
 
 def _cases(models: Sequence[str], *, quick: bool) -> Iterator[tuple[OneGpu, str]]:
-    """Each case, with the section of the page to which it belongs."""
+    """The cases to predict, each with the section of the page to which it belongs."""
     for model in models:
         length, lengths, _ = MODELS[model]
         yield OneGpu(model=model, hardware=HARDWARE, length=length), "ways"
@@ -150,7 +156,9 @@ def _cases(models: Sequence[str], *, quick: bool) -> Iterator[tuple[OneGpu, str]
 
 
 def _lean(case: OneGpu, number: int = ALL, share: float = 0.0) -> dict[str, float]:
-    """Stage values by which all blocks use lean operators, except those that are recomputed."""
+    """The values of a stage's dimensions with which all blocks use operators that save memory,
+    except those blocks that are recomputed.
+    """
     again = round(share * case.layers)
     return {IS_LEAN: case.layers - again, RECOMPUTED: again, CHOICE: number}
 
@@ -159,16 +167,18 @@ def _again(case: OneGpu, share: float) -> dict[str, float]:
     return {RECOMPUTED: round(share * case.layers)}
 
 
-# The fields that identify a case; below, the sections whose cases are compared.
+# The fields of a row that identify a case. The next line: the sections of the page whose cases are
+# compared.
 CASE = ("model", "hardware", "length", "attention", "memory_gib", "gpus")
 COMPARED = ("ways", "fused", "less memory", "others", "map")
-# The ways to save memory, each with the stage values among which the fastest counts.
+# The names of two ways to save memory. For each there are several values of the stage's dimensions,
+# of which the fastest counts.
 SOME_AGAIN, LEAN_AND_AGAIN = "some recomputed", "lean and recomputed"
 WAYS = (PLAIN, LEAN, AGAIN, SOME_AGAIN, LEAN_AND_AGAIN)
 
 
 def _of_way(case: OneGpu, way: str) -> Row:
-    """The fastest step of a way to save memory, at its largest batch."""
+    """The fastest step with one way to save memory, at its largest batch."""
     tried = {
         PLAIN: [_again(case, 0.0)],
         LEAN: [_lean(case)],
@@ -180,8 +190,8 @@ def _of_way(case: OneGpu, way: str) -> Row:
 
 
 def _at_parts(case: OneGpu) -> Iterator[Row]:
-    """Steps of plain operators at the largest batch and at parts of it, which show the gain of a
-    larger batch alone.
+    """Steps with plain operators at the largest batch and at parts of it, which show what a larger
+    batch alone gains.
     """
     most, _ = largest(case, _again(case, 0.0))
     for part in PARTS:
@@ -217,8 +227,8 @@ def _row(case: OneGpu, way: str, values: Mapping[str, float]) -> Row:
 
 
 def gains(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """For each case, the batch and the throughput of lean operators relative to plain ones, and to
-    the better of plain operators and recomputation.
+    """For each case, the batch and the throughput with operators that save memory: relative to
+    plain operators, and to the better of plain operators and recomputation.
     """
     rows_of_gains = []
     compared = [row for row in rows if row["chapter"] in COMPARED]
@@ -243,8 +253,8 @@ def _case_of(row: Row) -> tuple[object, ...]:
 
 
 def beside_published(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The predicted gains of the cases that were fixed beforehand, beside the published gains, in
-    percentage points.
+    """The predicted gains of those cases that were chosen beforehand, beside the published gains,
+    in percentage points.
     """
     with_published = []
     for row in gains(rows):
@@ -328,7 +338,9 @@ def _report(rows: Sequence[Row]) -> Report:
 
 
 def _of_parts(rows: Sequence[Row]) -> str:
-    """The throughput of plain operators at parts of the largest batch, relative to the largest."""
+    """The throughput of plain operators at parts of the largest batch, relative to that at the
+    largest.
+    """
     of_parts = [row for row in rows if row["chapter"] == "parts"]
     rates = {(row["model"], row["part"]): row["rate"] for row in of_parts}
     lines = [

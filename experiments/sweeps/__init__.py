@@ -1,3 +1,3 @@
-"""Sweeps over many tuning problems: the file that lists them, the workers that solve them, the
-page.
+"""Solves many tuning problems (a sweep): the file that lists them, the workers that solve them, and
+the page of results.
 """

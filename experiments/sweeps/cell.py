@@ -1,4 +1,5 @@
-"""A cell of a sweep: one tuning problem, and the row with the plan that a searcher found.
+"""One tuning problem of a sweep (a cell), and the result row with the plan that a searcher found
+for it.
 
 Cells and answers are plain values, so that any process of any machine may solve a cell.
 """
@@ -25,12 +26,12 @@ from mistlab.plan.plan_words import plan_line
 from mistlab.plan.space import SearchSpace
 from searchers.savings import why_empty
 
-# The columns about the search, named as in the rows of ``compare_searchers``.
+# The columns of a result row about the search, with the names that ``compare_searchers`` uses.
 SAID = (
     *("status", "reason", "predicted_s", "predicted_s_low", "predicted_s_high", "simulated_s"),
     *("headroom_bytes", "plan_evaluations", "stage_evaluations", "lower_bound_s", "gap"),
 )
-# Cluster figures that may override the hardware's.
+# The figures of a cluster that may be given in place of the hardware's own.
 OVERRIDES = (
     *("memory_gib", "keep_free_gib", "host_memory_gib"),
     *("intra_node_gbytes_per_s", "inter_node_gbytes_per_s"),
@@ -39,7 +40,9 @@ OVERRIDES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A tuning problem, the space to search, the searcher, and its budget."""
+    """One tuning problem of a sweep: the workload and cluster, the search space, the searcher, and
+    its budget.
+    """
 
     problem: Problem
     space: SearchSpace
@@ -49,7 +52,7 @@ class Cell:
     play: bool
 
     def asked(self) -> dict[str, Any]:
-        """The columns of a row that describe the problem and the searcher."""
+        """The columns of a result row that describe the problem and the searcher."""
         work, cluster = self.problem.workload, self.problem.cluster
         overrides = {name: own for name in OVERRIDES if (own := getattr(cluster, name)) is not None}
         return {
@@ -68,8 +71,8 @@ class Cell:
         }
 
     def key(self, sources: str) -> str:
-        """A key of the cell's answer for the current sources: equal for equal questions; files that
-        a model names are hashed.
+        """A key under which the problem's answer is stored. It is equal for equal problems and
+        equal source code; of files that a model names, the contents count.
         """
         graph = self.problem.workload.model.graph_file
         content = {
@@ -82,19 +85,20 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellAnswer:
-    """The row of a cell, and the content of its plan file if a plan fits."""
+    """The result row of a tuning problem, and the contents of its plan file if a plan fits."""
 
     row: Row
     job: Mapping[str, Any] | None = None
 
 
 def solved(cell: Cell) -> CellAnswer:
-    """Search for a plan, simulate it, and return the row; an invalid problem gives a row as
-    well.
+    """Search for a plan, simulate it, and return the result row; an invalid problem gets a row,
+    too.
     """
     began_s, began_cpu_s = perf_counter(), process_time()
     try:
-        # A cell is one job: searches that would start further jobs leave the cores to other cells.
+        # A problem is solved in one process: a search that would start further processes leaves the
+        # cores to other problems.
         with parallel_config(backend="sequential"):
             row, job = _searched(cell)
     except InputError as error:
@@ -132,8 +136,8 @@ def _searched(cell: Cell) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
 
 
 def _why_none(entry: Entry, bench: Bench) -> str:
-    """Why a search has no plan: its own reason, otherwise the memory of the plan that needs
-    least.
+    """The reason why a search has found no plan: its own or, if it gives none, how much memory the
+    smallest plan needs.
     """
     if entry.result.reason or entry.result.status != "INFEASIBLE":
         return entry.result.reason

@@ -1,5 +1,5 @@
-"""The command ``sweep``: solves the tuning problems that a file lists, except those that an earlier
-run solved, and writes a table.
+"""The command ``sweep``: solves the tuning problems that a file lists, unless an earlier run has
+solved them, and writes a table.
 """
 
 import argparse
@@ -41,10 +41,10 @@ from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import Attention, ModelSpec, Workload
 from searchers.registry import SEARCHERS
 
-# The number of problems in a quick run, each with a small budget.
+# How many problems a quick run solves, each with a small budget.
 QUICK_CELLS = 4
 QUICK = Budget(evaluations=200)
-# Subfolders of the run folder: one file per answer, one file per plan.
+# Folders in the folder of a run: one with a file for each answer, one with a file for each plan.
 CELLS, PLANS = "cells", "plans"
 
 
@@ -78,8 +78,8 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 class Answers:
-    """The answers of a sweep's cells: those stored by an earlier run, and new ones, each stored in
-    a file when it ends.
+    """The answers to the tuning problems of a sweep: those that an earlier run has stored, and new
+    ones. A new answer is stored in a file as soon as it is there.
     """
 
     def __init__(self, study: Study, keys: Sequence[str]) -> None:
@@ -94,7 +94,7 @@ class Answers:
     def fill(
         self, cells: Sequence[Cell], pool: Workers, call: Callable[[Cell], CellAnswer] = solved
     ) -> bool:
-        """Solve the cells that have no answer yet; returns whether the work was interrupted."""
+        """Solve the problems that have no answer yet; returns whether the work was interrupted."""
         missing = [place for place in range(len(cells)) if place not in self._answers]
         if self._answers:
             progress(f"cells: {len(self._answers)} of {len(cells)} are kept from before")
@@ -112,13 +112,13 @@ class Answers:
         return False
 
     def in_order(self) -> Iterator[CellAnswer]:
-        """All answers, in the order of the cells."""
+        """All answers, in the order of the problems."""
         for index in sorted(self._answers):
             yield self._answers[index]
 
     def write_plans(self) -> None:
-        """Write a plan file for each answer that has one, named by the number of its row; files of
-        an earlier run's rows are deleted.
+        """Write a plan file for each answer with a plan, named by the number of its row; plan files
+        of an earlier run are deleted.
         """
         for path in (self._study.path / PLANS).glob("[0-9]*.yaml"):
             path.unlink()
@@ -133,8 +133,8 @@ class Answers:
 
 
 def _kept(path: Path) -> CellAnswer | None:
-    """The answer in a file; None if the file is missing or damaged, or if the answer was a refusal,
-    whose cause, such as a missing file on a worker, may be gone.
+    """The answer in a file. None if the file is missing or damaged; also if the answer was a
+    refusal, since its cause (such as a file that a worker lacked) may have been removed.
     """
     if not path.is_file():
         return None
@@ -147,11 +147,11 @@ def _kept(path: Path) -> CellAnswer | None:
         return None
 
 
-# The page of a sweep: how each cell's search ended, a table, and a picture.
+# Makes the page of a sweep: how the search of each problem ended, a table, and a picture.
 
 
-# The columns that describe the problem, with their headings; columns with a single value are
-# omitted.
+# The columns that describe the problem, with their headings; a column with a single value is left
+# out.
 ASKED = {
     "model": "model",
     "hardware": "hardware",
@@ -169,14 +169,15 @@ ASKED = {
     "space": "space",
     "searcher": "searcher",
 }
-# The columns that may be the horizontal axis; the one with most distinct values is chosen.
+# The columns that may be the horizontal axis of a picture; the one with the most distinct values is
+# taken.
 AXES = ("global_batch", "gpus", "sequence_length")
-# The largest number of curves that a picture can distinguish.
+# How many curves can be told apart in one picture.
 MOST_CURVES = 16
 
 
 def report(rows: Sequence[Row], cells: int, *, is_interrupted: bool = False) -> Report:
-    """The page of the rows made so far, of the given number of cells."""
+    """The page for the result rows made so far, out of the given number of problems."""
     varied = [name for name in ASKED if len({row.get(name) for row in rows}) > 1]
     return Report(
         title="Sweep",
@@ -230,8 +231,8 @@ def _plan_or_reason(row: Row) -> str:
 
 
 def _pictures(rows: Sequence[Row], varied: Sequence[str]) -> list[Lines]:
-    """Pictures of the tokens per second of a GPU against the column that varies most, with a curve
-    for each combination of the others.
+    """Pictures of the tokens per second and GPU over the column that varies most, with a curve for
+    each combination of the other columns.
     """
     points = [(_numbers(row), row) for row in rows if row.get("tokens_per_s_per_gpu")]
     if not points:
@@ -275,15 +276,21 @@ def _label(row: dict[str, Any], names: Sequence[str]) -> str:
     return ", ".join(labels)
 
 
-# Reads a sweep file: lists that multiply and single cases become cells, a tuning problem each.
+# Reads a sweep file, which lists tuning problems: every combination of the items of its lists, and
+# single cases.
 #
-# models: [llama-350m, gpt3-1.3b] clusters: [{hardware: l4-24gb, nodes: 1, gpus_per_node: 2}]
-# global_batches: [8, 16] spaces: [mist] budget: {evaluations: 1000} cases:   - {model: gpt3-7b,
-# cluster: {hardware: a100-40gb, nodes: 1, gpus_per_node: 8}, global_batch: 64}
+#     models: [llama-350m, gpt3-1.3b]
+#     clusters: [{hardware: l4-24gb, nodes: 1, gpus_per_node: 2}]
+#     global_batches: [8, 16]
+#     spaces: [mist]
+#     budget: {evaluations: 1000}
+#     cases:
+#       - {model: gpt3-7b, cluster: {hardware: a100-40gb, nodes: 1, gpus_per_node: 8},
+#          global_batch: 64}
 
 
-# The budget of each cell's searcher: evaluations, never seconds, so that answers do not depend on
-# the machine. Mist's search of a few GPUs ends before by itself.
+# The budget of the searcher for each problem. It counts evaluations, never seconds, so that answers
+# do not depend on the machine. Mist's search for a few GPUs ends earlier by itself.
 BUDGET = Budget(evaluations=10_000)
 
 Item = TypeVar("Item")
@@ -291,7 +298,9 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepCase:
-    """One tuning problem; an omitted part is the only item of the list above it."""
+    """A single tuning problem under ``cases`` in a sweep file; a key that it omits has the only
+    item of the list for that key.
+    """
 
     model: ModelSpec
     cluster: Cluster
@@ -310,8 +319,8 @@ class SweepCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepFile:
-    """The content of a sweep file: lists, each combination of which is a problem, and the single
-    ``cases``.
+    """The contents of a sweep file: lists, whose items are combined to problems in every way, and
+    single problems (``cases``).
 
     Without ``spaces`` each model is searched in its usual one, as ``tune`` has it. Each searcher of
     each combination may spend ``budget``. With ``play`` the event simulator plays
@@ -345,7 +354,7 @@ class SweepFile:
             refuse(missing[0], "missing: give a list, or problems under cases and no lists")
 
     def combinations(self) -> Iterator[tuple[Any, ...]]:
-        """Every combination of items of the lists."""
+        """Every combination of one item from each list."""
         if self.models is None:
             return
         yield from product(
@@ -355,7 +364,9 @@ class SweepFile:
         )
 
     def singles(self) -> Iterator[tuple[Any, ...]]:
-        """The single cases, each with its parts in the same order as combinations."""
+        """The single problems under ``cases``, each with its parts in the same order as in a
+        combination of list items.
+        """
         for index, case in enumerate(self.cases or ()):
             with within(f"cases[{index}]"):
                 yield (
@@ -369,8 +380,8 @@ class SweepFile:
 
 
 def load_cells(path: Path, seed: int) -> list[Cell]:
-    """The cells of a sweep file; paths are relative to its folder, and errors begin with its
-    name.
+    """The tuning problems of a sweep file; paths in it are relative to its folder, and error
+    messages begin with its name.
     """
     mapping = read_yaml(path)
     with about(path):
@@ -378,7 +389,9 @@ def load_cells(path: Path, seed: int) -> list[Cell]:
 
 
 def sweep_from_mapping(mapping: Mapping[str, Any], folder: Path) -> SweepFile:
-    """A sweep from the content of its file in ``folder``."""
+    """A sweep from the contents of its file; ``folder`` is the folder that paths are relative
+    to.
+    """
     resolved = dict(mapping)
     lists: Mapping[str, Callable[[Any], Any]] = {
         "models": lambda plain: _model(plain, folder),
@@ -393,8 +406,9 @@ def sweep_from_mapping(mapping: Mapping[str, Any], folder: Path) -> SweepFile:
 
 
 def cells_of(sweep: SweepFile, seed: int) -> list[Cell]:
-    """The cells of a sweep, in order. Searchers with their own space have one cell for all spaces,
-    and a case that is also a combination of the lists is one cell.
+    """The tuning problems of a sweep, in order. A searcher with a search space of its own gets one
+    problem for all spaces, and a single case that is also a combination of list items is solved
+    only once.
     """
     cells = []
     for model, cluster, batch, length, attention, precision, space, searcher in (
@@ -431,7 +445,7 @@ def _each(name: str, plain: Any, value_of: Callable[[Any], Any]) -> Iterator[Any
 
 @contextmanager
 def _at(holder: str, prefix: str = "") -> Iterator[None]:
-    """Make errors in the block name their position in the sweep file."""
+    """In the ``with`` block, error messages name the place in the sweep file."""
     try:
         yield
     except FieldError as error:
@@ -475,7 +489,9 @@ def _case(plain: Any, folder: Path) -> Any:
 
 
 def _only(name: str, given: Item | None, listed: Sequence[Item]) -> Item:
-    """The value of a case, or the only item of the list if the case omits it."""
+    """The value of a key in a single case; if the case omits the key, the only item of the list for
+    it.
+    """
     if given is not None:
         return given
     if len(listed) > 1:
@@ -484,7 +500,7 @@ def _only(name: str, given: Item | None, listed: Sequence[Item]) -> Item:
 
 
 def _check_list(name: str, items: object) -> None:
-    """Refuse an empty list, and an item that occurs twice."""
+    """Refuse a list that is empty, and a list in which an item occurs twice."""
     if not isinstance(items, tuple):
         return
     if not items:

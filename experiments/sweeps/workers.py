@@ -1,4 +1,6 @@
-"""Worker processes of a sweep, on this machine or a Ray cluster, and their version checks."""
+"""The worker processes of a sweep, on this machine or on a Ray cluster, and the check that their
+versions are equal.
+"""
 
 import platform
 import socket
@@ -15,23 +17,24 @@ from joblib import Parallel, delayed, effective_n_jobs, parallel_config
 from experiments.cli.commandline import progress
 from mistlab.core.values import InputError, reject
 
-# The version of the project in a process, since answers of different versions must not mix.
+# The version of this project in a process; it is checked since answers of different versions must
+# not be mixed.
 #
 # ``versions_here`` may be sent by value to a machine with another version of this project, or
-# none. So it imports only the standard library, and answers in plain texts.
+# without it. So it imports only the standard library, and answers in plain texts.
 
 
-# The properties that must be equal, by name.
+# The properties, by name, that must be equal in all processes of a sweep.
 Version = Mapping[str, str]
 
 
 class OtherVersionError(InputError):
-    """The error that a worker has another version than the process that gives it work."""
+    """Raised if a worker process has another version than the process that gives it work."""
 
 
 def versions_here() -> dict[str, str]:
-    """The versions of mistlab, Python and NumPy of this process, and a hash of the sources that
-    determine a search's answer.
+    """The versions of mistlab, Python and NumPy in this process, and a hash of the sources on which
+    the answers of searches depend.
     """
     import hashlib  # noqa: PLC0415 (sent by value, with its imports)
     import importlib.metadata  # noqa: PLC0415
@@ -58,12 +61,12 @@ def versions_here() -> dict[str, str]:
 
 @cache
 def here() -> Version:
-    """The version of this process."""
+    """The versions in this process, which must be equal in all processes of a sweep."""
     return versions_here()
 
 
 def check_equal(worker: str, theirs: Version, ours: Version) -> None:
-    """Refuse a worker with another version."""
+    """Refuse a worker process whose versions differ from this one's."""
     other = [
         f"{name} {theirs.get(name)} instead of {version}"
         for name, version in ours.items()
@@ -77,7 +80,7 @@ def check_equal(worker: str, theirs: Version, ours: Version) -> None:
         raise OtherVersionError(message)
 
 
-# Calls a function for many items in worker processes: joblib's own, or those of a Ray cluster.
+# Calls a function for many items in worker processes: those of joblib, or those of a Ray cluster.
 #
 # Answers arrive in any order. The items of a killed worker are repeated.
 
@@ -86,27 +89,29 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 Call = Callable[[Item], Answer]
 
-# After this many consecutive rounds in which workers are lost and no item ends, the remaining items
-# are abandoned.
+# After this many rounds in a row in which workers are killed and no item is finished, the remaining
+# items are given up.
 VAIN_ROUNDS = 3
-# The number of items per worker and call, for a joblib backend that returns only when all items are
-# done.
+# How many items each worker gets in one call, with a joblib backend that returns only after all
+# items are done.
 AT_ONCE = 4
 RAY = "ray"
-# The seconds within which the head of a Ray cluster must answer a call.
+# The head of a Ray cluster must answer a call within this many seconds.
 LISTENS_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """A placeholder for the answer of a killed worker."""
+    """Takes the place of an answer if the worker was killed."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class _OnRay(Generic[Item, Answer]):
-    """A call in a process of a Ray cluster, for which a thread here waits."""
+    """A call that runs in a process of a Ray cluster, while a thread in this process waits for
+    it.
+    """
 
     call: Call[Item, Answer]
     remote: Any
@@ -125,7 +130,7 @@ class _OnRay(Generic[Item, Answer]):
 
 @dataclass(frozen=True, slots=True)
 class _Checked(Generic[Item, Answer]):
-    """A call that a worker refuses if its version differs."""
+    """A call that a worker process refuses if its version differs from the caller's."""
 
     call: Call[Item, Answer]
     version: Version
@@ -137,15 +142,17 @@ class _Checked(Generic[Item, Answer]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """Worker processes: joblib's own, or with ``remote`` those of a Ray cluster."""
+    """The worker processes of a sweep: those of joblib or, with ``remote``, those of a Ray
+    cluster.
+    """
 
     remote: Any = None
 
     def answers(
         self, call: Call[Item, Answer], items: Sequence[Item]
     ) -> Iterator[tuple[int, Answer]]:
-        """The index of each item with its answer, as answers arrive. An item whose worker is killed
-        repeatedly gets none.
+        """Yields the index of each item with its answer, as answers arrive. If an item's worker is
+        killed again and again, the item gets no answer.
         """
         checked: Call[Item, Answer | _Lost] = _Checked(call, here())
         if self.remote is not None:
@@ -165,7 +172,8 @@ class Workers:
             vain = 0 if len(left) < before else vain + 1
             if left:
                 progress(f"a worker was lost ({lost}): {len(left)} are left, and done again")
-                # The item that killed the worker was among the first ones, one for each worker.
+                # The item whose worker was killed is among the first ones, of which there is one
+                # for each worker.
                 first = effective_n_jobs(None)
                 left = left[first:] + left[:first]
 
@@ -173,13 +181,13 @@ class Workers:
 def _round(
     call: Call[Item, Answer], items: Sequence[Item], places: Sequence[int]
 ) -> Iterator[tuple[int, Answer]]:
-    """Try once to call the function for the items of some indices, in joblib's workers."""
+    """Call the function once for each of the items with these indices, in joblib's workers."""
     tasks = [delayed(_with_place)(call, place, items[place]) for place in places]
     try:
         parallel = Parallel(return_as="generator_unordered", batch_size=1)
     except ValueError:
-        # Several items per call, for a backend, such as Ray's own, that returns all answers
-        # together.
+        # Several items per call, for a backend (such as Ray's own) that returns all answers at
+        # once.
         several = AT_ONCE * effective_n_jobs(None)
         for start in range(0, len(tasks), several):
             yield from Parallel(batch_size=1)(tasks[start : start + several])
@@ -197,9 +205,9 @@ def _called(call: Call[Item, Answer], item: Item) -> Answer:
 
 @contextmanager
 def workers(jobs: int | None, cluster: str | None) -> Iterator[Workers]:
-    """The workers that ``--jobs`` and ``--cluster`` request, for the duration of the block."""
+    """In the ``with`` block, the workers that ``--jobs`` and ``--cluster`` ask for."""
     if cluster is None:
-        # A single job runs in this process.
+        # With a single job, the work is done in this process.
         backend = "sequential" if jobs in (None, 1) else "loky"
         with parallel_config(backend=backend, n_jobs=jobs or 1):
             yield Workers()
@@ -213,8 +221,8 @@ def workers(jobs: int | None, cluster: str | None) -> Iterator[Workers]:
 
 @contextmanager
 def _ray(jobs: int | None, address: str) -> Iterator[tuple[Any, int]]:
-    """A function that Ray calls elsewhere, and the number of concurrent calls; refuses a cluster
-    whose workers have another version.
+    """A function that makes a call on the Ray cluster, and how many calls it can run at once;
+    refuses a cluster whose workers have another version.
     """
     options: dict[str, Any] = {"log_to_driver": False}
     if address:
@@ -227,8 +235,8 @@ def _ray(jobs: int | None, address: str) -> Iterator[tuple[Any, int]]:
     try:
         began = nullcontext() if ray.is_initialized() else ray.init(**options)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        # Ray reports a daemon that did not start, too little memory and an unreachable cluster by
-        # many kinds of errors.
+        # Ray raises many kinds of errors if a daemon does not start, memory is short or an address
+        # cannot be reached.
         raise _no_cluster(address, error) if address else _not_started(error) from None
     with began:
         _check_nodes(ray)
@@ -238,7 +246,7 @@ def _ray(jobs: int | None, address: str) -> Iterator[tuple[Any, int]]:
 
 
 def _check_answers(address: str) -> None:
-    """Refuse HOST:PORT at once if no process listens; Ray itself would try for minutes."""
+    """Refuse HOST:PORT at once if no process listens there; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
         try:
@@ -267,7 +275,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _check_nodes(ray: Any) -> None:
-    """Ask every node for its version before it gets work."""
+    """Ask every node of the cluster for its version before it gets any work."""
     from ray.util.scheduling_strategies import (  # noqa: PLC0415 (an extra)
         NodeAffinitySchedulingStrategy,
     )

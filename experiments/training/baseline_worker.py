@@ -1,4 +1,5 @@
-"""One process of another system's run: trains a plan file, and reports the outcome.
+"""One process of a run in another training system: it trains by a plan file, and reports the
+outcome.
 
 The argument is a JSON object: ``plan``, ``system``, ``steps``, ``device``, ``seed``, ``cap_gib``
 (null for no cap) and ``out``, the file for losses, seconds of steps and peaks of memory. Running
@@ -19,7 +20,7 @@ from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
 from mistlab.job.job import load_job
 
-# The driver of each system.
+# The module that trains in each training system.
 DRIVERS = {
     "megatron": ("runtime.baselines.megatron_run", "MegatronRun"),
     "deepspeed": ("runtime.baselines.deepspeed_run", "DeepSpeedRun"),
@@ -29,7 +30,7 @@ DRIVERS = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train, and write the measurements; only the first process writes."""
+    """Train by a plan, and write the measurements; only the first process writes."""
     settings = json.loads(arguments[0])
     try:
         result = _trained(settings)
@@ -56,7 +57,7 @@ def _trained(asked: dict[str, Any]) -> dict[str, Any]:
     from runtime.threads import with_share  # noqa: PLC0415 (needs torch)
 
     job, world = load_job(asked["plan"]), world_of_launcher()
-    # The rank's GPU becomes the current one, whose allocator is capped.
+    # The rank's GPU becomes torch's current one, whose memory allocator is then limited.
     device = device_of(asked["device"], world)
     precision = job.workload.precision
     check_gpus([device], ranks=world.size, precision=precision, option="workload.precision")

@@ -1,13 +1,15 @@
-"""Checks whether a GPU's clocks stayed the same during a measurement."""
+"""Checks whether the clock rates of a GPU stayed the same during a measurement."""
 
 from mistlab.job.prediction import Clocks
 
-# If clocks change by more than this share, times cannot be compared.
+# If the clock rates change by more than this share, the measured times cannot be compared.
 MOST_MOVED = 0.03
 
 
 def moved_words(before: Clocks | None, after: Clocks | None) -> str:
-    """A warning if clocks have changed too much; empty otherwise, or if they are unknown."""
+    """A warning that the clock rates have changed too much; empty if they have not, or are
+    unknown.
+    """
     if before is None or after is None or after.moved_from(before) <= MOST_MOVED:
         return ""
     return (

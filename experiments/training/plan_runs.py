@@ -1,5 +1,5 @@
-"""Runs plans in other processes, stores their results, and finds the error message of a failed
-run.
+"""Runs plans in other processes, stores the results, and finds the error message of a run that
+failed.
 """
 
 import json
@@ -21,17 +21,17 @@ from experiments.cli.commandline import WRONG_USAGE
 from mistlab.core.files import naming
 from mistlab.core.values import reject
 
-# Finds the error message of a failed run: the line of its standard error that names the error.
+# Finds the error message of a run that failed: the line of its standard error that names the error.
 
 
 ERROR = "error: "
-# A line of a rank's traceback as torch prints it: the rank, then the error.
+# Matches a line of a rank's traceback as torch prints it: the rank, and then the error.
 _RAISED = re.compile(r"\[rank\d+\]: ((?:\w+\.)*\w*(?:Error|Exception)\b.*)")
 
 
 def last_words(errors: str, otherwise: str) -> str:
-    """The line in which a command or a rank names its error, otherwise the last line; a launcher of
-    several ranks prints its own lines below.
+    """The line in which a command or a rank names its error, otherwise the last line; below it a
+    launcher of several ranks prints lines of its own.
     """
     lines = [line for line in errors.splitlines() if line.strip()]
     complaints = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
@@ -45,17 +45,17 @@ def last_words(errors: str, otherwise: str) -> str:
 Said = Mapping[str, Any]
 
 PARTING_S = 10.0
-# The interval in seconds at which a running command is checked for a hang.
+# Every so many seconds, a running command is checked for whether it hangs.
 LOOK_S = 0.5
-# A limit far above the gradient norms of models at the start of training, so that clipping changes
-# little.
+# The limit for gradient clipping: far above the gradient norms of models at the start of training,
+# so that clipping changes hardly anything.
 CLIP_NORM = "1000"
 WORKER = (sys.executable, "-m", "experiments.training.plan_worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRun:
-    """A plan file to run for some steps.
+    """A plan file that is to be run for some steps.
 
     With ``serialises`` no two of its tasks overlap; a ``stage`` runs by itself. One that is
     ``strict`` gives the same bits whenever it computes the same; ``with_norms`` it tells norms of
@@ -73,7 +73,7 @@ class PlanRun:
 
     @property
     def words(self) -> list[str]:
-        """The arguments of ``run_plan`` for this run."""
+        """The arguments of the command ``run_plan`` for this run."""
         arguments = [str(self.plan), "--json", "--steps", str(self.steps), "--draw-on-device"]
         arguments += ["--seed", str(self.seed)] if self.seed else []
         arguments += ["--serialise"] if self.serialises else []
@@ -82,13 +82,13 @@ class PlanRun:
         return arguments + (["--clip-norm", CLIP_NORM] if self.with_norms else [])
 
 
-# The output of ``run_plan --json`` for a run, or a mapping with ``error``; None if the time was not
-# enough.
+# A function that runs a plan within a number of seconds. It returns what ``run_plan --json``
+# prints, or a mapping with ``error``; None if the time was not enough.
 PlanRunner = Callable[[PlanRun, float], Said | None]
 
 
 class WorkerRunner:
-    """Runs plans by ``python -m experiments.run_plan`` on a device, in one process for all plans.
+    """Runs plans on a device by ``python -m experiments.run_plan``, all of them in one process.
 
     Starting a process and a device, and pinning memory, take longer than many a run. After a run
     that fails, and where runs begin to be strict or end being so, there is a new one.
@@ -100,8 +100,8 @@ class WorkerRunner:
         self._is_strict = False
 
     def __call__(self, run: PlanRun, seconds: float) -> Said | None:
-        """Run a plan; a failed run returns its last line on standard error as the error, and wrong
-        usage ends the caller too.
+        """Run a plan. If the run fails, the last line of its standard error is returned as the
+        error; wrong usage ends the caller as well.
         """
         if run.strict != self._is_strict:
             self.close()
@@ -118,7 +118,7 @@ class WorkerRunner:
         return outcome
 
     def close(self) -> None:
-        """End the process, if there is one."""
+        """End the process of the runs, if there is one."""
         if self._worker is not None:
             self._worker.close()
         self._worker = None
@@ -129,8 +129,8 @@ RUN_PLAN = ("-m", "experiments.run_plan")
 
 
 class NodeRunner:
-    """Runs plans on a node: those of one GPU in a shared process, each other one under a torchrun
-    of its own.
+    """Runs plans on a node: those for one GPU in a process that they share, each other plan under a
+    torchrun of its own.
 
     The process ends before a torchrun starts, as it holds memory of the first GPU.
     """
@@ -140,7 +140,7 @@ class NodeRunner:
         self._alone = WorkerRunner(device)
 
     def __call__(self, run: PlanRun, seconds: float) -> Said | None:
-        """Run a plan; a failed run returns the line in which a rank names its error."""
+        """Run a plan. If the run fails, the line in which a rank names its error is returned."""
         if run.gpus == 1:
             return self._alone(run, seconds)
         self.close()
@@ -154,7 +154,7 @@ class NodeRunner:
         return outcome
 
     def close(self) -> None:
-        """End the process of single-GPU runs, if there is one."""
+        """End the process for plans on one GPU, if there is one."""
         self._alone.close()
 
 
@@ -164,7 +164,7 @@ def silent(status: int) -> str:
 
 
 class _Worker:
-    """A process of ``experiments.training.plan_worker``."""
+    """A process of ``experiments.training.plan_worker``, and what it prints."""
 
     def __init__(self) -> None:
         self._errors = NamedTemporaryFile("w", encoding="utf-8")  # noqa: SIM115 (closed in close)
@@ -182,22 +182,25 @@ class _Worker:
         self._listener.start()
 
     def ask(self, arguments: Sequence[str], seconds: float) -> Said | None:
-        """The worker's exit status, and its output or error; None once the time is over."""
-        # An ended process is recognised by an empty line.
+        """The exit status of the worker's run, and its output or error; None if the time is
+        over.
+        """
+        # If the process has ended, an empty line says so later.
         with suppress(BrokenPipeError):
             self._input.write(json.dumps(arguments) + "\n")
             self._input.flush()
         try:
             line = self._lines.get(timeout=max(0.0, seconds))
         except Empty:
-            # Unlike a kill, an interrupt lets the process end the processes that it started.
+            # Unlike a kill, an interrupt lets the process first end the processes that it has
+            # started.
             self._process.send_signal(signal.SIGINT)
             return None
         answer = json.loads(line) if line else {"status": self._process.wait(), "said": None}
         return {**answer, "error": self._last_words()}
 
     def close(self) -> None:
-        """Let the process end, within some time."""
+        """Let the worker process end, within some seconds."""
         with suppress(BrokenPipeError):
             self._input.close()
         try:
@@ -209,7 +212,7 @@ class _Worker:
         self._errors.close()
 
     def _listen(self) -> None:
-        """Pass on each line of the worker's output, and an empty one at its end."""
+        """Pass on each line that the worker prints, and an empty one when it ends."""
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
@@ -228,9 +231,7 @@ def ended_within(
     env: Mapping[str, str] | None = None,
     hangs: Callable[[], bool] = lambda: False,
 ) -> subprocess.CompletedProcess[str] | None:
-    """The output of a command; None if it was interrupted because its time was over, or because it
-    hangs.
-    """
+    """The output of a command; None if it was interrupted because its time was over or it hung."""
     pipe = subprocess.PIPE
     ends = time.monotonic() + seconds
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env) as process:
@@ -242,7 +243,8 @@ def ended_within(
             except subprocess.TimeoutExpired:
                 if left > LOOK_S and not hangs():
                     continue
-            # Unlike a kill, an interrupt lets the process end the processes that it started.
+            # Unlike a kill, an interrupt lets the process first end the processes that it has
+            # started.
             process.send_signal(signal.SIGINT)
             try:
                 process.communicate(timeout=PARTING_S)
@@ -254,7 +256,9 @@ def ended_within(
 
 @dataclass(slots=True, kw_only=True)
 class RunRows:
-    """A file of runs with one JSON object per line, by plan; a truncated last line is dropped."""
+    """A file of runs with one JSON object per line, read by plan; a last line that was cut off is
+    dropped.
+    """
 
     path: Path
     said: dict[str, Said] = field(default_factory=dict, init=False)

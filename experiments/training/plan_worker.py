@@ -1,5 +1,5 @@
 """Runs one plan after another in a single process, so that imports and the CUDA context are paid
-once.
+for once.
 
 Each line of standard input is a list of ``run_plan``'s arguments as JSON; each run ends with a line
 on standard output: its exit status and, with ``--json``, what it said. Host memory that a run has
@@ -19,7 +19,7 @@ from experiments.commands import COMMANDS
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the plans named on standard input, until it ends or a run fails."""
+    """Run the plans named on standard input, until the input ends or a run fails."""
     assert not arguments, "everything comes by standard input"
     from runtime.devices.driver import kept  # noqa: PLC0415 (needs torch)
 
@@ -36,7 +36,7 @@ def _run_all() -> int:
         print(json.dumps({"status": status, "said": result}), flush=True)
         if status != DONE:
             return status
-        # Executors have reference cycles, and the next run needs their memory.
+        # The executor of a run has reference cycles; its memory must be free before the next run.
         gc.collect()
     return DONE
 

@@ -1,4 +1,4 @@
-"""Messages for errors that end a run of a plan."""
+"""The messages for errors that end a run of a plan."""
 
 import argparse
 from pathlib import Path
@@ -11,7 +11,7 @@ from runtime.checkpoints.checkpoint import latest
 
 
 def last_checkpoint(options: argparse.Namespace) -> str:
-    """A sentence that names the checkpoint from which a run can be resumed."""
+    """A sentence that names the checkpoint from which the run can be resumed."""
     if options.out is not None:
         path = latest(checkpoints_of(options))
     else:
@@ -20,7 +20,7 @@ def last_checkpoint(options: argparse.Namespace) -> str:
 
 
 def in_words(error: RuntimeError, job: Job, options: argparse.Namespace) -> NoAnswerError | None:
-    """The message for an error that ended a run; None for errors that have no message here."""
+    """The message for an error that has ended a run; None for errors that are shown as they are."""
     from runtime.checkpoints.checkpoint import UnsavedError  # noqa: PLC0415 (needs torch)
     from runtime.comm.group import (  # noqa: PLC0415 (needs torch)
         RankLostError,

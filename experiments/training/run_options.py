@@ -9,14 +9,16 @@ from mistlab.core.values import reject
 from mistlab.engines.engine import Precision
 from mistlab.job.job import Job
 
-# The value of ``--resume`` that stands for the run's own newest checkpoint.
+# The value of ``--resume`` that means the newest checkpoint of the run itself.
 LATEST = "latest"
 MOST_SEED = 2**31
 MOST_TIMEOUT_S = 1e6
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Refuse numbers out of range, and options that need a results folder if none is given."""
+    """Refuse numbers that are out of range, and options that need a results folder if no folder is
+    given.
+    """
     bounds = {
         "steps": (1, math.inf),
         "save-every": (0, math.inf),
@@ -38,7 +40,9 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def check_places(options: argparse.Namespace) -> None:
-    """Check before training that checkpoints and results can be written where options say."""
+    """Check before training that checkpoints and results can be written at the paths in the
+    options.
+    """
     if options.out is not None:
         writable(options.out / "measurement.yaml", "folder")
     if options.export is not None:
@@ -48,7 +52,7 @@ def check_places(options: argparse.Namespace) -> None:
 
 
 def check_stage(options: argparse.Namespace) -> None:
-    """Refuse options that need the whole model in a run of a single stage."""
+    """Refuse options that need the whole model, if only one stage runs."""
     for name in ("--save-every", "--resume", "--export", "--export-weights"):
         given = getattr(options, name[2:].replace("-", "_"))
         if options.stage is not None and given:
@@ -56,7 +60,7 @@ def check_stage(options: argparse.Namespace) -> None:
 
 
 def check_exported(options: argparse.Namespace, job: Job) -> None:
-    """Refuse to export frozen weights as if they were trained."""
+    """Refuse to export frozen weights as if they had been trained."""
     if options.export_weights is not None and job.workload.train != "all":
         reject(
             "--export-weights writes all weights, of which workload.train: adapters trains none: "
@@ -65,8 +69,8 @@ def check_exported(options: argparse.Namespace, job: Job) -> None:
 
 
 def check_every(job: Job, steps: int) -> None:
-    """Refuse an averaging interval that is longer than the run, since replicas would never
-    average.
+    """Refuse an interval between averages of replicas that is longer than the run, since replicas
+    would never average.
     """
     every = job.workload.reduction.every
     if every > steps:
@@ -77,8 +81,8 @@ def check_every(job: Job, steps: int) -> None:
 
 
 def check_node(device: str, gpus: int | None, precision: Precision, option: str) -> None:
-    """Refuse GPUs of this node, all by default, that cannot train in a precision; warn of those
-    that will be slow or short of memory.
+    """Refuse GPUs of this node that cannot train in a precision (by default all GPUs are checked);
+    warn of those that will be slow or short of memory.
     """
     if device == "cpu":
         return
@@ -91,11 +95,11 @@ def check_node(device: str, gpus: int | None, precision: Precision, option: str)
 
 
 def goes_on(options: argparse.Namespace) -> bool:
-    """Whether the results folder is that of the same run, which is then continued."""
+    """Whether the results folder belongs to the same run, which is then continued."""
     return bool(options.resume == LATEST)
 
 
 def checkpoints_of(options: argparse.Namespace) -> Path:
-    """The folder of the run's own checkpoints."""
+    """The folder with the checkpoints of this run."""
     folder: Path = options.out / "checkpoints"
     return folder

@@ -1,5 +1,5 @@
-"""The command ``run_plan``: trains by a plan for some steps, from initial weights or a checkpoint,
-and writes the results.
+"""The command ``run_plan``: trains by a plan for some steps, from initial weights or from a
+checkpoint, and writes the results.
 """
 
 import argparse
@@ -134,7 +134,7 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
 
 
 def _documents(options: argparse.Namespace) -> "Documented | None":
-    """How the run takes documents, if it does."""
+    """How the run packs documents into sequences; None if it does not train on documents."""
     from runtime.documents import Documented  # noqa: PLC0415 (needs torch)
 
     if options.lengths is None:
@@ -154,7 +154,7 @@ def _documents(options: argparse.Namespace) -> "Documented | None":
 
 
 def _warn(options: argparse.Namespace) -> None:
-    """Warn once on each node of what may make its ranks hang, slow or short of memory."""
+    """Warn, once on each node, of what may make its ranks hang, run slowly or lack memory."""
     from runtime.profiling.node_checks import slow_settings  # noqa: PLC0415 (needs torch)
 
     if options.device == "cuda" and os.environ.get("LOCAL_RANK", "0") == "0":
@@ -163,8 +163,8 @@ def _warn(options: argparse.Namespace) -> None:
 
 
 def _resume(session: "Session", options: argparse.Namespace) -> None:
-    """Resume from the checkpoint that the options name; the run's own newest checkpoint may be
-    missing.
+    """Resume from the checkpoint that the options name; if they name the run's own newest one,
+    there need not be any.
     """
     if goes_on(options):
         folder = checkpoints_of(options)
@@ -178,8 +178,8 @@ def _resume(session: "Session", options: argparse.Namespace) -> None:
 def _directory(
     session: "Session", options: argparse.Namespace, history: History
 ) -> RunDirectory | None:
-    """The first rank's results folder. If the run is resumed, rows of steps before the checkpoint
-    are kept as its history; all others are deleted.
+    """The results folder of the first rank. If the run is resumed, the rows of steps before the
+    checkpoint are kept, and all others are deleted.
     """
     if options.out is None or not session.is_first:
         return None
@@ -223,7 +223,7 @@ def _train(
 
 
 def _tell(session: "Session", report: "Report", seconds: float) -> None:
-    """Print a line of progress, on the first rank only."""
+    """Print a line of progress; only the first rank does."""
     peak = max(memory.peak_allocated_bytes for memory in session.memory())
     stage = session.settings.stage
     if session.is_first:
@@ -241,7 +241,7 @@ def _tell(session: "Session", report: "Report", seconds: float) -> None:
 
 
 def _warn_of_routers(report: "Report", warned: set[int]) -> None:
-    """Warn, once for each block, that nearly all tokens are routed to one expert."""
+    """Warn that nearly all tokens are routed to one expert, once for each block."""
     for router in report.lopsided:
         if router.block not in warned:
             warned.add(router.block)
@@ -254,7 +254,7 @@ def _finish(
     history: History,
     directory: RunDirectory | None,
 ) -> None:
-    """Write the requested results; all ranks take part, and the first prints."""
+    """Write the results that the options ask for; all ranks take part, and the first one prints."""
     memory, tasks = session.memory(), session.tasks()
     if history.moved_clocks:
         progress(f"warning: {history.moved_clocks}: times are not of one speed")
@@ -277,17 +277,17 @@ def _finish(
         progress(f"{options.out}: measurement.yaml, timeline.json (ui.perfetto.dev), rows.jsonl")
 
 
-# Writes a measured iteration beside the predicted one, in the simulators' trace format.
+# Writes a measured iteration and the predicted one as one trace file, in the simulators' format.
 #
-# Each stage that ran is shown as two processes of the trace: as the event simulator plays the
-# stage, and as its first rank ran it. Names and units are the same, and both begin at zero. Where
-# the simulator has one stream between GPUs, the runtime has several lanes, each shown as a track,
-# since their tasks overlap.
+# Each stage that ran is shown as two processes of the trace: as the event simulator predicts it,
+# and as its first rank ran it. Names and units are the same, and both begin at zero. For the
+# simulator's single stream between GPUs, the runtime has several queues, each shown as a track of
+# its own, since their tasks overlap.
 
 
 def write_trace(job: Job, stage: int | None, tasks: Sequence["MeasuredTask"], path: Path) -> None:
-    """Write the measured and the predicted iteration; only the measured one where no prediction is
-    possible.
+    """Write the trace with the measured and the predicted iteration; if no prediction is possible,
+    only with the measured one.
     """
     stages, run = job.plan.num_stages, stages_run(job, stage)
     trace = _predicted(job, stage)
@@ -303,8 +303,8 @@ def write_trace(job: Job, stage: int | None, tasks: Sequence["MeasuredTask"], pa
 
 
 def _predicted(job: Job, stage: int | None) -> dict[str, Any]:
-    """The iteration as the event simulator plays it; empty for uncalibrated hardware, or without
-    SimPy, which a machine used only for training may lack.
+    """The iteration by the event simulator; empty if the hardware is not calibrated or SimPy is
+    missing, as on a machine used only for training.
     """
     try:
         from simulators.events import EventSimulator  # noqa: PLC0415 (needs SimPy)
@@ -352,11 +352,11 @@ def _event(task: "MeasuredTask", stages: int, tracks: Sequence[str]) -> dict[str
     }
 
 
-# Restarts a run from its newest checkpoint when its process is lost.
+# Restarts a run from its newest checkpoint if its process is lost.
 #
-# Errors that would repeat, and requested ends, are final: wrong usage, lack of memory, a loss that
-# is not a number, a full disk, an interrupt. Only crashes of the process or of a device lead to a
-# restart, and kills, such as by the kernel when host memory runs out.
+# Errors that would occur again, and ends that somebody asked for, are final: wrong usage, lack of
+# memory, a loss that is not a number, a full disk, an interrupt. Only crashes of the process or of
+# a device lead to a restart, and kills, such as by the kernel when host memory runs out.
 
 
 COMMAND = (sys.executable, "-m", "experiments.run_plan")
@@ -365,9 +365,11 @@ _ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def restarted(arguments: Sequence[str], options: argparse.Namespace) -> int:
-    """Run in a child process, and again after each crash, at most ``options.restarts`` times."""
+    """Run in a child process, and start it again after each crash, at most ``options.restarts``
+    times.
+    """
     _check(options)
-    # If an option is given twice, the later one counts.
+    # The new options come last, since the later one of two equal options counts.
     command = [*COMMAND, *arguments, "--restarts", "0", "--resume", LATEST]
     for left in range(options.restarts, -1, -1):
         status = _status_of(command)
@@ -414,7 +416,7 @@ def _ending_text(status: int) -> str:
 
 
 def _status_of(command: Sequence[str]) -> int:
-    """The exit status of a process; signals to this process are passed on to it."""
+    """The exit status of a process, to which signals that this process gets are passed on."""
     with subprocess.Popen(command) as process:
 
         def pass_on(number: int, _: FrameType | None) -> None:
@@ -424,7 +426,7 @@ def _status_of(command: Sequence[str]) -> int:
         try:
             return process.wait()
         except KeyboardInterrupt:
-            # A terminal has sent the child the same signal; give the child some time to end.
+            # A terminal sends the signal to the child, too, which then gets some time to end.
             with suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
             process.send_signal(signal.SIGINT)

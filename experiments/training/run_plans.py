@@ -1,4 +1,4 @@
-"""Runs folders of plans, one plan after another, keeps earlier results, and reports speedups."""
+"""Runs all plans in folders, one after another; keeps earlier results, and reports speedups."""
 
 import argparse
 import hashlib
@@ -26,8 +26,8 @@ from mistlab.job.job import Job, load_job
 
 @dataclass(slots=True, kw_only=True)
 class Launcher:
-    """Runs plans one after another: single-GPU plans in one shared process, others each under
-    torchrun.
+    """Runs plans one after another: those for one GPU in a process that they share, each other plan
+    under torchrun.
 
     It is a context; what it started has ended with it.
     """
@@ -40,7 +40,7 @@ class Launcher:
 
     def __enter__(self) -> Self:
         if self.device == "cpu":
-            # One thread per process, as torchrun sets it, however the process is started.
+            # One thread per process, as under torchrun, however the process is started.
             os.environ.setdefault("OMP_NUM_THREADS", "1")
         self._runner = NodeRunner(self.device)
         return self
@@ -54,7 +54,7 @@ class Launcher:
         self._runner.close()
 
     def run(self, plan: Path, gpus: int) -> Mapping[str, Any]:
-        """The output of ``run_plan --json`` for a plan, or a mapping with ``error``."""
+        """What ``run_plan --json`` prints for a plan, or a mapping with ``error``."""
         if gpus > 1 and find_spec("torch") is None:
             return {"error": str(missing("torch"))}
         run = PlanRun(plan=plan, steps=self.steps, gpus=gpus, seed=self.seed)
@@ -67,7 +67,7 @@ class Launcher:
         return outcome
 
 
-# In a quick run, the number of steps, and of plan files of each folder.
+# For a quick run, the number of steps of a plan, and the number of plan files of a folder.
 QUICK_STEPS, QUICK_PLANS = 3, 2
 Key = tuple[str, str]
 
@@ -102,15 +102,15 @@ def _launcher(options: argparse.Namespace) -> Launcher:
         value = getattr(options, name)
         if not 0 < value < math.inf:
             reject(f"--{name}: {value:g} is not above 0: give a number above 0")
-    # Each run checks the precision of its plan.
+    # Here only the device is checked; each run checks the precision of its own plan.
     check_node(options.device, None, "fp32", "precision")
     steps = min(options.steps, QUICK_STEPS) if options.quick else options.steps
     return Launcher(steps=steps, device=options.device, seed=options.seed, seconds=options.seconds)
 
 
 def _found(folder: Path, *, quick: bool) -> list[Path | Row]:
-    """The plan files of a folder, in a quick run only the first ones; for a results folder, the
-    plans of its rows.
+    """The plan files in a folder (in a quick run only the first ones); for a results folder, the
+    plans named in its rows.
     """
     if not folder.is_dir():
         what = "is a file" if folder.exists() else f"is not there{_near(folder)}"
@@ -128,8 +128,8 @@ def _found(folder: Path, *, quick: bool) -> list[Path | Row]:
 
 
 def _near(folder: Path) -> str:
-    """Similarly named folders beside a missing one, as text for a message; empty if there are
-    none.
+    """The names of folders similar to one that is missing, as text for a message; empty if there
+    are none.
     """
     beside = folder.resolve().parent
     names = [one.name for one in beside.iterdir() if one.is_dir()] if beside.is_dir() else []
@@ -138,7 +138,9 @@ def _near(folder: Path) -> str:
 
 
 def _key_of(plan: Path) -> Key:
-    """The key of a plan file's result, with a hash of the content: a changed plan runs again."""
+    """The key under which the result of a plan file is stored; it contains a hash of the file, so
+    that a changed plan runs again.
+    """
     return str(plan), hashlib.sha256(plan.read_bytes()).hexdigest()[:16]
 
 
@@ -147,7 +149,7 @@ def _key(row: Row) -> Key:
 
 
 def _row(plan: Path, launcher: Launcher) -> Row:
-    """Run a plan; returns its row, with the result or the error."""
+    """Run a plan; returns its result row, or a row with the error."""
     file, sha256 = _key_of(plan)
     row = {"folder": plan.parent.name, "plan": plan.stem, "file": file, "sha256": sha256}
     try:
@@ -221,8 +223,8 @@ def _report(study: Study) -> Report:
 
 
 def _speedups(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """The speedup of each run over a reference run: the plan of the same name in the first folder
-    that has it, otherwise the first plan of its workload.
+    """The speedup of each run over a reference: the plan of the same name in the first folder that
+    has one, otherwise the first plan of the same workload.
     """
     for row in rows:
         base = _base(row, rows)

@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from runtime.engine.executor import Report
     from runtime.session import MeasuredTask, RankMemory
 
-# The measured times of a stage's passes in an iteration, named as in a prediction.
+# The measured times of a stage's passes in an iteration, with the same names as in a prediction.
 #
 # As in a prediction, the times of a micro-batch in several model chunks are summed, and weight
 # gradients count in its backward pass.
 
 
-# The kind of pass in which each kind of task counts; a layer's optimizer step counts in the first
-# forward pass.
+# For each kind of task, the kind of pass to which its time is added; a layer's optimizer step
+# belongs to the first forward pass.
 _PASSES = {"F": "F", "S": "F", "B": "B", "W": "W"}
 
 
 def stage_times(tasks: Iterable["MeasuredTask"]) -> Mapping[str, float]:
-    """The fields of a ``StageMeasurement``; empty without a steady-state pass, as with a single
-    micro-batch.
+    """The fields of a ``StageMeasurement``; empty if there is no steady-state pass, as with a
+    single micro-batch.
 
     A pass lasts from the start of its first task that computes to the end of its last.
     """
@@ -55,7 +55,7 @@ def stage_times(tasks: Iterable["MeasuredTask"]) -> Mapping[str, float]:
 
 
 def _pass_seconds(tasks: Iterable["MeasuredTask"]) -> tuple[list[float], list[float]]:
-    """The seconds of each micro-batch's forward passes, and of its backward passes."""
+    """For each micro-batch, the seconds of its forward passes, and of its backward passes."""
     seconds: dict[bool, dict[int, float]] = {True: {}, False: {}}
     for kind, micro_batch, lasting_s in _passes(tasks):
         of_way = seconds[kind == "F"]
@@ -65,7 +65,9 @@ def _pass_seconds(tasks: Iterable["MeasuredTask"]) -> tuple[list[float], list[fl
 
 
 def _passes(tasks: Iterable["MeasuredTask"]) -> Iterator[tuple[str, int, float]]:
-    """The kind, micro-batch and seconds of each pass: its tasks are consecutive, layer by layer."""
+    """The kind, the micro-batch and the seconds of each pass, whose tasks are consecutive, layer by
+    layer.
+    """
     running: tuple[str, int] | None = None
     begin_s = end_s = 0.0
     layer: int | None = None
@@ -87,20 +89,20 @@ def _passes(tasks: Iterable["MeasuredTask"]) -> Iterator[tuple[str, int, float]]
         yield *running, end_s - begin_s
 
 
-# The results of a plan's run: as JSON, as a measurement, as rows, as text.
+# The results of a plan's run: as JSON, as a measurement, as rows, and as text.
 #
 # ``stage`` is the index of a stage that ran alone, or None if all stages ran.
 
 
-# The warm-up iterations, which allocate, compile and connect; excluded from the measurement if more
-# follow.
+# The number of iterations in which memory is allocated, code compiled and connections made; if
+# there are more, these are not measured.
 WARM_UP = 2
 
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """The results of training steps, a row for each, in order; ``earlier`` rows come from previous
-    processes of a resumed run.
+    """The results of a run's training steps in order, one row for each. If the run was resumed, the
+    rows of previous processes are in ``earlier``.
 
     Also the first GPU's clocks after warming up and at the end, and seconds until the first step.
     """
@@ -111,37 +113,39 @@ class History:
     start_s: float = 0.0
 
     def go_on_from(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Begin with the rows that previous processes of the run wrote."""
+        """Begin with the rows that previous processes of the run have written."""
         self.rows, self.earlier = [*rows], len(rows)
 
     def add(self, step: int, report: "Report", seconds: float) -> dict[str, Any]:
-        """Record the results of a step; returns its row."""
+        """Record the results of a training step; returns its row."""
         self.rows.append({"step": step, **to_mapping(report), "iteration_s": seconds})
         return self.rows[-1]
 
     def note_clocks(self, clocks: Clocks | None) -> None:
-        """Record the clocks from the first GPU's driver, if it reports any."""
+        """Record the clock rates of the first GPU, if its driver reports any."""
         if clocks is not None:
             self.clocks.append(clocks)
 
     @property
     def moved_clocks(self) -> str:
-        """A warning if clocks have changed since warm-up; empty otherwise, or if they are
+        """A warning if clock rates have changed since the warm-up; empty if they have not, or are
         unknown.
         """
         return moved_words(self.clocks[0], self.clocks[-1]) if self.clocks else ""
 
     @property
     def timed_s(self) -> list[float]:
-        """The seconds of this process's steps after warm-up; if it had no step to do, those of
-        previous processes.
+        """The seconds of the steps that this process ran after the warm-up; if it had no step to
+        run, those of previous processes.
         """
         samples = self._column("iteration_s")
         samples_after = samples[self.earlier :] or samples
         return sorted(samples_after[min(WARM_UP, len(samples_after) - 1) :])
 
     def columns(self) -> dict[str, list[Any]]:
-        """The losses and other columns of all steps, as ``--json`` names them."""
+        """The losses and the other figures of all steps as columns, with the names that ``--json``
+        uses.
+        """
         return {
             "losses": self._column("loss"),
             "gradient_norms": self._column("gradient_norm"),
@@ -246,8 +250,8 @@ def summary_of(result: dict[str, Any]) -> str:
 
 
 def shortage_words(shortage: "Shortage", job: Job, stage: int | None) -> str:
-    """The message for a run out of memory: the stage and the task, with allocated and predicted
-    bytes by class of memory.
+    """The message that a run is out of memory: it names the stage and the task, and gives allocated
+    and predicted bytes of weights, activations, ...
     """
     held = shortage.held_bytes
     text = f"stage {shortage.stage} is out of memory at {shortage.doing} ({shortage.reason})"
@@ -278,7 +282,7 @@ def stages_run(job: Job, stage: int | None) -> Sequence[int]:
 
 
 def prediction_of(job: Job, stage: int | None) -> Prediction:
-    """The closed form's prediction of the plan, or of one of its stages that runs alone on a
+    """The closed form's prediction of the plan or, if a single stage ran, of that stage alone on a
     GPU.
     """
     if stage is None:
@@ -288,7 +292,9 @@ def prediction_of(job: Job, stage: int | None) -> Prediction:
 
 
 def _predicted(job: Job, stage: int | None) -> dict[str, Any]:
-    """The predicted figures of a run, with memory peaks by rank; null if there is no prediction."""
+    """The predicted figures of a run, with the memory peak of each rank; null if there is no
+    prediction.
+    """
     prediction = _prediction(job, stage)
     pairs = zip(
         stages_run(job, stage), prediction.stages if prediction else (), strict=bool(prediction)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from runtime.engine.training import Training
 
 
-# The largest number of findings that are printed.
+# How many findings are printed at most.
 MOST_TOLD = 20
 
 
@@ -37,7 +37,7 @@ def sanitize(options: argparse.Namespace) -> int:
     """
     from runtime.checks.sanitizer import Sanitizer  # noqa: PLC0415 (needs torch)
 
-    # Plans that cannot run are reported before anything runs.
+    # All plans are loaded first, so that a plan that cannot run is reported before any plan runs.
     jobs = [(path, load_job(path)) for path in options.plan]
     sanitizers = []
     for path, job in jobs:
@@ -69,7 +69,7 @@ def _gpus(gpus: int, unlike: int) -> str:
 
 
 def _checked(path: Path, gpus: int, sanitizer: "Sanitizer", options: argparse.Namespace) -> int:
-    """Check one plan and report the findings; returns their number."""
+    """Check one plan and report what is found; returns the number of findings."""
     ranks = sanitizer.ranks
     left_out = "".join(f"; {words}" for words in sanitizer.small.left_out)
     progress(f"{path}: {_gpus(gpus, len(ranks))}{left_out}; about {sanitizer.expected_s:.0f} s")
@@ -78,7 +78,7 @@ def _checked(path: Path, gpus: int, sanitizer: "Sanitizer", options: argparse.Na
     progress(f"{path}: collectives: {_count(len(collectives))}, {perf_counter() - start:.0f} s")
     findings, checked = [*map(str, collectives)], []
     for number, rank in enumerate(ranks, 1):
-        # Fake devices must be registered with torch before its first backward pass.
+        # Fake GPUs must be registered with torch before its first backward pass.
         waits, races = sanitizer.waits(rank.rank), sanitizer.races(rank.rank)
         checked.append({**to_mapping(rank), **_as_mappings(waits, races)})
         findings += [f"{rank}: {finding}" for finding in (*waits, *races)]

@@ -1,1 +1,1 @@
-"""Commands that search for plans, compare searchers, and explain plans."""
+"""Commands that search for plans, compare searchers, and explain why a plan is best."""

@@ -1,5 +1,5 @@
-"""The command ``compare_searchers``: runs searchers on one problem, and stores, prints and draws
-their results.
+"""The command ``compare_searchers``: runs several searchers on one problem, and stores, prints and
+draws their results.
 """
 
 import argparse
@@ -60,12 +60,12 @@ from mistlab.plan.space import SearchSpace
 from searchers.registry import SEARCHERS
 from searchers.strategy import INTERRUPTED as SEARCH_INTERRUPTED
 
-# Runs searchers on one problem, one after another, with results stored in a folder.
+# Runs searchers on one problem, one after another, and stores their results in a folder.
 
 
 @dataclass(slots=True, kw_only=True)
 class Comparison:
-    """Searchers on one problem, and their results so far."""
+    """A comparison of searchers on one problem, with the results so far."""
 
     bench: Bench
     space: SearchSpace
@@ -76,7 +76,7 @@ class Comparison:
     is_interrupted: bool = False
 
     def run(self, names: Sequence[str], earlier: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Run each search in turn, unless an earlier row has its result.
+        """Run each search in turn, unless a row of an earlier run has its result.
 
         An interrupt ends it all, and what was found stays.
         """
@@ -107,7 +107,7 @@ class Comparison:
         live.end(f"{entry.result.status}, {best}, {came}")
 
     def _keep(self) -> None:
-        """Store the results so far, so that an interruption loses none."""
+        """Store the results so far, so that an interruption does not lose them."""
         self.directory.write_rows(self.rows())
         for entry in self.entries:
             if entry.answer is not None:
@@ -117,25 +117,26 @@ class Comparison:
                 dump_job(self.bench.job(entry.answer[0]), path)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each searcher."""
+        """A result row for each searcher."""
         return rows_of(self.entries, self.bench)
 
 
-# The outcome of a comparison of searchers: printed, as JSON, and as a page.
+# Reports a comparison of searchers: as text, as JSON, and as a page.
 
 
 COMMAND = "compare_searchers"
 EVALUATIONS = 10_000
-# The total seconds of all searchers, for an answer within a minute.
+# The seconds of all searchers together, so that an answer takes less than a minute.
 SECONDS_TOGETHER = 40.0
 QUICK = 20
-# The CPU seconds of each searcher in a quick run; most end before by their number of evaluations.
+# The CPU seconds of each searcher in a quick run; most searches end earlier, by their number of
+# evaluations.
 QUICK_SECONDS = 1.5
-# Searchers with a colon in their names that are compared by default.
+# Variants of searchers (with a colon in their names) that are compared by default.
 BESIDE = ("mist:published",)
-# How the answer was selected among plans that predictions cannot distinguish.
+# How the best plan was chosen from plans whose predicted times cannot be told apart.
 ANSWERED = {False: "predicted best and played fastest", True: "of the plans near it played fastest"}
-# Options that do not change a searcher's result.
+# Options that do not change the result of a single searcher.
 ASIDE = ("searchers", "out", "json", "page")
 
 
@@ -177,7 +178,9 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def _wanted(options: argparse.Namespace) -> list[str]:
-    """The searchers that options name; by default all that the predictor has methods for."""
+    """The searchers that the options name; by default all for which the predictor has the
+    methods.
+    """
     if options.searchers is not None:
         wanted: list[str] = options.searchers.split(",")
         return wanted
@@ -201,7 +204,8 @@ def _conclude(comparison: Comparison, options: argparse.Namespace, started: floa
     if best is None and not comparison.is_interrupted:
         nothing = smallest(comparison.bench, comparison.space)
     free = free_words(comparison.bench.problem.cluster)
-    # Searchers with a space of their own prove nothing about the space of other searchers.
+    # A searcher with a search space of its own proves nothing about the space of the other
+    # searchers.
     is_proven = any(
         entry.result.status == "INFEASIBLE" and entry.space == comparison.space
         for entry in comparison.entries
@@ -244,7 +248,9 @@ def _mapping(
 
 
 def _played_mapping(comparison: Comparison, best: Entry | None) -> dict[str, Any] | None:
-    """The plan fastest in the event simulator, and whether it is also the one predicted best."""
+    """The plan that is fastest in the event simulator, and whether it is also the one predicted to
+    be best.
+    """
     fastest = fastest_played(comparison.entries)
     if fastest is None or best is None:
         return None
@@ -276,15 +282,17 @@ def _text(
 
 
 def _proven(comparison: Comparison) -> Iterator[str]:
-    """The proof of the search whose plan is predicted best, with the searcher's name."""
+    """What the search that found the predicted best plan has proven, with the name of its
+    searcher.
+    """
     if (prover := best_of(comparison.entries)) is not None:
         judge = decided(bounded_by_all(prover, comparison.entries))
         yield f"{verdict(judge)} ({prover.searcher})"
 
 
 def fastest_played(entries: Sequence[Entry]) -> tuple[str, Plan, float] | None:
-    """The plan fastest in the event simulator, among the best plans of all searchers and plans
-    predicted nearly as fast, with its searcher and seconds.
+    """The plan that is fastest in the event simulator, with its searcher and seconds; the best
+    plans of all searchers and plans predicted to be nearly as fast were simulated.
     """
     played = [
         (seconds, number, plan)
@@ -306,7 +314,7 @@ def _played_plans(entry: Entry) -> Iterator[tuple[Plan, float]]:
 
 
 def _played(entries: Sequence[Entry], best: Entry) -> Iterator[str]:
-    """A sentence on whether the order of plans changes when they are simulated."""
+    """A sentence on whether plans are ranked differently when they are simulated."""
     fastest = fastest_played(entries)
     if fastest is not None and best.simulated_s is not None:
         searcher, plan, seconds = fastest
@@ -366,20 +374,21 @@ def _write_page(
 
 
 def _write_rows(comparison: Comparison, answer: Mapping[str, Any]) -> None:
-    """Write the rows as a table without measured times, and the whole answer."""
+    """Write the result rows as a table without measured times, and write the whole answer."""
     rows = [{name: row[name] for name in row if name != "wall_s"} for row in answer["rows"]]
     comparison.directory.write_text("rows.csv", csv_of(rows))
     text = json.dumps(answer, indent=1, allow_nan=False)
     comparison.directory.write_text("summary.json", f"{text}\n")
 
 
-# A self-contained HTML page of a comparison: no network, no script, all pictures inline.
+# A comparison of searchers as one HTML page, which needs no network and no script, and contains all
+# pictures.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestPlan:
-    """The best plan: its searcher, its text, the reasons, its time breakdown if the closed form
-    predicts it, and an iteration as SVG.
+    """The best plan: its searcher, its text, the reasons why it is best, its time breakdown (if the
+    closed form predicts it), and an iteration as SVG.
     """
 
     row: Mapping[str, Any]
@@ -392,7 +401,7 @@ class BestPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonPage:
-    """The content of the page; ``no_answer`` has the reasons if there is no plan."""
+    """The contents of the page; if there is no plan, ``no_answer`` says why."""
 
     title: str
     subtitle: str
@@ -460,7 +469,7 @@ class ComparisonPage:
 
 
 def _time(breakdown: Breakdown | None) -> list[str]:
-    """The section of the page about how GPUs spend their time; empty without a breakdown."""
+    """The section of the page on what GPUs spend their time on; empty without a time breakdown."""
     if breakdown is None:
         return []
     caption = "What a GPU does in an iteration; of communication, what no arithmetic hides."
@@ -531,7 +540,7 @@ def svg_of(figure: Figure) -> str:
 
 
 def inline_svg(text: str, prefix: str) -> str:
-    """An SVG file's text as an element of a page.
+    """The text of an SVG file in the form in which a page can contain it.
 
     Its ids get a prefix, because all pictures of a page share one name space. Black becomes the
     page's ink and white its paper, so a reader's dark mode holds for pictures too.

@@ -22,11 +22,11 @@ from mistlab.plan.space import SearchSpace
 from searchers.meshes import mesh_of, meshes, micro_batch_counts
 from simulators.symbolic import NAME as CLOSED_FORM
 
-# Plans of a space that differ from a plan in one choice and save less memory.
+# Finds plans of a search space that differ from a plan in one choice and save less memory.
 #
 # One choice of a stage is lowered to its next value: the number of recomputed blocks, the ZeRO
-# level, or an offload ratio. If the space has uniform stages, the choice is lowered on all stages.
-# Or micro-batches become twice as large and half as many.
+# level, or an offload ratio. If all stages must be alike, the choice is lowered on all of them. Or
+# micro-batches become twice as large and half as many.
 
 
 Step = Callable[[StagePlan], StagePlan]
@@ -34,19 +34,20 @@ Step = Callable[[StagePlan], StagePlan]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """A plan, and a description of its difference."""
+    """A plan that differs from another in one choice, and a description of the difference."""
 
     change: str
     plan: Plan
 
 
 def neighbours(plan: Plan, problem: Problem, space: SearchSpace) -> list[Neighbour]:
-    """All plans that differ in one choice and save less memory."""
+    """All plans that differ from a plan in one choice and save less memory."""
     return [*_less_saving(plan, space), *_larger_micro_batches(plan, problem, space)]
 
 
 def _less_saving(plan: Plan, space: SearchSpace) -> Iterator[Neighbour]:
-    # With uniform stages, the largest one determines how many blocks each of them treats.
+    # If all stages must be alike, the largest one determines how many blocks each stage recomputes
+    # or offloads.
     layers = [stage.layers for stage in plan.stages]
     places = range(plan.num_stages) if space.unequal_stages else (layers.index(max(layers)),)
     for stage_number in places:
@@ -64,7 +65,8 @@ def _less_saving(plan: Plan, space: SearchSpace) -> Iterator[Neighbour]:
 
 
 def _steps(stage: StagePlan, num_stages: int, space: SearchSpace) -> Iterator[tuple[str, Step]]:
-    # Numbers of recomputed, offloaded or otherwise changed blocks come first.
+    # Numbers of recomputed or offloaded blocks are lowered first, then ZeRO levels and offload
+    # ratios.
     for name in (*counts_of_blocks(), *names_of("savings")):
         now = stage.value(name)
         choices = space.choices(
@@ -93,15 +95,15 @@ def _larger_micro_batches(plan: Plan, problem: Problem, space: SearchSpace) -> I
         )
 
 
-# Why a plan is best: the limits of its stages, why the next best plan is slower, and which faster
-# plans do not fit.
+# Tells why a plan is best: what limits its stages, why the next best plan is slower, and which
+# faster plans do not fit.
 #
-# An iteration is split into terms that add up to it: the slowest stage's computation and exposed
-# communication over all micro-batches, the other stages that a micro-batch passes through, and the
-# rest (first and last micro-batches, the optimizer step, sends, costs of the iteration as a whole).
+# An iteration's time is the sum of: computation and exposed communication of the slowest stage over
+# all micro-batches; the other stages that a micro-batch passes through; and the rest (first and
+# last micro-batches, the optimizer step, sends, costs of the iteration as a whole).
 
 
-# A stage is bound by communication if this share of its time is exposed communication.
+# A stage is limited by communication if at least this share of its time is exposed communication.
 TELLING_SHARE = 0.1
 
 Limit = Literal["compute", "exposed communication", "memory"]
@@ -124,8 +126,8 @@ class StageLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loser:
-    """A slower plan: by how much it is slower, in which terms of the iteration, and whether error
-    bounds distinguish the two plans.
+    """A slower plan: by how much and in which parts of the iteration it is slower, and whether the
+    difference exceeds the error bounds.
 
     ``slowest_stage`` is its own slowest stage; ``longer_by`` says how much longer each of its terms
     is.
@@ -138,7 +140,7 @@ class Loser:
 
     @classmethod
     def of(cls, best: Entry, other: Entry) -> Self:
-        """Compare a search result with the best one; both have plans."""
+        """Compare the result of a search with the best result; both must have plans."""
         assert best.answer is not None
         assert other.answer is not None
         return cls(
@@ -151,7 +153,7 @@ class Loser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """A plan that differs from the best one in one choice, would be faster, and does not fit.
+    """A plan that differs from the best one in one choice and would be faster, but does not fit.
 
     ``stage`` and ``phase`` are where most is missing, ``memory_class`` what takes more room there
     than in the best plan; of host memory there is neither phase nor stage.
@@ -167,7 +169,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """All reasons why the best plan is best; None where there is nothing to report.
+    """All reasons why the best plan is best; None for a kind of reason that does not apply.
 
     ``baseline`` is the Megatron grid's plan beside it, ``same`` who else found it.
     ``missed`` is a change that would make the plan faster and fit: no search proved it best.
@@ -185,13 +187,13 @@ class Why:
 
 
 def best_of(entries: Sequence[Entry]) -> Entry | None:
-    """The result whose plan is fastest; the first of several."""
+    """The search result with the fastest plan; of equally fast ones the first."""
     answered = [entry for entry in entries if entry.answer is not None]
     return min(answered, key=_predicted_s, default=None)
 
 
 def explain(best: Entry, entries: Sequence[Entry], bench: Bench) -> Why:
-    """Explain why the best plan of all search results is the best."""
+    """Explain why the best plan of several search results is the best."""
     assert best.answer is not None
     plan, prediction = best.answer
     around = neighbours(plan, bench.problem, best.space)
@@ -229,7 +231,9 @@ def explain(best: Entry, entries: Sequence[Entry], bench: Bench) -> Why:
 
 
 def _runner_up(best: Entry, others: Sequence[Entry]) -> Loser | None:
-    """The next best plan that differs from the best one, from the same space if there is one."""
+    """The next best plan that differs from the best one, if possible one from the same search
+    space.
+    """
     losers = [entry for entry in others if entry.result.plan != best.result.plan]
     alike = [entry for entry in losers if entry.space == best.space]
     runner_up = min(alike or losers, key=_predicted_s, default=None)

@@ -1,5 +1,5 @@
-"""The command ``improve``: the few changes of a plan with the largest predicted gains, each alone,
-then one added to another.
+"""The command ``improve``: finds the few changes of a plan with the largest predicted gains, each
+alone, and then one on top of another.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from mistlab.job.job import Job, dump_job, load_job
 from mistlab.job.prediction import Prediction, compared
 from simulators.symbolic import SymbolicPredictor
 
-# The number of changes that are reported alone, the number that are made together, and the smallest
+# How many changes are reported each alone. The next lines: how many are combined, and the least
 # gain of each.
 ALONE = 5
 STEPS = 6
@@ -25,7 +25,7 @@ LEAST_GAIN = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improved:
-    """A change, and the prediction of the changed job."""
+    """A change of a plan, and the prediction of the changed job."""
 
     change: SingleChange
     prediction: Prediction
@@ -57,7 +57,7 @@ def improve(options: argparse.Namespace) -> int:
 
 
 def ranked(job: Job, before: Prediction, predictor: SymbolicPredictor) -> list[Improved]:
-    """The single changes that improve a job, best first."""
+    """The single changes that make a job faster, best first."""
     changes = single_changes(job)
     answers = predicted_each(predictor, [change.job.plan for change in changes])
     steps = [
@@ -69,7 +69,9 @@ def ranked(job: Job, before: Prediction, predictor: SymbolicPredictor) -> list[I
 
 
 def best_of_choices(steps: Sequence[Improved]) -> list[Improved]:
-    """The best change of each choice (such as ZeRO level), in the order of gains, at most a few."""
+    """For each choice of a plan (such as the ZeRO level) its best change; the largest gains first,
+    at most a few.
+    """
     best: dict[str, Improved] = {}
     for step in steps:
         best.setdefault(step.change.choice, step)
@@ -79,7 +81,7 @@ def best_of_choices(steps: Sequence[Improved]) -> list[Improved]:
 def walked(
     before: Prediction, predictor: SymbolicPredictor, first: Sequence[Improved]
 ) -> list[Improved]:
-    """The best change, then the best one of the changed plan, and so on, until no change gains
+    """The best change, then the best change of the changed plan, and so on, until none gains
     enough.
     """
     steps: list[Improved] = []

@@ -1,4 +1,6 @@
-"""Pictures of search results: convergence, time against memory, and memory by class."""
+"""Pictures of search results: the progress of searches, time against memory, and what fills the
+memory.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -19,7 +21,7 @@ LINES = ("solid", "dashed", "dotted")
 
 
 def convergence(rows: Rows, *, over_seconds: bool) -> Figure:
-    """The best plan so far of each searcher, over evaluations or over seconds."""
+    """Draw the best plan that each searcher had found so far, over evaluations or over seconds."""
     figure = Figure(figsize=SIZE, layout="constrained")
     axes = figure.subplots()
     styled = _styled(rows)
@@ -29,8 +31,8 @@ def convergence(rows: Rows, *, over_seconds: bool) -> Figure:
         axes.step(spent, best_s, where="post", label=row["searcher"], **style)
         axes.plot(spent[-1], best_s[-1], "o", color=style["color"], markersize=4)
     ends_s = [row["history"][-1]["iteration_s"] for _, row in styled]
-    # The limits of the axis leave out the first plans of a search, which are so slow that the
-    # others would be hard to tell apart.
+    # The first plans of a search are left out of the picture, since they are so slow that all
+    # others would look alike.
     axes.set_ylim(0.97 * min(ends_s), 1.5 * max(ends_s))
     axes.set_xlabel("seconds" if over_seconds else "evaluations of plans (1,000 stages as one)")
     axes.set_ylabel("best iteration so far (s)")
@@ -40,8 +42,8 @@ def convergence(rows: Rows, *, over_seconds: bool) -> Figure:
 
 
 def _spent(row: Mapping[str, Any], *, over_seconds: bool) -> list[float]:
-    """What a search had spent when each plan was found, and at its end; positive for a logarithmic
-    axis.
+    """How many evaluations or seconds a search had used when it found each plan, and at its end;
+    above zero, as a logarithmic axis needs it.
     """
     if over_seconds:
         spent = [*row["timing"]["history_wall_s"], row["wall_s"]]
@@ -54,7 +56,7 @@ def _spent(row: Mapping[str, Any], *, over_seconds: bool) -> list[float]:
 
 
 def fronts(rows: Rows, limit_bytes: int) -> Figure:
-    """The Pareto frontier of time and memory of each searcher's plans."""
+    """Draw the Pareto frontier of time and memory of each searcher's plans."""
     figure = Figure(figsize=SIZE, layout="constrained")
     axes = figure.subplots()
     for style, row in _styled(rows):
@@ -81,7 +83,9 @@ def fronts(rows: Rows, limit_bytes: int) -> Figure:
 
 
 def memory(prediction: Prediction, outside_bytes: float, limit_bytes: int) -> Figure:
-    """The memory of a GPU of each stage at its peak, by class, beside its capacity."""
+    """Draw what fills the memory of a GPU of each stage at its peak (weights, activations, ...),
+    beside the GPU's capacity.
+    """
     stages = prediction.stages
     figure = Figure(figsize=(6.4, 1.6 + 0.4 * len(stages)), layout="constrained")
     axes = figure.subplots()
@@ -107,7 +111,7 @@ def memory(prediction: Prediction, outside_bytes: float, limit_bytes: int) -> Fi
 
 
 def _styled(rows: Rows) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
-    """Rows with a plan, each with the colour and line style of its searcher."""
+    """The result rows that have a plan, each with the colour and line style of its searcher."""
     return [
         (
             {

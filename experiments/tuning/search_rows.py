@@ -1,4 +1,4 @@
-"""Turns search results into rows of JSON, and back.
+"""Converts search results to rows of JSON, and back.
 
 A gap is the share of a plan's time by which a better one could be faster: by the searcher's own
 proof, else by the highest bound that any searcher of equal engine and space has proven.
@@ -18,7 +18,7 @@ from mistlab.plan.space import SearchSpace
 
 
 def rows_of(entries: Sequence[Entry], bench: Bench) -> list[dict[str, Any]]:
-    """A row for each entry, in order."""
+    """A row for each search result, in order."""
     baseline = next((e.answer for e in entries if e.searcher == BASELINE), None)
     baseline_s = None if baseline is None else baseline[1].iteration_s
     return [
@@ -67,7 +67,7 @@ def _row(
 
 
 def _answer(entry: Entry, bench: Bench) -> dict[str, Any]:
-    """The columns of a row about the best plan, all null if there is none."""
+    """The columns of a row that are about the best plan; all are null if there is none."""
     names = ("predicted_s", "predicted_s_low", "predicted_s_high", "simulated_s")
     if entry.answer is None:
         return dict.fromkeys((*names, "headroom_bytes"))
@@ -86,7 +86,9 @@ def _improvement(improvement: Improvement) -> dict[str, Any]:
 
 
 def bounded_by_all(entry: Entry, entries: Sequence[Entry]) -> Entry:
-    """A search result with the highest lower bound that any search of its space has proven."""
+    """A search result with the highest lower bound that any search of the same search space has
+    proven.
+    """
     result, gap = entry.result, _gap(entry, entries)
     if result.gap is not None or gap is None or result.prediction is None:
         return entry

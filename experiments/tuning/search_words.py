@@ -1,4 +1,4 @@
-"""Search results as text and tables."""
+"""Search results as sentences and tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,11 +14,11 @@ from mistlab.job.prediction import Comparison, Prediction
 from mistlab.plan.plan import Plan
 from mistlab.plan.plan_words import count_words, runs_of
 
-# Stages of a plan as text: consecutive equal ones share a line.
+# The stages of a plan as text, in which consecutive equal stages share a line.
 
 
 def limits_in_words(limits: Sequence[StageLimit]) -> Iterator[str]:
-    """The limit of each stage; stages that differ only in memory share a line."""
+    """What limits each stage, as lines; stages that differ only in memory share a line."""
     names = [_limit(limit) for limit in limits]
     for run in runs_of(names):
         held = [limits[stage].memory_bytes / GIB_BYTES for stage in run]
@@ -28,7 +28,7 @@ def limits_in_words(limits: Sequence[StageLimit]) -> Iterator[str]:
 
 
 def stages_called(run: range) -> str:
-    """The stages of a run, as the beginning of a sentence."""
+    """The names of consecutive stages, as the beginning of a sentence."""
     first, last = run[0], run[-1]
     return f"Stage {first} is" if first == last else f"Stages {first} to {last} are each"
 
@@ -42,21 +42,20 @@ def _limit(limit: StageLimit) -> str:
     )
 
 
-# Search results as text and tables.
+# Search results as sentences and tables.
 
 
 # A difference of fewer seconds than this is not mentioned.
 NEGLIGIBLE_S = 5e-4
 
-# A search whose process had less than this share of a core gets a note, if it took at least so many
-# seconds.
+# If a search got less than this share of a core, and took at least so many seconds, a note says so.
 BUSY, LEAST_BUSY_S = 0.75, 1.0
 
 HEAD = (
     *("searcher", "engine", "space", "predicted s", "simulated s", "over Megatron"),
     *("plans", "stages", "wall s", "headroom GiB", "status", "gap"),
 )
-# The table's columns of text; all others are numbers.
+# The numbers of those columns of the table that contain text; all others contain numbers.
 WORDS = (0, 1, 2, 10, 11)
 
 TERMS: Mapping[str, str] = {
@@ -68,7 +67,7 @@ TERMS: Mapping[str, str] = {
 
 
 def cells_of(row: Mapping[str, Any]) -> list[str]:
-    """The cells of a row of the table, in the order of ``HEAD``."""
+    """The cells of one row of the table, in the order of ``HEAD``."""
     return [
         row["searcher"],
         row["engine"],
@@ -86,29 +85,29 @@ def cells_of(row: Mapping[str, Any]) -> list[str]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """All rows, fastest first, and the reasons why some have no plan."""
+    """A table of all results, fastest first, and the reasons why some have no plan."""
     lines = aligned([list(HEAD), *map(cells_of, by_time(rows))], left=WORDS)
     return "\n".join([*lines, *reasons(rows)])
 
 
 def reasons(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The reasons that searchers give for how they ended."""
+    """For each searcher, the reason that it gives for how its search ended."""
     return [f"{row['searcher']}: {row['reason']}" for row in rows if row["reason"]]
 
 
 def by_time(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Rows, fastest first, those without a plan at the end."""
+    """The result rows in the order of their times, those without a plan last."""
     return sorted(rows, key=lambda row: row["predicted_s"] or float("inf"))
 
 
 def prediction_words(plan: Plan, prediction: Prediction, simulated_s: float | None) -> str:
-    """An iteration's time, as predicted and as played."""
+    """An iteration's time as predicted and as simulated, as text."""
     return f"{rate_words(plan, prediction)}; event simulator: {played_words(simulated_s)}"
 
 
 def verdict(entry: Entry) -> str:
-    """The first line of an answer: whether the plan is proven best, within which gap, or that there
-    is no bound; and which plans this covers.
+    """The first line of an answer: whether the plan is proven best, by how much another plan may be
+    faster, or that nothing is proven; and which plans were searched.
     """
     result = entry.result
     assert result.prediction is not None, "an answer has a prediction"
@@ -134,7 +133,7 @@ def verdict(entry: Entry) -> str:
 
 
 def _on_gpus(gpus: Sequence[int], uses: str = "uses") -> str:
-    """The numbers of GPUs for which plans were searched."""
+    """The numbers of GPUs for which plans were searched, as text."""
     if not gpus:
         return ""
     if len(gpus) == 1:
@@ -144,7 +143,7 @@ def _on_gpus(gpus: Sequence[int], uses: str = "uses") -> str:
 
 
 def busy_words(entry: Entry) -> list[str]:
-    """A note that other work on the machine slowed the proof."""
+    """A note that other work on the machine slowed the proof down; empty if not."""
     wall_s, cpu_s = entry.result.wall_s, entry.cpu_s
     if entry.result.status in {"OPTIMAL", "INFEASIBLE"} or wall_s < LEAST_BUSY_S:
         return []
@@ -155,8 +154,8 @@ def busy_words(entry: Entry) -> list[str]:
 
 
 def rival_words(entry: Entry) -> list[str]:
-    """A sentence on the plans predicted nearly as fast as the best one, which were simulated
-    too.
+    """A sentence on plans that are predicted to be nearly as fast as the best one, and were
+    simulated too.
     """
     if not entry.rivals or entry.simulated_s is None:
         return []
@@ -178,7 +177,7 @@ def rival_words(entry: Entry) -> list[str]:
 
 
 def why_words(why: Why) -> list[str]:
-    """All reasons why the plan is best, a line each."""
+    """All reasons why the plan is best, one per line."""
     lines = [] if why.breakdown is None else [sentence(why.breakdown)]
     lines += limits_in_words(why.stages)
     if why.same:
@@ -233,8 +232,8 @@ def _rejected_words(rejected: Rejected) -> str:
 
 
 def smallest_words(smallest: Smallest, space: str, *, is_proven: bool) -> list[str]:
-    """Why there is no answer, and the changes that would give one; ``is_proven`` says whether a
-    search has proven that nothing fits.
+    """The reason why there is no answer, and the changes that would give one; ``is_proven`` says
+    whether a search has proven that no plan fits.
     """
     needs = _needs(smallest)
     if smallest.prediction.fits:
@@ -253,7 +252,9 @@ def smallest_words(smallest: Smallest, space: str, *, is_proven: bool) -> list[s
 
 
 def need_words(smallest: Smallest) -> str:
-    """A line that says why nothing fits: the memory of the plan that comes nearest to fitting."""
+    """A line that says why nothing fits: how much memory is needed by the plan that comes nearest
+    to fitting.
+    """
     if smallest.prediction.fits:
         return f"the searcher found no plan that fits, but there is one, of {_needs(smallest)}"
     return (

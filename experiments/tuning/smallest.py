@@ -1,4 +1,5 @@
-"""Finds the plan that needs least memory if nothing fits, and the changes that would make one fit.
+"""If no plan fits, finds the plan that needs the least memory, and changes with which a plan would
+fit.
 
 First come plans of equal stages that recompute all blocks in the smallest micro-batches. They are
 tried on every mesh that all stages can have, and at each ZeRO level. They offload nothing, one kind
@@ -38,15 +39,15 @@ from searchers.meshes import (
 )
 from searchers.savings import stage_of, why_empty
 
-# The number of pipelines with different parallel degrees per stage that are tried.
+# How many pipelines are tried whose stages have different parallel degrees.
 SOME = 100
-# The largest number of doublings of GPUs or host memory, and of halvings of the batch.
+# How many times the number of GPUs or the host memory is doubled at most, or the batch is halved.
 DOUBLINGS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smallest:
-    """The plan that comes nearest to fitting, and how much memory it needs.
+    """The plan that comes nearest to fitting in memory, and how much memory it needs.
 
     ``memory_class`` holds most of the fullest GPU's peak; host bytes are of the fullest node.
     ``remedies`` are changes with which a plan fits, ``limits`` what the space does not do to save
@@ -66,8 +67,8 @@ class Smallest:
 
 
 def smallest(bench: Bench, space: SearchSpace) -> Smallest:
-    """The plan of a space that comes nearest to fitting, and the changes that would make one
-    fit.
+    """The plan of a search space that comes nearest to fitting in memory, and changes with which a
+    plan would fit.
     """
     nearest_plan = nearest(bench, space)
     if nearest_plan.prediction.fits:
@@ -80,7 +81,7 @@ def smallest(bench: Bench, space: SearchSpace) -> Smallest:
 
 
 def nearest(bench: Bench, space: SearchSpace) -> Smallest:
-    """The plan of a space that comes nearest to fitting; no remedies are tried."""
+    """The plan of a search space that comes nearest to fitting in memory; no changes are tried."""
     plan, prediction = _nearest(bench, space)
     stage = int(np.argmax(_shares(plan, prediction, bench)))
     fullest = prediction.stages[stage]
@@ -121,8 +122,8 @@ def _nearest_of_one(bench: Bench, space: SearchSpace) -> tuple[Plan, Prediction]
 
 
 def _smallest_pipelines(problem: Problem, space: SearchSpace) -> list[Pipeline]:
-    """For each mesh and choices such as expert parallelism, the pipeline with the most
-    micro-batches; if no mesh has equal stages, a few other pipelines.
+    """For each mesh, with choices such as expert parallelism, the pipeline that has the most
+    micro-batches; if no pipeline has equal stages, a few others.
     """
     smallest: dict[Mesh, Pipeline] = {}
     for pipeline in equal_pipelines(problem, space):
@@ -134,13 +135,15 @@ def _smallest_pipelines(problem: Problem, space: SearchSpace) -> list[Pipeline]:
 
 
 def _best(plans: Sequence[Plan], bench: Bench) -> tuple[Plan, Prediction]:
-    """The plan with the smallest excess on its fullest GPU or host; the first of several."""
+    """The plan that exceeds the memory of its fullest GPU or host by the least; of equal ones the
+    first.
+    """
     candidates = zip(plans, bench.predictor.predict_many(plans), strict=True)
     return min(candidates, key=lambda candidate: _fullness(candidate, bench))
 
 
 def _fullness(candidate: tuple[Plan, Prediction], bench: Bench) -> tuple[bool, float]:
-    """The used shares of each capacity (GPU and host memory), as a sort key by which plans that fit
+    """The shares of GPU and host memory that a plan uses, as a sort key in which plans that fit
     come first.
     """
     plan, prediction = candidate
@@ -152,14 +155,14 @@ def _fullness(candidate: tuple[Plan, Prediction], bench: Bench) -> tuple[bool, f
 
 
 def _shares(plan: Plan, prediction: Prediction, bench: Bench) -> list[float]:
-    """The share of its GPUs' memory that each stage uses."""
+    """For each stage, the share of its GPUs' memory that it uses."""
     room = bench.room_bytes(plan).tolist()
     both = zip(prediction.stages, room, strict=True)
     return [stage.peak_reserved_bytes / own for stage, own in both]
 
 
 def _group_of(plan: Plan, stage: int, cluster: Cluster) -> Cluster:
-    """The cluster as it would be if all its nodes were like those of a stage's group."""
+    """The cluster that would result if all nodes were like those of a stage."""
     first_rank = sum(before.num_gpus for before in plan.stages[:stage])
     return cluster.of_groups[cluster.group_of(first_rank)]
 
@@ -190,7 +193,7 @@ def _offloads(space: SearchSpace) -> list[Offload]:
 
 
 def _moved(plan: Plan, prediction: Prediction, space: SearchSpace) -> Iterator[Plan]:
-    """The plan with one block moved from its fullest stage to another."""
+    """The plan after one block is moved from its fullest stage to another one."""
     if space.layers_off_balance == 0:
         return
     allowed = layer_counts(plan.layers, plan.num_stages, space)
@@ -204,7 +207,7 @@ def _moved(plan: Plan, prediction: Prediction, space: SearchSpace) -> Iterator[P
 
 
 def _offloading(plan: Plan, space: SearchSpace) -> Iterator[Plan]:
-    """The plan with another offload ratio of one kind of tensor on every stage."""
+    """The plan with another offload ratio for one kind of tensor, on every stage."""
     for kind in (entry.name for entry in fields(Offload)):
         for ratio in getattr(space.offload, kind):
             stages = tuple(
@@ -220,7 +223,7 @@ def _sized(stage: StagePlan, change: int) -> StagePlan:
 
 
 def _remedies(problem: Problem, space: SearchSpace) -> Iterator[str]:
-    """Changes with which a plan fits, each the smallest of its kind that was tried."""
+    """Changes with which a plan would fit; of each kind, the smallest change that was tried."""
     keeping = [_less_kept_free] if problem.cluster.keep_free_gib else []
     for change in (*keeping, _more_gpus, _more_host_memory, _smaller_batch):
         for doubling in range(1, DOUBLINGS + 1):
@@ -234,21 +237,24 @@ def _remedies(problem: Problem, space: SearchSpace) -> Iterator[str]:
     yield from _in_another_space(problem, space)
 
 
-# Ways to train with less memory, smallest change first: the changed fields of the workload, and the
-# command-line options that set them.
+# Ways to train with less memory, smallest change first: the fields of the workload that change, and
+# the command-line options that set them.
 LEANER: tuple[tuple[dict[str, Any], str], ...] = (
     ({"loss": "chunked"}, "a loss in chunks (--loss chunked)"),
     ({"states": "16bit"}, "weights and states of 16 bits (--states 16bit)"),
     ({"train": "adapters"}, "adapters alone (--train lora)"),
     ({"train": "adapters", "base": "4bit"}, "adapters on 4 bits (--train lora --base 4bit)"),
 )
-# Spaces whose plans can offload: activations, and in the second also states.
+# Search spaces whose plans can offload: in the first one activations, in the second also other
+# states.
 OFFLOADING = ("fsdp", "mist")
 IN_CHUNKS = LEANER[0]
 
 
 def _trained_otherwise(problem: Problem, space: SearchSpace) -> Iterator[str]:
-    """The first leaner way to train with which a plan fits, if it differs from the current one."""
+    """The first way to train with less memory with which a plan fits, if it differs from the
+    present way.
+    """
     for changes, remedy in LEANER:
         try:
             workload = replace(problem.workload, **changes)
@@ -263,8 +269,8 @@ def _trained_otherwise(problem: Problem, space: SearchSpace) -> Iterator[str]:
 
 
 def _in_another_space(problem: Problem, space: SearchSpace) -> Iterator[str]:
-    """The first other space that can offload more and has a plan that fits, with or without a
-    chunked loss; and that plan as text.
+    """The first other search space that offers more offloading and has a plan that fits, with or
+    without a loss computed in chunks; and that plan as text.
     """
     changes, in_chunks = IN_CHUNKS
     chunked = replace(problem, workload=replace(problem.workload, **changes))
@@ -290,7 +296,7 @@ def _in_another_space(problem: Problem, space: SearchSpace) -> Iterator[str]:
 
 
 def limits(problem: Problem, space: SearchSpace) -> list[str]:
-    """The memory savings that a space lacks, as text; empty if it has all."""
+    """The memory savings that a search space does not have, as text; empty if it has all."""
     kinds = offloaded(space)
     lacking = [words for names, words in _LIMITS if not any(name in kinds for name in names)]
     lacks = [f"cannot offload {' or '.join(lacking)}"] if lacking else []
@@ -306,7 +312,7 @@ _LIMITS = (
 
 
 def offloaded(space: SearchSpace) -> frozenset[str]:
-    """The kinds of bytes that plans of a space may offload."""
+    """What plans of a search space may offload (activations, weights, ...)."""
     kinds = frozenset(
         entry.name for entry in fields(Offload) if max(getattr(space.offload, entry.name)) > 0
     )

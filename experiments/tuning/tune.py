@@ -38,14 +38,15 @@ from mistlab.job.search import Budget
 from mistlab.plan.plan_words import count_words, plan_words
 from mistlab.plan.space import SearchSpace
 
-# The default searcher, and the one for problems that the default refuses, which predicts whole
-# plans only.
+# The searcher that is used by default; and another one, which predicts whole plans only, for
+# problems that the first one refuses.
 SEARCHER, OF_WHOLE_PLANS = "mist", "aceso"
-# The default budget of a search, for each engine of the space.
+# The budget of a search by default, for each engine of the search space.
 BUDGET = Budget(evaluations=100_000, seconds=60)
 QUICK = Budget(evaluations=1_000, seconds=2, clock="cpu")
 
-# Options that are allowed with a plan to start from; all others are determined by the plan.
+# The options that may be given together with a plan to start from; all others are determined by the
+# plan.
 BESIDE_A_PLAN = ("from", "out", "json", "quick", "seed", *OF_CLUSTER)
 
 
@@ -81,8 +82,8 @@ def tune(options: argparse.Namespace, line: Sequence[str]) -> int:
 
 
 def tuned(options: argparse.Namespace, *, writes: bool = False) -> tuple[Bench, Entry, Path]:
-    """The search that the options request: its bench, its result, and the plan file's path. If the
-    command ``writes`` the file, the path is checked before the search.
+    """The search that the options ask for: its problem and predictor, its result, and the path of
+    the plan file. If the command ``writes`` the file, its path is checked before the search.
     """
     (name,) = searchers_called([options.searcher or SEARCHER], options.predictor)
     problem, space = searched(options)
@@ -100,7 +101,9 @@ def tuned(options: argparse.Namespace, *, writes: bool = False) -> tuple[Bench, 
 
 
 def budget_for(budget: Budget, space: SearchSpace) -> Budget:
-    """The same budget for each engine of a space; a given budget is divided."""
+    """The budget to search all engines of a search space: the budget for one engine, times their
+    number.
+    """
     assert budget.evaluations is not None
     assert budget.seconds is not None
     engines = len(space.engines)
@@ -110,7 +113,9 @@ def budget_for(budget: Budget, space: SearchSpace) -> Budget:
 
 
 def _searched(bench: Bench, name: str, space: SearchSpace, budget: Budget, seed: int) -> Entry:
-    """The plan that a searcher finds, simulated together with plans predicted nearly as fast."""
+    """The plan that a searcher finds, after simulating it together with plans that are predicted to
+    be nearly as fast.
+    """
     live = Live(searcher=name)
     entry = bench.played(bench.search(name, space, budget, seed, live))
     entry = judged([entry]) or entry
@@ -126,7 +131,7 @@ def _no_answer(entry: Entry, bench: Bench) -> int:
 
 
 def lacking_words(entry: Entry, bench: Bench) -> str:
-    """Why a search has no plan, and the changes that would make one fit."""
+    """The reason why a search has found no plan, and changes with which there would be one."""
     if entry.result.status == "REFUSED":
         return entry.result.reason
     is_proven = entry.result.status == "INFEASIBLE"

@@ -260,7 +260,7 @@ def _solved(columns: Columns, stages: int, far_s: float) -> Prices:
 # pass. Of G micro-batches, the first may have to wait at one stage i (``mistlab.cost.chains``), so
 # a pipeline takes at least
 #
-# sum P + r_i with r_i = (G - 1) t_i - (min(G, p_i) - 1) f_i
+#     sum P + r_i    with    r_i = (G - 1) t_i - (min(G, p_i) - 1) f_i
 #
 # The largest r is at least any weighted mean of all r. Weights may belong to positions, or be
 # shares of the blocks or of the GPUs. Blocks and GPUs have dual prices. The bound is then the worth

@@ -210,7 +210,7 @@ def _seconds(costs: StageCosts, batch: StageBatch, micro_batches: int) -> Floats
 # with none or all of its blocks recomputed, the lowest ZeRO level and nothing offloaded. Across
 # stages: for each number of micro-batches G, blocks and GPUs are divided so that
 #
-# sum t_i + (G - 1) max t_i
+#     sum t_i + (G - 1) max t_i
 #
 # is minimal, by a programme over stages from the last one, once for each bound on max t_i. t_i is a
 # steady-state micro-batch with its send to the next stage, and a G-th of the work done once an
