@@ -30,11 +30,11 @@ Pass = Phase | Literal["turn", "turn back"]
 TURN: Pass = "turn"
 TURN_BACK: Pass = "turn back"
 TURNS = TURN, TURN_BACK
-# The passes that a stage repeats for each micro-batch.
+# The passes that a stage repeats for each micro-batch in the steady state.
 STEADY: tuple[Phase, ...] = ("forward", "backward")
 
-# A ``BesideSend`` is made from so many sums over a pass's layers, besides the pass's time without a
-# send.
+# The number of sums over a pass's layers that ``BesideSend.of_sums`` takes, besides the pass's time
+# without a send.
 SUMS = 6
 
 _BOTH = (1 << COMPUTE) + (1 << LINK)
@@ -74,9 +74,8 @@ class BesideSend:
         computing_s = self.computing_longer_s * _share(send_s, self.computing_sent_s)
         lost_s = self.longer_s * _share(send_s, self.sent_s)
         if self.most_sent_s is not None:
-            # A send slows a longer pass for longer, but overlaps with a smaller share of it, so
-            # either the shortest or the longest of the passes that the lower bound covers is slowed
-            # least.
+            # The slowest and the fastest pass that the lower bound covers are both tried: a send
+            # slows a longer pass for longer, but overlaps with a smaller share of it.
             longest_s = self.longer_s + self.most_sent_s - self.sent_s
             lost_s = np.minimum(lost_s, longest_s * _share(send_s, self.most_sent_s))
         return np.asarray(np.maximum(computing_s, lost_s))
@@ -145,7 +144,8 @@ class BesideSend:
         busy: Floats,
         *copying: Floats,
     ) -> Self:
-        """Make the slowdown of passes and sends from sums over the layers of each candidate's pass.
+        """Compute how much passes and sends slow each other down, from sums over the layers of each
+        candidate's pass.
 
         In ``busy`` of the layers' time slots, host copies or collectives run. If there are none, a
         send slows arithmetic only, since the stage often stalls meanwhile.
@@ -245,8 +245,8 @@ def slots_beside_sends(
     usual_s: Floats,
     kept: Kept,
 ) -> Floats:
-    """For each layer's time slot in a pass and each strategy, the numbers that
-    ``BesideSend.of_sums`` adds up.
+    """The numbers for each layer of a pass whose sums over the pass ``BesideSend.of_sums`` takes,
+    for each strategy.
 
     Shapes: the result is (6, N, S). A slot takes ``usual_s`` (N, S) without a send; its tasks on
     the four streams would take ``alone`` (4, N, S) one by one.
@@ -268,8 +268,8 @@ def slots_beside_sends(
 
 
 def sends_beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:
-    """The factor by which arithmetic lengthens a send; and the share of an overlap of a pass with
-    the end of a send that both lose, at most 1. Both are given for each strategy.
+    """The factor by which arithmetic lengthens a send, and the share of their overlap by which a
+    pass and the end of the send before it are delayed, for each strategy.
     """
     computing, sending = _beside_arithmetic(seconds)
     lost = sending * (1 - 1 / computing) + sending - 1
@@ -347,8 +347,8 @@ class OutsidePasses(ColumnSet):
 
 
 def sent_over(steps: Ints, previous_s: Floats, next_s: Floats) -> Floats:
-    """The seconds in which each stage sends its output, for each stage either to the previous
-    stage, to the next stage, or to itself, which takes no time.
+    """The seconds of each stage's send, which goes to the previous stage, to the next stage or, in
+    no time, to the stage itself.
     """
     beside_s = np.where(steps == placement.PREVIOUS, previous_s, next_s)
     return np.where(steps == placement.HERE, 0.0, beside_s)
@@ -429,9 +429,8 @@ def times_beside_sends(
 
 
 def within_round_s(send_s: Floats, slowed: Floats, stages: Ints) -> Floats:
-    """The seconds that one stage adds to a micro-batch's round trip (to the last stage and back),
-    because sends and passes slow each other down, for each candidate; ``stages`` equal stages
-    remain, counted from this one.
+    """The seconds that one stage adds to a micro-batch's round trip (to the last stage and back)
+    because sends and passes slow each other down, for each candidate.
 
     In a pipeline bound by its sends, a stage idles between passes. After a gradient has been sent
     back, the first stage of a round starts its next forward pass at once, and the last stage its
@@ -455,8 +454,7 @@ def within_round_s(send_s: Floats, slowed: Floats, stages: Ints) -> Floats:
 
 def _lost(slowed: Floats, stages: Ints) -> Floats:
     """How much longer a micro-batch's round trip through this many equal stages takes because sends
-    and passes slow each other down, as a multiple of one send's seconds; zero for one or two
-    stages.
+    and passes slow each other down, in multiples of one send's seconds.
     """
     kept = 1 - slowed
     # Half of the stages lose time before their forward passes, the other half before their backward

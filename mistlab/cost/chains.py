@@ -85,7 +85,7 @@ class ColumnAlgebra:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IssuedChains(Generic[Length]):
-    """The durations until a stage's host has issued certain passes; empty if it is never slower.
+    """The durations until a stage's host has issued certain passes; empty if it delays none.
 
     They end when the ``first`` backward's turn has come, with the ``last`` forward, with ``every``
     pass, and with the stage's own extras after them (``ended``).
@@ -130,7 +130,7 @@ Condition = bool | Bools
 # The names of the stage times in which a host issues kernels; these times are None where no pass
 # can be host-bound.
 ISSUED = times_of("host")
-# For each of these two stage times, the one that replaces it here: all work before a stage's first
+# The critical path needs these two stage times in another form: all work before a stage's first
 # pass, and all work after its last one.
 _BESIDE = {"delta_forward_s": "begin_s", "delta_backward_s": "end_s"}
 PASSES = tuple(_BESIDE.get(name, name) for name in TIMES)
@@ -340,15 +340,15 @@ def chained(
     sends = stage.point_to_point_s * 0.5, stage.received_s
     waits = algebra.may_exceed(sends, (forward, backward))
     does_wait = waits if isinstance(waits, bool) else bool(waits.any())
-    lane = _Lane(algebra, stage, work, waits) if does_wait else None
-    ways = work.ways if lane is None else lane.ways
+    queued_sends = _QueuedSends(algebra, stage, work, waits) if does_wait else None
+    ways = work.ways if queued_sends is None else queued_sends.ways
     # Work after the first forward pass delays the first gradient; no such work delays the last one.
     nothing, after_first = algebra.nothing, stage.after_first_s
     to_gradient = work.until_gradient(after.around_first, stage.forward_s, after_first)
     to_last = work.until_gradient(after.around_last, stage.backward_s, nothing)
-    if lane is not None:
-        to_gradient += lane.until_gradient()
-        to_last += lane.until_gradient()
+    if queued_sends is not None:
+        to_gradient += queued_sends.until_gradient()
+        to_last += queued_sends.until_gradient()
     there = first + longest("there", *to_gradient)
     back = longest("back", *to_last) + last
     of_host = [getattr(stage, name) for name in ISSUED]
@@ -358,9 +358,9 @@ def chained(
     begun = longest("begun", begin + first + after.through, after.through_begun)
     ended = longest("ended", after.through + last + end, after.through_ended)
     return Chains(
-        nearest=forward + _either(counts.is_short, after.nearest, work.turn) + backward,
+        nearest=forward + _either(counts.is_short, after.nearest, work.after_forward) + backward,
         around=forward
-        + _either(counts.is_last, work.turn, after.around)
+        + _either(counts.is_last, work.after_forward, after.around)
         + backward
         + (stage.within_round_s + stage.round_late_s),
         around_first=there + backward,
@@ -417,7 +417,7 @@ class _OwnWork(Generic[Length]):
         self.first, self.passed = first, stage.through_backward_s
         # A backward pass takes this much longer if it follows the stage's own forward pass than if
         # the stage was idle before.
-        self.turn = backward - left - stage.through_backward_s + stage.held_forward_s
+        self.after_forward = backward - left - stage.through_backward_s + stage.held_forward_s
         self.from_first_backward = pairs + backward * alone + last
         # A stage with a single forward pass has no later one, so nothing waits for the work after
         # that pass.
@@ -456,7 +456,7 @@ class _OwnWork(Generic[Length]):
         all_but_one = ahead - 1 + self.counts.is_short
         return [
             around,
-            before + each * ahead + self.turn,
+            before + each * ahead + self.after_forward,
             before * (1 * (all_but_one > 0)) + self.after.nearest + each * all_but_one,
         ]
 
@@ -478,7 +478,7 @@ class _OwnWork(Generic[Length]):
         return ways
 
 
-class _Lane(Generic[Length]):
+class _QueuedSends(Generic[Length]):
     """The durations of the chains of passes that wait for a stage's queued sends.
 
     ``there_s`` is a send to the next stage, ``back_s`` one to the stage in front. Where no send
@@ -500,8 +500,8 @@ class _Lane(Generic[Length]):
             return
         after, counts = work.after, work.counts
         self.last = stage.through_backward_s + stage.within_backward_s
-        # Before the first gradient comes back, the next stage gets one send for each of its forward
-        # passes before its first backward pass, except the first.
+        # Before the first gradient comes back, the next stage receives one activation for each
+        # forward pass that it runs ahead of its first backward pass.
         all_but_one = np.maximum(counts.in_flight - 2 + counts.is_short, 0)
         self.queued = _only(waits, after.nearest + self.there_s * all_but_one)
         # The duration from the send after the last forward pass to the end of the last backward

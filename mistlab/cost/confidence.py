@@ -35,15 +35,15 @@ Blocks = Literal["dense", "experts", "hybrid", "adapters"]
 Purpose = Literal["benchmark", "training", "functional test"]
 
 # The bounds of a predicted time lie this many standard deviations above and below the expected
-# time. When sources are left out of the fit, 94 % of all their runs lie within, and on average 91 %
-# of a source's runs (docs/results/runs.md).
+# time. When sources of measurements are left out of the fit, 94 % of all their runs lie within, and
+# on average 91 % of a source's runs (docs/results/runs.md).
 REACH = 1.9
 # For each doubling of the GPUs beyond those of the largest measured run of the same kind, the
 # bounds of a predicted time get wider by this share; otherwise too few larger runs lie within them
 # (docs/decisions/0041).
 STRETCH_A_DOUBLING = 0.08
 # The errors expected for a narrow kind of run are averaged with those of the next wider kind, which
-# has the weight of this many sources.
+# has the weight of this many sources of measurements.
 SOURCES_OF_WIDER = 4
 # By definition this share of measured times lies below the lower bound, and the same share above
 # the upper bound.
@@ -130,7 +130,8 @@ class Spread:
         return math.exp(max(-way, below)), min(MOST_TIMES, math.exp(above))
 
     def knowing(self, source_runs: OwnRuns | None) -> Self:
-        """The distribution of errors for a source of which some runs were already measured.
+        """The distribution of errors for a source of measurements of which some runs are already
+        known.
 
         The source's mean error and the errors of its runs are normal, so their precisions (inverse
         variances) add up.

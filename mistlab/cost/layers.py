@@ -498,7 +498,7 @@ class LayerExchanges:
         return np.asarray(np.minimum(exchanged_s, layer_pass.beside_s[beside]))
 
     def _by_product(self, layer_pass: Pass) -> Mapping[Beside | None, Floats]:
-        """The seconds of a pass's collectives by the arithmetic that can hide them, or None."""
+        """The seconds of a pass's collectives, by the kind of arithmetic that can hide them."""
         if id(layer_pass) not in self._found:
             by_product: dict[Beside | None, Floats] = {}
             for name, (messages, size_bytes) in layer_pass.exchanged.items():
@@ -515,7 +515,7 @@ class LayerExchanges:
         return self._found[id(layer_pass)]
 
 
-# The costs of layers for columns of strategies; strategies with equal sizes are computed once.
+# Computes the costs of layers for many strategies; those with equal sizes are computed once.
 
 
 def figures_of_layers(

@@ -139,8 +139,9 @@ def _sent_beyond(placement: Placement, stage: int) -> float:
 
 
 def whole_types(plan: Plan, model: StageModel) -> Mapping[str, str]:
-    """For each type of layer, the type whose saved bytes it keeps from its backward pass to its
-    separate weight-gradient pass; empty if there are no such passes.
+    """For each type of layer, another type that saves as many bytes as the layer still keeps
+    between its backward pass and its separate weight-gradient pass; empty if there are no such
+    passes.
 
     A block that was recomputed is whole then, but the backward pass has freed attention's scores,
     which no weight needs.

@@ -67,7 +67,7 @@ class HostTimes:
 
     @classmethod
     def of(cls, times: StageTimes, layers: Ints) -> Self:
-        """Select the seconds in which hosts issue passes.
+        """Take the seconds in which hosts issue passes from the times of the model's parts.
 
         The parts have these numbers of blocks (C, P).
         """
@@ -342,8 +342,8 @@ class _PassSeconds:
             self.own_s["B", part] = plain(backward[0]), plain(backward[1])
 
     def of(self, stage_pass: StagePass) -> tuple[Floats | float, Floats | float, Floats | float]:
-        """The seconds of a pass after its stage's previous pass, and after its input has arrived,
-        and the extra seconds of a first or last pass.
+        """The seconds of a pass after the end of its stage's previous pass, those after its input
+        has arrived, and extra seconds if it is a first or last pass.
         """
         part = self.part(stage_pass)
         pass_s, through = self.own_s[stage_pass.kind, part]

@@ -152,8 +152,8 @@ class StagesOnGroups:
         return self._seconds(lambda model, some: model(some), batch)
 
     def least(self, least: StageBatch, most: StageBatch) -> StageSeconds:
-        """Lower bounds of the times of all candidate stages between ``least`` and ``most``: with
-        offload ratios and numbers of recomputed blocks between theirs.
+        """Lower bounds of the times of all candidate stages whose offload ratios and numbers of
+        recomputed blocks lie between those of ``least`` and ``most``.
         """
         return self._seconds(lambda model, *ends: model.least(*ends), least, most)
 

@@ -119,8 +119,8 @@ def first_slots(
     *,
     is_least: bool,
 ) -> Floats:
-    """The seconds of each layer in the first forward pass: the fields of ``FirstPass``, for each
-    kind of layer with its neighbours.
+    """The seconds of layers in the first forward pass: the fields of ``FirstPass``, for each
+    combination of a layer's type and its neighbours' types.
 
     Shapes: the result is (5, K, S); the tasks and ends of ``whole`` slots and the tasks without
     optimizer steps (``stepped``) are (4, K, S). Steady slots take ``usual`` seconds (K, S). In
@@ -208,8 +208,8 @@ class PassSlots:
             ((_FORWARD, _FIRST, _LAST, _TURN), self.is_below),
             ((_TURN,), self.is_above),
         )
-        # Number the rows of a table that has a row for each phase and each kind of layer with its
-        # neighbours.
+        # Each phase, and in it each kind of layer with its neighbours, has a row in a table of
+        # layer times.
         places = [
             np.add.outer(np.array(phases) * len(kinds), np.flatnonzero(where))
             for phases, where in parts
@@ -365,7 +365,7 @@ class PassSlots:
             lasting[rows] = slots_of_first_layers(work, inside_s)
 
     def _rows_inside(self, first: int, last: int) -> slice:
-        """The rows that belong to passes from phase ``first`` to phase ``last``."""
+        """The row numbers of layers inside passes from phase ``first`` to ``last``, in a table."""
         kinds = np.count_nonzero(self.is_inside)
         return slice(first * kinds, (last + 1) * kinds)
 

@@ -36,7 +36,9 @@ DAMPING = 0.02
 
 
 def slowdowns_of_group(machine: Interference, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
-    """The slowdown factors while a group of this shape communicates: measured, or derived."""
+    """The slowdown factors of streams while a group of ranks of this shape (GPUs in a node, nodes)
+    communicates: measured, or derived from other shapes.
+    """
     for group in machine.groups:
         if (group.gpus_in_node, group.nodes) == (gpus_in_node, nodes):
             return group
@@ -83,7 +85,7 @@ def _derived(
 
 
 def _work(streams: tuple[str, ...], gpus: int, shared_links: bool) -> Floats:
-    """The work of each stream of a set in a second alone; bytes if streams share links.
+    """How much each stream of a set loads the links if it runs alone; a host copy counts as 1.
 
     Communication uses both directions, and sends all but the GPU's own part of a message.
     """
@@ -94,7 +96,7 @@ def _work(streams: tuple[str, ...], gpus: int, shared_links: bool) -> Floats:
 
 
 def _influence(measured: Sequence[tuple[int, int]], shape: tuple[int, int]) -> Floats:
-    """The weights of measured shapes of groups, which give the value of another shape."""
+    """The weights by which values of measured shapes are averaged to get one of another shape."""
     sizes, size = _sizes(measured), _sizes([shape])[0]
     doublings = np.abs(np.log2(np.array(measured) / shape)).sum(axis=1)
     near = np.exp(-doublings / NEAR_DOUBLINGS)
@@ -125,8 +127,6 @@ LINK = STREAMS.index("gpu_to_gpu")
 LINK_BIT = np.uint8(1 << LINK)
 _FROM_HOST = STREAMS.index("host_to_device")
 _BIT_OF_STREAM = BITS.astype(np.uint8)[:, None]
-
-# In arrays of times and factors, the first axis has an entry for each of the four streams.
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -379,8 +379,8 @@ _LEAVING: Mapping[Phase, str] = {"forward": "A", "backward": "G", "last_backward
 
 
 def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
-    """The seconds of layers that offload their activations or gradients, at least the mean over
-    equal or alternating layers in a row.
+    """The seconds of layers whose activations or gradients are offloaded while the next layers
+    compute; of equal layers in a row, or of two alternating types, the mean if that is longer.
 
     Their tasks take ``alone`` (4, N, S) by themselves, in each phase of ``_LEAVING``; a layer's
     slot takes ``usual_s`` if all tasks start with it. A time slot that waits for copies lasts
@@ -417,7 +417,7 @@ def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
 
 
 def slots_of_first_layers(work: SlotWork, usual_s: Floats) -> Floats:
-    """The seconds of layers if the offload of each starts as soon as it has computed, longer for
+    """The seconds of each layer if its offload starts as soon as it has computed, which lengthens
     the first layer of a pass.
 
     They take ``usual_s`` (N, S) if it starts with the next slot, in each phase of ``_LEAVING``.
@@ -549,8 +549,8 @@ class SharedTurns:
     layer_s: Floats
 
     def of_all(self, values: Floats) -> Floats:
-        """Values for all strategies, from those for strategies with shared turns; zero for the
-        others.
+        """Fill in zeros for strategies whose time between two passes does not overlap with the next
+        pass.
         """
         of_strategies = np.zeros((*values.shape[:-1], self.strategies))
         of_strategies[..., self.rows] = values

@@ -83,7 +83,7 @@ class Issued:
         last_s: tuple[Floats, Floats],
         sends: tuple[Floats, Floats],
     ) -> Mapping[str, Floats]:
-        """The times of the hosts of stages, named in ``ISSUED``.
+        """The seconds in which hosts issue stages' passes, by the names in ``ISSUED``.
 
         The last pass and what comes after it take the first of ``last_s``; the second is what
         surely comes after its last block. During ``sends``, from or to the stage in front and from
@@ -278,7 +278,6 @@ class StageTimeModel:
         every, rows = slots.every()
         sums = every.sums(sends=sends)
         names = [entry.name for entry in fields(StageSeconds)]
-        # Hosts that are not modelled have times of zero.
         times = np.zeros((len(names), len(batch)))
         # Few candidates are computed at a time, so that intermediate results stay in the CPU's
         # cache.
@@ -292,7 +291,7 @@ class StageTimeModel:
         return StageSeconds(**dict(zip(names, times, strict=True)))
 
     def least(self, least: StageBatch, most: StageBatch) -> StageSeconds:
-        """Lower bounds of the times of all candidates between ``least`` and ``most``.
+        """Lower bounds of stage times for all choices between those of ``least`` and ``most``.
 
         Their positive offload ratios and numbers of recomputed blocks lie between those of the two.
         The bounds are sums of lower bounds.
@@ -460,7 +459,7 @@ class StageSlots:
         return queued_reductions(self.seconds, runs, self.strategies.index, self.stages.index, kept)
 
     def longest_beside_sends(self) -> Mapping[Pass, Floats]:
-        """Upper bounds of the seconds of steady passes if a send runs all the time, over any lesser
+        """Upper bounds of the seconds of passes if a send runs all the time, for this and lesser
         work.
         """
         return longest_beside_sends(self.seconds, self.kinds, self.summed)

@@ -299,7 +299,7 @@ class TaskSeconds:
         return seconds
 
     def _again(self) -> Iterator[tuple[int, Pass]]:
-        """The numbers of the layer types that recompute, with what they recompute."""
+        """The indices of the layer types that recompute, each with its recomputed pass."""
         for number, layer in enumerate(self.of_type):
             if layer.again is not None:
                 yield number, layer.again

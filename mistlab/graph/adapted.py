@@ -198,17 +198,17 @@ def _thin(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
 EAGER = "eager"
 AUTOCAST = "autocast"
 TILED = "tiled"
-# Pairs of tensor sizes as text: activations of all tokens in the feed-forward network (or in
-# experts), and of one tile of as many tokens as the model is wide.
+# Pairs of tensor sizes as text: activations of all tokens, and those of one tile of tokens, which
+# replace them; first in the feed-forward network, then in experts.
 _TILES = (("b*f*s", "f*h"), ("A*b*j*s", "A*j*h"))
 
-# Eager RMSNorm keeps so many bytes more per value: a 32-bit input and a 16-bit result, instead of a
-# 16-bit input.
+# The further bytes per value that eager RMSNorm keeps: for a 32-bit input and a 16-bit result,
+# instead of a 16-bit input.
 _OF_NORM = 4
-# Under autocast RMSNorm keeps so many bytes more per value: a 32-bit input, a 32-bit result, and on
-# average half a 16-bit copy of the result (each GEMM after the first makes one).
+# The further bytes per value that RMSNorm keeps under autocast: for a 32-bit input, a 32-bit
+# result, and on average half a 16-bit copy of the result (each GEMM after the first makes one).
 _OF_CAST_NORM = 9
-# The activation of a gate keeps so many bytes more per value: its 16-bit result.
+# The further bytes per value that the activation of a gate keeps: its 16-bit result.
 _OF_GATE = 2
 
 
@@ -383,8 +383,8 @@ def _joint(graph: Plain) -> Plain:
     weight = {"name": f"{MODULE}.weight", "shape": ["h/tp", "2*h"]}
     tokens = graph["head"]["operators"][0]["outputs"][0][1]
     width, dtype = _TYPES[graph["precision"]]
-    # Kept for the backward pass are the embedding, which its norm reads, and the results of both
-    # norms, which the GEMM reads.
+    # The embedding, which its norm reads, and the results of both norms, which the GEMM reads, are
+    # kept for the backward pass.
     saved = [
         {
             "module": MODULE,

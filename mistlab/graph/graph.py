@@ -149,8 +149,8 @@ class LayerGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """A size that must be a multiple of a divisor for a layer graph to be valid, such as heads and
-    tensor-parallel ranks.
+    """A size that must be a multiple of a divisor for a layer graph to be valid, such as the number
+    of heads by that of tensor-parallel ranks.
     """
 
     size: sympy.Expr

@@ -97,7 +97,7 @@ def _build(node: ast.expr) -> sympy.Expr:
 
 
 def _terms(node: ast.expr) -> list[sympy.Expr]:
-    """The terms of the sum that a parsed text is.
+    """The terms of a parsed sum, one by one.
 
     SymPy builds a sum faster from a list than by repeated addition.
     """

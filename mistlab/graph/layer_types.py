@@ -68,7 +68,7 @@ def _attends(layer: LayerGraph) -> bool:
 
 
 def _with_whole_tables(layer: LayerGraph) -> LayerGraph:
-    """A layer with its whole table of learned positions, which context ranks do not split."""
+    """A layer with a whole table of learned positions, which context parallelism never splits."""
     parameters = (
         replace(parameter, shape=tuple(_of_all_tokens(size) for size in parameter.shape))
         for parameter in layer.parameters
@@ -91,7 +91,7 @@ _OF_TENSORS = ("size_bytes",)
 
 
 def _widened(part: Part, names: Sequence[str]) -> Part:
-    """An operator, saved tensor or peak whose sizes include the keys of all context ranks."""
+    """An operator, saved tensor or peak with the keys of all context-parallel ranks."""
     sizes = {name: getattr(part, name) for name in names}
     wide: dict[str, Any] = {name: _wide(size) for name, size in sizes.items()}
     return part if wide == sizes else replace(part, **wide)
@@ -99,13 +99,13 @@ def _widened(part: Part, names: Sequence[str]) -> Part:
 
 @cache
 def _of_all_tokens(size: Sum) -> Sum:
-    """What a rank's size would be if it held the tokens of all context-parallel ranks."""
+    """The size that a rank's size becomes with the tokens of all context-parallel ranks."""
     return _with_more(size, lambda power: power)
 
 
 @cache
 def _wide(size: Sum) -> Sum:
-    """A size with the keys of all context ranks, where it is quadratic in a rank's tokens s."""
+    """A size quadratic in a rank's tokens s, with the keys of all context-parallel ranks."""
     return _with_more(size, lambda power: int(power == 2))
 
 
@@ -121,7 +121,7 @@ def _with_more(size: Sum, ranks: Callable[[int], int]) -> Sum:
 
 
 def _with_exchange(layer: LayerGraph, width: int, exchange: int) -> LayerGraph:
-    """A block with the operators and buffers by which context ranks exchange keys."""
+    """A block with the operators and buffers for exchanging keys in context parallelism."""
     is_split = where("numpy.greater(cp, 1)")
     way = _WAYS[exchange](width)
     name = next(name for name, of_way in JOINS.items() if of_way == exchange)
@@ -349,7 +349,7 @@ class LayerTypes:
         return sizes[: run.max() + 1], of_run[: run.max() + 1]
 
     def of_stages(self, column: Callable[[str], Floats]) -> list[list[int]]:
-        """The types of some stages' layers, in order; ``column`` returns a column of the stages."""
+        """The types of the layers of several stages, in order."""
         rows = zip(*(column(name).tolist() for name in self.columns), strict=True)
         return [self.of_stage(dict(zip(self.columns, row, strict=True))) for row in rows]
 
@@ -366,7 +366,7 @@ class LayerTypes:
 
 
 def type_of(kind: str, treatment: str) -> str:
-    """The name of a kind of block that is run in a certain way, such as ``block_recomputed``."""
+    """The type of layer of a kind of block run in some way, such as ``block_recomputed``."""
     return kind if treatment == PLAIN else f"{kind}_{treatment}"
 
 
@@ -419,7 +419,7 @@ class LayerMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerExpressions(LayerMemory):
-    """The operations, bytes and memory of a layer; it recomputes in the backward pass."""
+    """The operations, bytes and memory of a layer; recomputation counts as backward."""
 
     work: Mapping[tuple[Phase, Kind], OperatorWork]
 
@@ -524,8 +524,8 @@ Table = Mapping[str, Floats]
 # The names of sums over a stage's blocks begin with this word and end with the way to run the
 # blocks.
 BLOCKS = "blocks"
-# The names of the numbers of parameters of a stage's largest block, on which the size of buffers
-# depends.
+# The names of the parameters of a stage's largest block, which decides the size of buffers: of
+# their number, and of the number in experts.
 LARGEST_BLOCK = "largest_block_parameters"
 LARGEST_EXPERTS = "largest_block_expert_parameters"
 
@@ -534,7 +534,7 @@ _AT_ONE_MOMENT = ("output_bytes", "input_bytes")
 
 
 def sums_of_blocks(types: LayerTypes, sums: Table, stages: Table) -> Table:
-    """The sums over each stage's blocks, for each way to run blocks, from those over layers.
+    """Sums (such as bytes) over the blocks of each stage that are run in one way, for each way.
 
     Where kinds of blocks alternate, totals are averaged over the blocks that are run in one way,
     and peaks are the maximum over any block of the stage.

@@ -20,9 +20,8 @@ from mistlab.plan.lean_sets import KINDS
 if TYPE_CHECKING:
     import sympy
 
-# A lean LayerNorm keeps its output instead of its input, and the normalised values of so many
-# channels: those with the smallest gains, since an output does not determine its input where the
-# gain is 0.
+# The number of channels whose normalised values a lean LayerNorm keeps: it keeps its output instead
+# of its input, and these determine the input where a channel's gain is almost 0.
 KEPT_CHANNELS = 8
 
 GELU, NORM, DROPOUT = "aten.gelu", "aten.native_layer_norm", "aten.native_dropout"
@@ -185,7 +184,7 @@ def _lean_norm(block: LayerGraph, norm: Operator) -> LayerGraph:
 
 def _lean_core(block: LayerGraph) -> LayerGraph:
     """The graph of a block that recomputes attention probabilities after dropout from those before
-    it and the dropout mask.
+    dropout and the mask.
     """
     forward = _named(block, DROPOUT, "forward", module=ATTENTION)
     if forward is None:

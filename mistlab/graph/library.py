@@ -216,8 +216,8 @@ def holds(
 
 
 def broken_at(assumptions: Sequence[str], sequence_length: int) -> list[str]:
-    """The comparisons on which the traced model's code branched that a sequence length violates for
-    any other sizes.
+    """Those comparisons of the traced model's code that a sequence length violates, whatever the
+    other sizes are.
     """
     return [*_broken(tuple(assumptions), sequence_length).numbers]
 
@@ -237,7 +237,7 @@ def _indicators(assumptions: tuple[str, ...], columns: tuple[str, ...]) -> Compi
 
 @kept
 def _broken(assumptions: tuple[str, ...], sequence_length: int) -> Compiled:
-    """The comparisons that a sequence length violates, as the names in ``numbers``, which can be
+    """The comparisons that a sequence length violates, given by names so that results can be
     cached.
     """
     from mistlab.graph.graph_text import relation_from  # noqa: PLC0415 (needs SymPy)

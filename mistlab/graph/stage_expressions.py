@@ -248,7 +248,7 @@ def _gates(memory: EngineMemory) -> sympy.Expr:
 
 
 def _with_gates(block: LayerSums, gates: sympy.Expr, *, keeps: bool) -> LayerSums:
-    """A block that needs so many bytes more while it runs and, if it ``keeps`` them, until its
+    """A block that needs ``gates`` bytes more while it runs and, if it ``keeps`` them, until its
     backward pass.
     """
     return replace(
@@ -388,7 +388,8 @@ def _logits(head: LayerSums) -> sympy.Expr:
 
 
 def _wide_logits(memory: EngineMemory) -> sympy.Expr:
-    """How many times a rank's logits more the head needs at its peaks than in its layer graph.
+    """The further bytes that the head needs at its peaks beyond its layer graph, in multiples of a
+    rank's logits.
 
     That is for a 32-bit copy and, where tensor-parallel ranks do not split the vocabulary, for the
     whole logits on each rank.

@@ -499,7 +499,7 @@ def with_fused_loss(stored: StoredGraph) -> StoredGraph:
 
 
 def _two_passes(operators: Sequence[Plain], width: int) -> list[Plain] | None:
-    """The head's operators with the other loss; None if the traced loss cannot be replaced."""
+    """The head's operators with a loss that reads the logits once; None if that is impossible."""
     names = [(one["phase"], one["name"]) if one["module"] == "head" else None for one in operators]
     places = [
         ("forward", "aten.amax"),

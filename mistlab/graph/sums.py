@@ -260,7 +260,7 @@ def _in_pairs(function: str, terms: Sequence[str]) -> str:
 
 
 def _added(node: ast.expr) -> dict[Powers, Number]:
-    """The terms of the sum that a parsed text is, with their coefficients."""
+    """The terms of a parsed sum, with their coefficients."""
     signed: list[tuple[ast.expr, int]] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
         signed.append((node.right, -1 if isinstance(node.op, ast.Sub) else 1))
@@ -277,7 +277,8 @@ def _added(node: ast.expr) -> dict[Powers, Number]:
 # computed once.
 
 
-# A sum may start from one of so many preceding sums, to which it only adds the missing terms.
+# The number of preceding sums that are tried as the start of a new sum, to which the missing terms
+# are added.
 _LOOKED_AT = 24
 
 

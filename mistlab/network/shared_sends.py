@@ -15,7 +15,8 @@ from mistlab.schedule.stage_passes import PassKey, StagePass
 
 # The route of a send: the index of the sending stage and that of the receiving stage.
 Way = tuple[int, int]
-# For each stage, the seconds by which a second of a send lengthens a forward and a backward pass.
+# The seconds by which each second of a stage's sends lengthens its forward and its backward passes,
+# for each stage.
 Lost = Sequence[Sequence[Floats | float]]
 # A new send is checked for overlap with this many of the last sends on each other route.
 _MET = 2
@@ -95,7 +96,7 @@ class Sends:
         self.of_pass: dict[PassKey, _Send] = {}
         self.last: dict[int, _Send] = {}
         self.recent: dict[Way, list[_Send]] = {}
-        # How long other sends have delayed each stage's sends since its last pass.
+        # The seconds by which other sends have delayed each stage's sends since its last pass.
         self.delayed_s: dict[int, Any] = {}
 
     def add(self, stage_pass: StagePass, end: Any, seconds: Any, *, queue: bool) -> None:
@@ -125,8 +126,8 @@ class Sends:
         self.recent[way] = [*self.recent.get(way, ()), send][-_MET:]
 
     def lost_s(self, stage_pass: StagePass) -> Any:
-        """The seconds by which a pass takes longer because other sends have delayed those that run
-        beside it.
+        """The seconds by which a pass takes longer because sends that run beside it were delayed by
+        other sends.
         """
         if stage_pass.stage not in self.delayed_s:
             return 0.0

@@ -24,8 +24,8 @@ WORDS = ("ring of keys", "keys gathered", "heads exchanged")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launches:
-    """The number of extra kernels in one pass of a block on a context-parallel rank: so many once,
-    and so many for each other rank.
+    """The number of extra kernels in one pass of a block on a context-parallel rank: a fixed
+    number, and a number for each other rank.
     """
 
     once: int

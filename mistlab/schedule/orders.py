@@ -102,7 +102,7 @@ class _Line:
 
 def _zb_v(stages: int, stage: int, micro_batches: int) -> _Line:
     line, after = _Line(), stages - stage
-    # So many micro-batches pass this stage before the first one is back from the last stage.
+    # Micro-batches enter this stage until the first one is back from the last stage.
     for _ in range(2 * after - 1):
         line.forward(DOWN)
     for _ in range(stage):
@@ -180,8 +180,8 @@ def placed_text(num_stages: int, lines: Sequence[Sequence[str]]) -> str:
 # al. 2024, "Pipeline Parallelism with Controllable Memory").
 
 
-# A micro-batch takes so many time units of equal length on each stage, one for each pass: F, B and
-# W of two chunks.
+# The units of time that a micro-batch takes on each stage: one for each pass, F, B and W of two
+# chunks.
 PERIOD = 6
 # The four passes of a micro-batch on a stage, in the order in which a function ``Block`` gives
 # their start times.
@@ -280,7 +280,7 @@ CONTROLLED: Mapping[str, Callable[[int, int], str]] = {
 def interleaved_text(stages: int, micro_batches: int, chunks: int) -> str:
     """The order file for interleaved 1F1B (Narayanan et al., SC 2021).
 
-    Chunks take as many micro-batches in turn as there are stages, of which there is a multiple.
+    Chunks take groups of as many micro-batches as there are stages.
 
     >>> print(interleaved_text(1, 1, 2), end="")
     F0m0 F1m0 B1m0 B0m0
@@ -363,8 +363,8 @@ def interleaved(num_stages: int, micro_batches: int, chunks: int) -> str:
     if micro_batches % num_stages:
         refuse(
             "plan.order",
-            f"{order_of_chunks(chunks)} takes as many micro-batches in turn as there are stages, "
-            f"{num_stages}, but there are {micro_batches}: give a multiple of {num_stages}",
+            f"{order_of_chunks(chunks)} runs micro-batches in groups of {num_stages}, one for each "
+            f"stage, but there are {micro_batches}: give a multiple of {num_stages}",
         )
     return interleaved_text(num_stages, micro_batches, chunks)
 
@@ -467,8 +467,8 @@ def fewer_micro_batches(order: str, num_stages: int, micro_batches: int) -> int:
 
 
 def repeat_of(order: str, num_stages: int) -> int:
-    """The number of micro-batches after which a pipeline order repeats, and with it the use of ring
-    buffers with two entries.
+    """The number of micro-batches after which both a pipeline order and its use of ring buffers
+    with two entries repeat.
 
     >>> repeat_of("1f1b", 3), repeat_of("interleaved-2", 3)
     (2, 6)

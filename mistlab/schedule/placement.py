@@ -105,7 +105,7 @@ class Placement:
 
     @property
     def parts(self) -> Mapping[StageChunk, int]:
-        """The number of the part of the model that each chunk of each stage is."""
+        """The number of the part of the model that each chunk of each stage holds."""
         return {place: part for part, place in enumerate(self.places)}
 
     def of_stage(self, stage: int) -> tuple[int, ...]:
@@ -135,8 +135,8 @@ class Placement:
         return bool(following) and following[0] != self.stages[part]
 
     def blocks_needed(self, stage: int) -> int:
-        """The fewest blocks that a stage needs so that no part of it is empty; embedding and head
-        count too.
+        """The fewest blocks with which no part of a stage is empty; embedding and head count as
+        layers.
         """
         parts = self.of_stage(stage)
         ends = (0, len(self.stages) - 1) if self.num_stages > 1 else ()

@@ -13,8 +13,8 @@ from mistlab.stages.stage_shape import StageShape
 
 Buffer = tuple[str | int, ...]
 Buffers = tuple[Buffer, ...]
-# The names of ring buffers, whose entries the layers use one after another; a key such as
-# ("weights", 1) means entry 1, not layer 1.
+# The names of ring buffers, whose entries the layers use one after another; in a key such as
+# ("weight slot", 1) the number is that of the entry, not of the layer.
 RINGS = frozenset(
     {
         *("weight slot", "gradient slot", "sum slot", "optimizer slot", "leaving", "returned"),

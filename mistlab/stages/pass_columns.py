@@ -102,7 +102,7 @@ NOT_PLAYED = ("let go",)
 
 
 _Entry = TypeVar("_Entry")
-# How many tasks after a task each of those is issued that wait for it.
+# The tasks that wait for a task, each as the number of places after it in issue order.
 Offsets = tuple[int, ...]
 # The dependencies of at most this many distinct passes are cached.
 MOST_KEPT = 1024

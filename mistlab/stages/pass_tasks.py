@@ -1,5 +1,5 @@
-"""Lists the tasks of one pass of a micro-batch through a stage, from the slot table's rows for each
-of its layers.
+"""Lists the tasks of one pass of a micro-batch through a stage, from a table of the tasks that
+overlap while one layer computes (the slot table).
 
 Tasks come in the order in which a host issues them, each with the buffers that it reads and writes
 (``mistlab.stages.buffers``). Layers count through the whole model, the embedding first.
@@ -23,11 +23,11 @@ Memory = Literal["open", "close", "let go"]
 # The tasks around one layer are issued in this order: first those that free entries of ring
 # buffers, then those that fill them, computation last.
 _TURNS = ("R", "device_to_host", "host_to_device", "S", "U", "F", "B", "W")
-# The same order if an engine overlaps nothing, so that all tasks are for the same layer: tasks that
-# free entries of ring buffers come last.
+# The tasks around one layer are issued in this order if an engine overlaps nothing: tasks that free
+# entries of ring buffers come last.
 _TURNS_ONE_AFTER_ANOTHER = ("host_to_device", "S", "U", "F", "B", "W", "R", "device_to_host")
-# The same order if the host runs optimizer steps: fetching the new weights may block the issuing
-# thread, so computation comes first.
+# The tasks around one layer are issued in this order if the host runs optimizer steps: fetching new
+# weights may block the issuing thread, so computation comes before it.
 _TURNS_ON_HOST = ("R", "device_to_host", "host_to_device", "S", "F", "O<", "U", "B", "W")
 
 
@@ -165,8 +165,8 @@ class PassTasks:
             if stage_pass.kind == "F":
                 writes = (*writes, ("losses",))
             elif self.shape.clips:
-                # The buffer "report" has the last step's gradient norm, from which the factor
-                # follows by which gradients are scaled.
+                # Gradients are scaled by a factor that depends on the last step's gradient norm,
+                # which is in the buffer "report".
                 reads = (("report",),)
         return reads, writes
 

@@ -302,8 +302,8 @@ _Begin = tuple[PassKind, int, bool, int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassMoments:
-    """The numbers of micro-batches in flight in each chunk when passes of one kind and chunk begin,
-    for the beginnings with the most of them.
+    """The numbers of micro-batches in flight in each chunk of a stage when passes of one kind and
+    chunk begin; only the largest ones are kept.
 
     The numbers are (K, 2 V).
 
@@ -320,8 +320,7 @@ class PassMoments:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldMoments:
-    """The numbers of micro-batches in flight on a stage, at the points in the order at which they
-    are most.
+    """The largest numbers of micro-batches in flight on one stage, when its passes begin.
 
     The stage has the number ``stage``.
 
@@ -393,9 +392,7 @@ class HeldMoments:
 
     @property
     def least_held(self) -> int:
-        """The largest number of micro-batches that all chunks have in flight at the same time, each
-        of them.
-        """
+        """The largest number of micro-batches that every chunk has in flight at the same time."""
         return int(self.every[:, : self.chunks].min(axis=1).max())
 
     def most_held(self, blocks: int) -> float:

@@ -61,8 +61,8 @@ class StagesInOrder:
         return any(one.splits_backward for one in self._moments)
 
     def by_stage(self) -> Iterator[tuple[HeldMoments, Rows]]:
-        """The points with the most micro-batches in flight and the indices of the candidates, for
-        each stage number that occurs.
+        """The largest numbers of micro-batches in flight, and the indices of the candidates, for
+        each stage number among the candidates.
         """
         for stage in np.unique(self.stage).tolist():
             yield self._moments[stage], np.flatnonzero(self.stage == stage)

@@ -65,9 +65,7 @@ def layers_above(at: Place, phase: Phase, depth: int) -> int:
 
 
 def slots_of(num_layers: int, depth: int) -> range:
-    """The numbers of a pass's time slots; in the first and last ``depth`` of them no layer
-    computes.
-    """
+    """The numbers of a pass's time slots, in which one layer after another computes."""
     return range(-depth, num_layers + depth)
 
 
@@ -99,7 +97,7 @@ def entry_of(layers_before: int, position: int, depth: int) -> int:
     return (layers_before + position) % ring_entries(depth)
 
 
-# Cuts a plan's model into parts: each of its S stages holds v of the S v parts.
+# Cuts a plan's model into parts, of which each stage holds one or more (its chunks).
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +173,7 @@ def replicas_of(stage: StagePlan) -> int:
 
 
 def shares_table(plan: Plan) -> bool:
-    """Whether tied embedding and head share one table, since one stage has both and its ranks keep
+    """Whether tied embedding and head share one table: if one stage has both, and its ranks keep
     whole weights.
 
     If weights or gradients come and go layer by layer, embedding and head have a table each.
