@@ -180,11 +180,11 @@ def _nodes_of(options: argparse.Namespace, *, takes_groups: bool) -> dict[str, A
     fields = fields_of(groups)
     # A cluster file may set another number of nodes if the option has its default value.
     if options.nodes not in (PROBLEM["nodes"], fields["nodes"]):
-        problem = (
+        refuse(
+            "nodes",
             f"{options.nodes}, but --hardware {options.hardware} has {fields['nodes']} nodes: "
-            "leave it out"
+            "leave it out",
         )
-        refuse("nodes", problem)
     return fields
 
 

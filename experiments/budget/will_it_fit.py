@@ -230,8 +230,10 @@ def cheapest_change(
 def _check_degrees(options: argparse.Namespace) -> None:
     for name in ("tensor_parallel", "stages", "micro_batch"):
         if getattr(options, name) < 1:
-            option = f"--{name.replace('_', '-')}"
-            reject(f"{option}: {getattr(options, name)} is too small: give at least 1")
+            reject(
+                f"--{name.replace('_', '-')}: {getattr(options, name)} is too small: give at "
+                "least 1"
+            )
 
 
 def _job(options: argparse.Namespace) -> Job:

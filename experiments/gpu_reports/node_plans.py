@@ -111,9 +111,9 @@ def plans_of(gpus: int, path: Path = NODE_PLANS) -> Sequence[PlanOfReport]:
     rows = listed["gpus"].get(gpus)
     if rows is None:
         known = [1, *listed["gpus"]]
-        numbers = f"{', '.join(map(str, known[:-1]))} or {known[-1]}"
         reject(
-            f"--gpus-per-node: the report has no plans for {gpus} GPUs of a node: give {numbers}"
+            f"--gpus-per-node: the report has no plans for {gpus} GPUs of a node: give "
+            f"{', '.join(map(str, known[:-1]))} or {known[-1]}"
         )
     made = [
         NodePlan(

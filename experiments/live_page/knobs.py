@@ -165,11 +165,11 @@ def _micro_batches(asked: AskedProblem, stage: StagePlan) -> int:
     batch, size = asked.workload.global_batch, stage.degree(SEQUENCES) * stage.degree(REPLICAS)
     count, rest = divmod(batch, size)
     if rest or not count:
-        problem = (
+        refuse(
+            "global_batch",
             f"{batch} sequences are not a multiple of {stage.degree(REPLICAS)} replicas x "
-            f"{stage.degree(SEQUENCES)} sequences: give another batch, or fewer replicas"
+            f"{stage.degree(SEQUENCES)} sequences: give another batch, or fewer replicas",
         )
-        refuse("global_batch", problem)
     return count
 
 

@@ -302,10 +302,9 @@ def _check_offload(row: RunRow, notes: list[str]) -> None:
     if row.offload:
         notes.append(f"times are predicted without offload ({row.offload_text})")
     elif row.offload_text and row.offload is None:
-        text = shown(row.offload_text)
         refuse(
             "offload",
-            f"{text} is not a kind of states: give none, optimizer, weights or activations",
+            f"{shown(row.offload_text)} is unknown: give none, optimizer, weights or activations",
         )
 
 
@@ -593,6 +592,5 @@ def batches_at_once(row: RunRow, micro_batch: int, of_step: int, stages: int) ->
         return of_step
     at_once = max(1, row.local_batch // micro_batch)
     if of_step % at_once:
-        problem = f"LBS {row.local_batch} does not divide the batch of a rank: correct one of them"
-        refuse("notes", problem)
+        refuse("notes", f"LBS {row.local_batch} does not divide a rank's batch: give a divisor")
     return at_once

@@ -48,8 +48,10 @@ def number_of(row: Mapping[str, str], column: str) -> float | None:
     if number == 0 and column in NONE_AT_ZERO:
         return None
     if not math.isfinite(number) or number <= 0:
-        problem = f"{shown(text)} is not a number above 0: give a number without a unit, or nothing"
-        refuse(column, problem)
+        refuse(
+            column,
+            f"{shown(text)} is not a number above 0: give a number without a unit, or nothing",
+        )
     return number
 
 

@@ -11,7 +11,8 @@ from experiments.runs.run_row import RunRow
 from experiments.runs.sized_models import model_of_size
 from mistlab import catalog
 from mistlab.core.values import did_you_mean, refuse, to_mapping
-from mistlab.plan.workload import Experts, ModelSpec
+from mistlab.plan.model_parts import Experts
+from mistlab.plan.workload import ModelSpec
 
 # GPT-2's vocabulary size, which Megatron-LM's tests round up to a multiple.
 TOKENS = 50_257

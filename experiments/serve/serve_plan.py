@@ -125,8 +125,10 @@ def served(options: argparse.Namespace, *, plays: bool = True) -> dict[str, Any]
     best = best_of(timed, question.goals)
     if not best:
         near = _nearest(timed, question, options, "gpus")
-        gpus = f"{options.gpus} {question.space.gpu}"
-        reject(f"no layout of {gpus} meets the goals: the nearest is {near.plan.text}")
+        reject(
+            f"no layout of {options.gpus} {question.space.gpu} meets the goals: the nearest "
+            f"is {near.plan.text}"
+        )
     return _answer(question, best, timed, options, plays=plays)
 
 
@@ -322,11 +324,11 @@ def _nearest(
     """
     near = nearest_to(timed, question.goals)
     if near is None:
-        problem = (
+        refuse(
+            field,
             f"{options.gpus} {question.space.gpu} have too little memory for a replica of "
-            f"{question.space.model.name}"
+            f"{question.space.model.name} with one request: give more GPUs, or fewer bits",
         )
-        refuse(field, f"{problem} with one request: give more GPUs, or fewer bits")
     return near
 
 

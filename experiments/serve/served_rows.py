@@ -181,8 +181,10 @@ def _served(number: int, kind: Kind, cells: Mapping[str, str]) -> ServedRow:
     own_kind: Kind = "static batch" if kind == "offline" and count_of(cells, "batch") else kind
     split = _mode(cells) == "disaggregated"
     if split and own_kind in ("rate", "static batch"):
-        problem = f"disaggregated is not built for a {own_kind}: give a table with concurrency"
-        refuse("mode", problem)
+        refuse(
+            "mode",
+            f"disaggregated is not built for a {own_kind}: give a table with concurrency",
+        )
     layout, prefill, workers = _layouts(
         cells,
         RankLayout(model=model, gpu=gpu, engine=engine, weights=weights, cache=cache_kind),
@@ -295,8 +297,11 @@ def _layouts(
         replicas = 1
         gpus = _count(cells, "gpus", MOST_NODES)
         if gpus and gpus % layout.gpus:
-            problem = f"{gpus} is not a multiple of the {layout.gpus} of a replica (tp x pp x dp)"
-            refuse("gpus", f"{problem}: give a multiple, or nothing")
+            refuse(
+                "gpus",
+                f"{gpus} is not a multiple of the {layout.gpus} of a replica (tp x pp x dp): "
+                "give a multiple, or nothing",
+            )
         if gpus and gpus > layout.gpus:
             if count_of(cells, "dp") is None and layout.ep > layout.tp:
                 layout = _with(layout, "", dp=gpus // (layout.tp * layout.pp), ep=layout.ep)
@@ -314,8 +319,11 @@ def _layouts(
     workers = readers or 1, decoders or 1
     of_workers = prefill.gpus * workers[0] + decode.gpus * workers[1]
     if (gpus := _count(cells, "gpus", MOST_NODES)) not in (None, of_workers):
-        problem = f"{gpus}, but workers of these layouts have {of_workers}"
-        refuse("gpus", f"{problem}: give prefill_workers, decode_workers and their degrees")
+        refuse(
+            "gpus",
+            f"{gpus}, but workers of these layouts have {of_workers}: give prefill_workers, "
+            "decode_workers and their degrees",
+        )
     return decode, prefill, workers
 
 
@@ -380,9 +388,11 @@ def _check_context(
         return
     of = f"{MODEL_LENGTH} {stated}" if stated else f"the context of {context} of {model.name}"
     if prompt > context or stated or model.learned_positions:
-        problem = f"{prompt:g}, with {output:g} of output, is more than {of}"
-        remedy = f"give fewer tokens, or a column {MODEL_LENGTH} of the weights that ran"
-        refuse(_column(cells, "isl", "isl_mean"), f"{problem}: {remedy}")
+        refuse(
+            _column(cells, "isl", "isl_mean"),
+            f"{prompt:g}, with {output:g} of output, is more than {of}: give fewer tokens, or "
+            f"a column {MODEL_LENGTH} of the weights that ran",
+        )
     notes.append(f"prompt and output exceed {of}: costs are predicted, not what is answered")
 
 

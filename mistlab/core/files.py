@@ -274,8 +274,10 @@ class _Loader(SafeLoader):
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
                 line, column = key.start_mark.line + 1, key.start_mark.column + 1
                 if self.repeated is None:
-                    problem = f"key {key.value!r} stands twice in one mapping: remove one of them"
-                    refuse(f"line {line}, column {column}", problem)
+                    refuse(
+                        f"line {line}, column {column}",
+                        f"key {key.value!r} stands twice in one mapping: remove one of them",
+                    )
                 self.repeated.append(f"{key.value} (line {line})")
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)

@@ -460,8 +460,10 @@ class Engine:
         for stage, count in enumerate(blocks):
             may_lack_blocks = self.parts_ends and stage > 0 and not any(blocks[stage:])
             if count == 0 and not may_lack_blocks:
-                problem = "0 is too small: give a whole number of at least 1"
-                return FieldError(f"stages[{stage}].layers", problem)
+                return FieldError(
+                    f"stages[{stage}].layers",
+                    "0 is too small: give a whole number of at least 1",
+                )
         return None
 
     def overlap_problem(

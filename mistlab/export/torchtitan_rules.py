@@ -28,8 +28,9 @@ from mistlab.export.rules import (
 from mistlab.export.target import Row
 from mistlab.job.job import Job
 from mistlab.plan.dimensions import ranks_of
+from mistlab.plan.model_parts import Experts
 from mistlab.plan.plan import StagePlan
-from mistlab.plan.workload import Experts, ModelSpec
+from mistlab.plan.workload import ModelSpec
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, TURNING, order_of_chunks
 from mistlab.schedule.placement import Placement, even_shares, loop, turning
 from mistlab.stages.stage_shape import parts_of_plan

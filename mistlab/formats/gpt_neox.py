@@ -17,7 +17,8 @@ from mistlab.export.found import Found, Section, checked_whole, harmless_names
 from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.launched import Command, command_of, known_text, named_text, take_ranks
-from mistlab.plan.workload import ROTARY_BASE, ModelSpec, Window
+from mistlab.plan.model_parts import Window
+from mistlab.plan.workload import ROTARY_BASE, ModelSpec
 from mistlab.shell.session import LaunchFile
 
 ENGINES = ("deepspeed", "mistlab")

@@ -32,7 +32,8 @@ from mistlab.graph.stored_graph import (
 )
 from mistlab.graph.sums import Sum, sympy
 from mistlab.graph.symbols import size_symbol
-from mistlab.plan.workload import Activation, Family, ModelSpec, Window, Workload
+from mistlab.plan.model_parts import Window
+from mistlab.plan.workload import Activation, Family, ModelSpec, Workload
 
 if TYPE_CHECKING:
     from mistlab.graph.graph import Condition

@@ -12,16 +12,9 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from mistlab.core.values import near_matches, refuse, shown, within
-from mistlab.huggingface.context_lengths import ORIGINAL, context_of
-from mistlab.huggingface.type_keys import (
-    UNSCALED,
-    TypeKeys,
-    TypeRow,
-    model_types,
-    refused_types,
-    scaling_kind,
-)
-from mistlab.plan.rotary import yarn_amplitude
+from mistlab.huggingface.context_lengths import context_of
+from mistlab.huggingface.rotary_keys import rotated_share, scaling_of
+from mistlab.huggingface.type_keys import TypeKeys, TypeRow, model_types, refused_types
 from mistlab.plan.workload import ModelSpec
 
 Fields = dict[str, Any]
@@ -87,8 +80,11 @@ def _dense_blocks(keys: TypeKeys) -> int:
 def _leading(keys: TypeKeys, key: str, is_dense: Sequence[bool]) -> int:
     count = sum(is_dense)
     if not all(is_dense[:count]):
-        problem = "blocks with and without experts take turns, which is not supported"
-        refuse(keys.name(key), f"{shown(keys.get(key))}: {problem}: write the model's mapping")
+        refuse(
+            keys.name(key),
+            f"{shown(keys.get(key))}: blocks with and without experts take turns, which is "
+            "not supported: write the model's mapping",
+        )
     return count
 
 
@@ -97,11 +93,17 @@ def _check_listed(keys: TypeKeys, every: int) -> None:
     row = keys.row.experts
     given = keys.items(row["listed"]) if "listed" in row else None
     if given is not None and given != [*range(every - 1, keys.needed("num_hidden_layers"), every)]:
-        problem = f"{shown(given)} is not every {every}th block, which {row['every']} says"
-        refuse(keys.name(row["listed"]), f"{problem}: correct one of them")
+        refuse(
+            keys.name(row["listed"]),
+            f"{shown(given)} is not every {every}th block, which {row['every']} says: correct "
+            "one of them",
+        )
     if every > 1 and "plain" in row and keys.items(row["plain"]):
-        problem = "blocks with and without experts take turns in two ways"
-        refuse(keys.name(row["plain"]), f"{problem}: give {row['every']}: 1, or an empty list")
+        refuse(
+            keys.name(row["plain"]),
+            f"blocks with and without experts take turns in two ways: give {row['every']}: 1, "
+            "or an empty list",
+        )
 
 
 def latent_of(keys: TypeKeys) -> Fields:
@@ -134,8 +136,10 @@ def window_of(keys: TypeKeys) -> tuple[Mapping[str, int] | None, str]:
         return None, ""
     every, at_end = _turns(windowed)
     if every is None:
-        problem = f"blocks with windows of {size} take turns unevenly, which is not supported"
-        refuse("layer_types", f"{problem}: {_REMEDY}")
+        refuse(
+            "layer_types",
+            f"blocks with windows of {size} take turns unevenly, which is not supported: {_REMEDY}",
+        )
     remark = "" if at_end else f"of {every} blocks the last attends to all tokens, not another"
     return {"size": size, "full_every": every}, remark
 
@@ -149,8 +153,11 @@ def _windowed(keys: TypeKeys) -> list[bool]:
     kinds = keys.items("layer_types") if row.get("types") else None
     if kinds is not None:
         if len(kinds) != layers or not set(map(str, kinds)) <= {FULL, SLIDING}:
-            problem = f"{shown(kinds)} is not a list of {layers} entries {FULL} or {SLIDING}"
-            refuse("layer_types", f"{problem}: give one entry for each block")
+            refuse(
+                "layer_types",
+                f"{shown(kinds)} is not a list of {layers} entries {FULL} or {SLIDING}: give "
+                "one entry for each block",
+            )
         return [kind == SLIDING for kind in kinds]
     if "full_blocks" in row:
         full = keys.whole(row["full_blocks"], minimum=0) or 0
@@ -195,8 +202,11 @@ def delta_net(keys: TypeKeys) -> Fields:
     """The fields of Qwen3-Next's blocks: delta networks, and attention in every fourth block."""
     experts = experts_of(keys) if keys.row.experts else {}
     if experts.get("experts", {}).pop("dense_blocks", 0) or "pattern" in experts:
-        problem = "blocks with and without experts take turns, which is not supported"
-        refuse("mlp_only_layers", f"{problem}: give an empty list")
+        refuse(
+            "mlp_only_layers",
+            "blocks with and without experts take turns, which is not supported: give an "
+            "empty list",
+        )
     return {
         **experts,
         "pattern": _of_delta_net(keys),
@@ -256,8 +266,10 @@ def _of_mamba(keys: TypeKeys) -> str:
     if text is None:
         return "ME*-"
     if not isinstance(text, str) or not text or set(text) - set("M*-E"):
-        problem = f"{shown(text)} is not a pattern of blocks: give a text of M, *, - and E"
-        refuse("hybrid_override_pattern", problem)
+        refuse(
+            "hybrid_override_pattern",
+            f"{shown(text)} is not a pattern of blocks: give a text of M, *, - and E",
+        )
     return text
 
 
@@ -357,8 +369,11 @@ def _row_of(config: Mapping[str, Any]) -> TypeRow:
     kind = config[KIND]
     if isinstance(config.get(TEXT), Mapping):
         inner = config[TEXT].get(KIND)
-        problem = f"{shown(kind)} takes more than text, and its {TEXT} is a {inner or 'model'}"
-        refuse(KIND, f"{problem}: name the file with #{TEXT} to take text alone, or {TRACE}")
+        refuse(
+            KIND,
+            f"{shown(kind)} takes more than text, and its {TEXT} is a {inner or 'model'}: "
+            f"name the file with #{TEXT} to take text alone, or {TRACE}",
+        )
     if not isinstance(kind, str) or kind not in model_types():
         _refuse_type(kind)
     return model_types()[kind]
@@ -370,8 +385,11 @@ def _refuse_type(kind: object) -> NoReturn:
         refuse(KIND, f"{shown(kind)} is not supported, because it {reason}: {TRACE}")
     near = near_matches(kind, model_types())
     meant = f" ({near.removeprefix(': ')})" if "did you mean" in near else ""
-    problem = f"{shown(kind)} is not supported{meant}, {len(model_types())} types are"
-    refuse(KIND, f"{problem} (docs/reference/model-types.md): {TRACE}")
+    refuse(
+        KIND,
+        f"{shown(kind)} is not supported{meant}, {len(model_types())} types are "
+        f"(docs/reference/model-types.md): {TRACE}",
+    )
 
 
 def _check_required(keys: TypeKeys) -> None:
@@ -379,13 +397,17 @@ def _check_required(keys: TypeKeys) -> None:
     for key, value in keys.row.requires.items():
         given = keys.get(key)
         if given is not None and (given != value or isinstance(given, bool) != (value is False)):
-            problem = f"{shown(given)} is not supported, only {shown(value)} is"
-            refuse(keys.name(key), f"{problem}: {TRACE}")
+            refuse(
+                keys.name(key),
+                f"{shown(given)} is not supported, only {shown(value)} is: {TRACE}",
+            )
     for key, other in keys.row.equal.items():
         given = keys.whole(key)
         if given is not None and given != keys.needed(other):
-            problem = f"{given} is not {other} {keys.needed(other)}, which is not supported"
-            refuse(keys.name(key), f"{problem}: {TRACE}")
+            refuse(
+                keys.name(key),
+                f"{given} is not {other} {keys.needed(other)}, which is not supported: {TRACE}",
+            )
 
 
 def _fields(keys: TypeKeys) -> tuple[Fields, list[str]]:
@@ -482,8 +504,10 @@ def _activation(keys: TypeKeys, fields: Fields) -> tuple[str | None, str]:
         return None, ""
     name = keys.get("hidden_act")
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        problem = f"{shown(name)} is unknown: give one of {', '.join(ACTIVATIONS)}"
-        refuse(keys.name("hidden_act"), f"{problem}, or {TRACE}")
+        refuse(
+            keys.name("hidden_act"),
+            f"{shown(name)} is unknown: give one of {', '.join(ACTIVATIONS)}, or {TRACE}",
+        )
     known = ACTIVATIONS[name]
     is_gated = fields.get("mlp_type", "") == "gated_mlp" or fields["family"] == "llama"
     taken = "silu" if is_gated else _OF_FAMILY[fields["family"]]
@@ -518,83 +542,15 @@ def _rotation(keys: TypeKeys, fields: Fields) -> Fields:
         return base
     channels = fields["head_dim"] or fields["hidden"] // fields["heads"]
     if (rotated := keys.whole("rotary_dim")) is not None:
-        return {**base, "rotary_fraction": _fraction(keys, "rotary_dim", rotated, channels)}
+        return {**base, "rotary_fraction": rotated_share(keys, "rotary_dim", rotated, channels)}
     share = keys.rotary("partial_rotary_factor")
     if share is None:
         return base
     if math.isclose(share * channels, round(share * channels)) and share <= 1:
-        _fraction(keys, "partial_rotary_factor", round(share * channels), channels)
+        rotated_share(keys, "partial_rotary_factor", round(share * channels), channels)
         return {**base, "rotary_fraction": share}
     rotated = int(share * channels)
-    return {**base, "rotary_fraction": _fraction(keys, "partial_rotary_factor", rotated, channels)}
-
-
-# For each type of rotary scaling, the keys of its parameters in a configuration.
-SCALINGS: Mapping[str, Mapping[str, str]] = {
-    "linear": {},
-    "llama3": {"low": "low_freq_factor", "high": "high_freq_factor"},
-    "yarn": {"low": "beta_slow", "high": "beta_fast", "truncates": "truncate"},
-    "dynamic": {},
-    "longrope": {"short": "short_factor", "long": "long_factor"},
-}
-_YARN: Fields = {"low": 1.0, "high": 32.0}
-
-
-def scaling_of(keys: TypeKeys, *, is_latent: bool) -> Fields | None:
-    """The scaling of the model's rotary embedding; None if there is none."""
-    scaling = keys.scaling
-    kind = scaling_kind(scaling)
-    if kind == UNSCALED:
-        return None
-    if kind not in SCALINGS:
-        return {"kind": "other", "factor": 1.0}
-    fields: Fields = {"kind": kind, **(_YARN if kind == "yarn" else {})}
-    names = {"factor": "factor", "positions": ORIGINAL, **SCALINGS[kind]}
-    fields |= {name: scaling[key] for name, key in names.items() if scaling.get(key) is not None}
-    if kind == "linear":
-        return fields
-    longest = keys.whole("max_position_embeddings")
-    if kind == "dynamic":
-        return fields if longest is None else {**fields, "positions": longest}
-    if (positions := keys.whole(ORIGINAL) or longest) is not None:
-        fields.setdefault("positions", positions)
-    if kind == "yarn":
-        if "factor" not in fields and longest is not None and "positions" in fields:
-            fields["factor"] = longest / fields["positions"]
-        fields |= _steepness(scaling, fields.get("factor", 1.0), is_latent=is_latent)
-    if kind == "longrope":
-        fields |= _longrope(keys)
-    return fields
-
-
-def _longrope(keys: TypeKeys) -> Fields:
-    """LongRoPE's length factor and attention scale: the configuration's, or the default ones."""
-    positions, longest = keys.rotary(ORIGINAL), keys.whole("max_position_embeddings")
-    factor, amplitude = keys.rotary("factor"), keys.rotary("attention_factor")
-    if factor is None:
-        factor = longest / positions if longest and positions else 1.0
-    if amplitude is None:
-        amplitude = 1.0
-        if factor > 1 and positions is not None and positions > 1:
-            amplitude = math.sqrt(1 + math.log(factor) / math.log(positions))
-    return {"factor": factor, "amplitude": amplitude}
-
-
-def _steepness(scaling: Mapping[str, Any], factor: float, *, is_latent: bool) -> Fields:
-    """YaRN's factors on attention scores: for rotary channels, and for all channels."""
-    times, of_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    amplitude = scaling.get("attention_factor")
-    if amplitude is None:
-        amplitude = yarn_amplitude(factor)
-        if times and of_all:
-            amplitude = yarn_amplitude(factor, times) / yarn_amplitude(factor, of_all)
-    scores = yarn_amplitude(factor, of_all) ** 2 if of_all and is_latent else 1.0
-    return {"amplitude": amplitude, "score_factor": scores}
-
-
-def _fraction(keys: TypeKeys, key: str, rotated: int, channels: int) -> float:
-    """The share of a head's channels that are rotary; refuses a share that gives an odd number."""
-    if not 0 < rotated <= channels or rotated % 2:
-        problem = f"rotates {rotated} of {channels} channels of a head, which do not pair up"
-        refuse(keys.name(key), f"{problem}: give an even number of them")
-    return round(rotated / channels, 12)
+    return {
+        **base,
+        "rotary_fraction": rotated_share(keys, "partial_rotary_factor", rotated, channels),
+    }

@@ -22,7 +22,7 @@ from mistlab.core.values import (
     to_mapping,
     within,
 )
-from mistlab.engines.engine import ENGINES, Engine
+from mistlab.engines.engine import ENGINES
 from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.machine.cluster import Cluster, NodeGroup, Profile
 from mistlab.machine.hardware import Hardware
@@ -32,7 +32,7 @@ from mistlab.plan.dimensions import DIMENSIONS, engine_problem, names_of
 from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
 from mistlab.plan.space import SearchSpace
-from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.plan.workload import ModelSpec, Workload, unsupported
 from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
 from mistlab.stages.plan_orders import check_order
 
@@ -450,8 +450,10 @@ def _model_problem(job: Job) -> FieldError | None:
     model = job.workload.model
     if model.family != "custom" or model.graph_file is not None:
         return None
-    problem = "missing: a custom model needs the path of its traced layers"
-    return FieldError("workload.model.graph_file", problem)
+    return FieldError(
+        "workload.model.graph_file",
+        "missing: give the path of the traced layers, which family custom needs",
+    )
 
 
 def _precision_problem(job: Job) -> FieldError | None:
@@ -467,10 +469,17 @@ def _layers_problem(job: Job) -> FieldError | None:
     planned, layers = job.plan.layers, job.workload.model.layers
     if planned == layers:
         return None
-    excess = planned - layers
-    remedy = f"take {excess} away from" if excess > 0 else f"give the remaining {-excess} to"
-    problem = f"layers sum to {planned}, the model has {layers}: {remedy} a stage"
-    return FieldError("plan.stages", problem)
+    if planned > layers:
+        return FieldError(
+            "plan.stages",
+            f"layers sum to {planned}, the model has {layers}: take {planned - layers} away from "
+            "a stage",
+        )
+    return FieldError(
+        "plan.stages",
+        f"layers sum to {planned}, the model has {layers}: give the remaining {layers - planned} "
+        "to a stage",
+    )
 
 
 def _stage_problem(job: Job, step: Step) -> FieldError | None:
@@ -492,32 +501,16 @@ def _stage_problem(job: Job, step: Step) -> FieldError | None:
 
 
 def _engine_problem(job: Job) -> FieldError | None:
-    """The first property of the job that the plan's engine does not support, if any."""
+    """The error about the first setting of the job that the plan's engine lacks, if any."""
     engine, in_pipeline = ENGINES[job.plan.engine], job.plan.num_stages > 1
-    if field_error := _engine_problem_of_workload(job.workload, engine):
+    if field_error := unsupported(job.workload, engine):
         return field_error
     for index, stage in enumerate(job.plan.stages):
         for name in (*names_of("savings"), *names_of("mesh"), *names_of("layers")):
             value = stage.value(name)
             if problem := engine_problem(name, value, engine, in_pipeline=in_pipeline):
-                key = DIMENSIONS[name].holder or name
-                return FieldError(f"plan.stages[{index}].{key}", problem)
-    return None
-
-
-def _engine_problem_of_workload(workload: Workload, engine: Engine) -> FieldError | None:
-    if problem := engine.precision_problem(workload.precision):
-        able = [row.name for row in ENGINES.values() if workload.precision in row.memory]
-        return FieldError("workload.precision", f"{problem}, or engine: {able[0]}")
-    if problem := engine.optimizer_problem(workload.optimizer):
-        able = [row.name for row in ENGINES.values() if workload.optimizer in row.optimizers]
-        return FieldError("workload.optimizer", f"{problem}, or engine: {able[0]}")
-    if problem := engine.sums_problem(workload.precision, workload.gradients):
-        return FieldError("workload.gradients", problem)
-    if workload.expert_capacity is not None and not engine.drops_tokens:
-        able = [row.name for row in ENGINES.values() if row.drops_tokens]
-        problem = f"given, but engine {engine.name} drops no tokens: leave it out, or give engine: "
-        return FieldError("workload.expert_capacity", f"{problem}{able[0]}")
+                path = f"plan.stages[{index}].{DIMENSIONS[name].holder or name}"
+                return FieldError(path, problem)
     return None
 
 
@@ -530,11 +523,11 @@ def _replicas_problem(job: Job) -> FieldError | None:
         return None
     for index, count in enumerate(ranks):
         if count != ranks[0]:
-            problem = (
+            return FieldError(
+                f"plan.stages[{index}].data_parallel",
                 f"{count}, and the first stage has {ranks[0]}: replicas of workload.reduction "
-                f"{how.kind} span all stages: give every stage as many ranks"
+                f"{how.kind} span all stages: give every stage as many ranks",
             )
-            return FieldError(f"plan.stages[{index}].data_parallel", problem)
     return None
 
 
@@ -542,11 +535,11 @@ def _num_gpus_problem(job: Job) -> FieldError | None:
     used, present = job.plan.num_gpus, job.cluster.num_gpus
     if used <= present:
         return None
-    problem = (
+    return FieldError(
+        "plan.stages",
         f"take {used} GPUs, the cluster has {present}: lower data_parallel or "
-        "tensor_parallel, or raise cluster.nodes or cluster.gpus_per_node"
+        "tensor_parallel, or raise cluster.nodes or cluster.gpus_per_node",
     )
-    return FieldError("plan.stages", problem)
 
 
 def _groups_problem(job: Job) -> FieldError | None:
@@ -560,12 +553,12 @@ def _groups_problem(job: Job) -> FieldError | None:
                 cluster.groups[number].hardware.name
                 for number in map(cluster.group_of, (first_rank, border))
             )
-            problem = (
+            return FieldError(
+                f"plan.stages[{index}]",
                 f"takes GPUs {first_rank} to {after - 1}, of which those before {border} are "
-                f"{first} and the others {last}: give the stages before it, or it, degrees with "
-                f"which a stage ends at GPU {border}"
+                f"{first} and the others {last}: give the stages before it, or it, degrees "
+                f"with which a stage ends at GPU {border}",
             )
-            return FieldError(f"plan.stages[{index}]", problem)
         first_rank = after
     return None
 

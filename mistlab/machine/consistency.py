@@ -176,21 +176,29 @@ def _check_rates(hardware: Hardware) -> None:
                 value = getattr(rate, figure)
                 if value is not None and value < _LEAST_SHARE * stated:
                     unit = OF_PEAK if figure == "tflops" else OF_MEMORY
-                    problem = f"{value:g} of {name} is far below the stated {stated:g}"
-                    refuse(f"{path}.{figure}", f"{problem}: give {unit}")
+                    refuse(
+                        f"{path}.{figure}",
+                        f"{value:g} of {name} is far below the stated {stated:g}: give {unit}",
+                    )
         if _is_stated(hardware) and name in _MOVING and rate.gbytes_per_s is not None:
             moved, most = rate.gbytes_per_s * compute.sustained, figures.memory_gbytes_per_s
             if moved > _SLACK * most:
-                problem = f"{name} moves {moved:.0f} GB/s, above memory_gbytes_per_s {most:g}"
-                refuse("compute.rates", f"{problem}: {_OR_EDITED}")
+                refuse(
+                    "compute.rates",
+                    f"{name} moves {moved:.0f} GB/s, above memory_gbytes_per_s {most:g}: "
+                    f"{_OR_EDITED}",
+                )
         if name in _PEAK_OF and rate.tflops is not None:
             narrow = _PEAK_OF[name]
             peak = getattr(peaks, narrow) if narrow else max(peaks.fp16, peaks.bf16 or 0.0)
             reached = _reached_tflops(rate) * compute.sustained
             slack = _SLACK_OF_ATTENTION if name.startswith("attention") else _SLACK
             if peak is not None and reached > slack * peak:
-                problem = f"{name} reaches {reached:.0f} TFLOP/s, above peak_tflops {peak:g}"
-                refuse("compute.rates", f"{problem}: {_OR_EDITED}")
+                refuse(
+                    "compute.rates",
+                    f"{name} reaches {reached:.0f} TFLOP/s, above peak_tflops {peak:g}: "
+                    f"{_OR_EDITED}",
+                )
 
 
 def _reached_tflops(rate: Rate) -> float:
@@ -209,14 +217,23 @@ def _check_lines(hardware: Hardware) -> None:
         if line.gbytes_per_s * share > _SLACK * stated:
             refuse("transfers.groups", f"{moved}, above the stated {stated:g}: {_OR_EDITED}")
         if line.gbytes_per_s < _LEAST_SHARE * stated:
-            problem = f"{line.gbytes_per_s:g} is far below the stated {stated:g}"
-            refuse(f"{path}.gbytes_per_s", f"{problem}: give GB/s (0.45 TB/s are 450)")
+            refuse(
+                f"{path}.gbytes_per_s",
+                f"{line.gbytes_per_s:g} is far below the stated {stated:g}: give GB/s (0.45 "
+                "TB/s are 450)",
+            )
         if 0 < line.latency_us < _LEAST_LATENCY_US:
-            problem = f"{line.latency_us:g} is less than {_LEAST_LATENCY_US:g}"
-            refuse(f"{path}.latency_us", f"{problem}, as no transfer takes: give {OF_TIME}")
+            refuse(
+                f"{path}.latency_us",
+                f"{line.latency_us:g} is less than {_LEAST_LATENCY_US:g}, as no transfer "
+                f"takes: give {OF_TIME}",
+            )
         if line.largest_mib > most_mib:
-            problem = f"{line.largest_mib:g} is more than a GPU's memory of {most_mib:g} MiB"
-            refuse(f"{path}.largest_mib", f"{problem}: give MiB (1,048,576 bytes are 1)")
+            refuse(
+                f"{path}.largest_mib",
+                f"{line.largest_mib:g} is more than a GPU's memory of {most_mib:g} MiB: give "
+                "MiB (1,048,576 bytes are 1)",
+            )
 
 
 def _lines(

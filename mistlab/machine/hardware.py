@@ -87,8 +87,10 @@ class Rate:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.tflops is None and self.gbytes_per_s is None:
-            problem = f"{self.operators} would take no time: give tflops, gbytes_per_s or both"
-            refuse("tflops", problem)
+            refuse(
+                "tflops",
+                f"{self.operators} would take no time: give tflops, gbytes_per_s or both",
+            )
 
     @property
     def s_per_flop(self) -> float:
@@ -482,8 +484,10 @@ class Source:
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.source.strip():
-            problem = "is empty: name the datasheet, the measurement or the file borrowed from"
-            refuse("source", problem)
+            refuse(
+                "source",
+                "is empty: name the datasheet, the measurement or the file borrowed from",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

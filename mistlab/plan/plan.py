@@ -213,9 +213,12 @@ class Plan:
         if unlike is not None:
             raise unlike
         if self.order not in ORDERS and not is_order_path(self.order):
-            no_path = "nor the path of an order file (with a slash, or ending in .txt)"
             near = near_matches(self.order, ORDERS)
-            refuse("order", f"{shown(self.order)} is not a known order, {no_path}{near}")
+            refuse(
+                "order",
+                f"{shown(self.order)} is not a known order, nor the path of an order file "
+                f"(with a slash, or ending in .txt){near}",
+            )
 
     @classmethod
     def of_one_gpu(

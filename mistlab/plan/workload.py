@@ -13,136 +13,23 @@ from mistlab.core.values import (
     MOST_TOKENS,
     MOST_VOCAB,
     MOST_WIDTH,
-    Checked,
+    FieldError,
     bounded,
     check_field,
     check_fields,
     from_mapping,
+    one_of,
     ratio,
     refuse,
     within,
 )
 from mistlab.engines.adapters import Base, Loss, States, Train, training
-from mistlab.engines.engine import Engine, Optimizer, Precision, Sums
+from mistlab.engines.engine import ENGINES, Engine, Optimizer, Precision, Sums
 from mistlab.plan.family_defaults import FAMILY_DEFAULTS
+from mistlab.plan.model_parts import Experts, LatentAttention, StateSpace, Trained, Window
 from mistlab.plan.reducing import reducing
 from mistlab.plan.rotary import RotaryScaling
-from mistlab.plan.routers import PLAIN_ROUTER, Router
 from mistlab.reduction.reduction_costs import PLAIN_REDUCTION, Reduction
-
-# The published training of a model: tokens, tokens per batch, learning rate.
-#
-# Predictions do not depend on it; ``python -m experiments.estimate`` uses it as a default.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained(Checked):
-    """The published figures of a model's training; a figure is None if it was not published."""
-
-    billion_tokens: float | None = field(default=None, metadata=bounded(above=0))
-    batch_million_tokens: float | None = field(default=None, metadata=bounded(above=0))
-    learning_rate: float | None = field(default=None, metadata=bounded(above=0))
-
-    @property
-    def tokens(self) -> float | None:
-        """The number of tokens on which the model was trained."""
-        return None if self.billion_tokens is None else self.billion_tokens * 1e9
-
-    @property
-    def batch_tokens(self) -> float | None:
-        """The number of tokens per training step."""
-        return None if self.batch_million_tokens is None else self.batch_million_tokens * 1e6
-
-
-# Optional parts of models that a plain transformer lacks: experts, latent attention, windows, ...
-#
-# A field of ``ModelSpec`` holds each part; it is None if the model lacks the part.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Experts:
-    """Mixture of experts: several feed-forward networks, of which each token uses a few.
-
-    There are ``count`` experts of the inner width ``ffn``, and a token goes to ``active`` of them.
-    Experts that every token takes are one network of the width ``shared_ffn``. The first
-    ``dense_blocks`` blocks of the model have a plain network instead, of the model's own width.
-    With ``hidden`` above 0 a token is made so short before it goes to its experts, and long again
-    after it came back. The ``router`` says which experts a token takes. With a ``gate_limit`` above
-    0 gates and values of a gated network are cut off there, and gated as gpt-oss does it.
-    """
-
-    count: int = field(metadata=bounded(minimum=2, most=MOST_EXPERTS))
-    active: int = field(metadata=bounded(minimum=1, most=MOST_EXPERTS))
-    ffn: int = field(metadata=bounded(minimum=1, most=MOST_WIDTH))
-    shared_ffn: int = field(default=0, metadata=bounded(minimum=0, most=MOST_WIDTH))
-    hidden: int = field(default=0, metadata=bounded(minimum=0, most=MOST_HIDDEN))
-    dense_blocks: int = field(default=0, metadata=bounded(minimum=0, most=MOST_LAYERS))
-    # No cost depends on router or gate_limit: models that differ only in them are equal.
-    router: Router = field(default=PLAIN_ROUTER, compare=False)
-    gate_limit: float = field(default=0.0, compare=False, metadata=bounded(minimum=0, most=1e6))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.active > self.count:
-            refuse("active", f"{self.active} is above count {self.count}: give at most that")
-        with within("router"):
-            self.router.check(self.count, self.active)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention(Checked):
-    """Multi-head latent attention: queries, keys and values are computed from short latent vectors.
-
-    ``query_rank`` and ``key_rank`` are the lengths of these vectors; without a ``query_rank``
-    queries are made of tokens at once. A head has ``value_dim`` channels of values. Its channels of
-    queries and keys are the model's ``head_dim``; the rotated ones among them are the same for the
-    keys of all heads.
-    """
-
-    query_rank: int | None = field(default=None, metadata=bounded(minimum=1, most=MOST_HIDDEN))
-    key_rank: int = field(metadata=bounded(minimum=1, most=MOST_HIDDEN))
-    value_dim: int = field(metadata=bounded(minimum=1, most=MOST_HIDDEN))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateSpace:
-    """A state-space mixer in place of attention: Mamba-2, or with ``delta_rule`` a gated delta
-    network.
-
-    Each of the ``heads`` has a state of ``channels`` by ``states`` numbers. Heads of one of the
-    ``groups`` share their keys and queries.
-    """
-
-    heads: int = field(metadata=bounded(minimum=1, most=MOST_HEADS))
-    channels: int = field(metadata=bounded(minimum=1, most=MOST_HIDDEN))
-    groups: int = field(metadata=bounded(minimum=1, most=MOST_HEADS))
-    states: int = field(metadata=bounded(minimum=1, most=MOST_HIDDEN))
-    delta_rule: bool = False
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.heads % self.groups:
-            problem = f"{self.groups} does not divide heads {self.heads}: give a divisor of heads"
-            refuse("groups", problem)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """Sliding-window attention: in some blocks a token attends only to the last ``size`` tokens.
-
-    Every ``full_every``-th block attends to all tokens, and the blocks before it have windows; with
-    0 all blocks have windows. A sequence that is no longer than the window has none.
-    """
-
-    size: int = field(metadata=bounded(minimum=1, most=MOST_TOKENS))
-    full_every: int = field(default=2, metadata=bounded(minimum=0, most=MOST_LAYERS))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.full_every == 1:
-            problem = "1 says that every block attends to all tokens: leave the window out"
-            refuse("full_every", f"{problem}, or give 0 for windows in all blocks")
-
 
 # The description of a transformer, and the defaults of each model family.
 #
@@ -259,17 +146,26 @@ class ModelSpec:
         self._check_experts()
         self._check_pattern()
         if self.mlp_type == "gated_mlp" and self.activation != "silu":
-            problem = f"{self.activation!r} cannot gate a gated_mlp: give silu, or mlp_type: mlp"
-            refuse("activation", problem)
+            refuse(
+                "activation",
+                f"{self.activation!r} cannot gate a gated_mlp: give silu, or mlp_type: mlp",
+            )
         if self.graph_file is not None and self.family != "custom":
-            problem = f"{self.graph_file!r} is given for family {self.family}: give family: custom"
-            refuse("graph_file", problem)
+            refuse(
+                "graph_file",
+                f"{self.graph_file!r} is given for family {self.family}: give family: custom",
+            )
         if self.factory and self.family != "custom":
-            problem = f"{self.factory!r} is given for family {self.family}: give family: custom"
-            refuse("factory", problem)
+            refuse(
+                "factory",
+                f"{self.factory!r} is given for family {self.family}: give family: custom",
+            )
         if self.further_tokens and self.family == "custom":
-            problem = f"{self.further_tokens} with a traced model, whose graphs have its whole head"
-            refuse("further_tokens", f"{problem}: leave it out, and trace the model with them")
+            refuse(
+                "further_tokens",
+                f"{self.further_tokens} with a traced model, whose graphs have its whole "
+                "head: leave it out, and trace the model with them",
+            )
 
     @classmethod
     def of(cls, *, family: Family, hidden: int, layers: int, heads: int, **others: Any) -> Self:
@@ -339,45 +235,69 @@ class ModelSpec:
 
     def _check_attention(self) -> None:
         if self.heads % self.kv_heads:
-            problem = f"{self.kv_heads} does not divide heads {self.heads}: give a divisor of heads"
-            refuse("kv_heads", problem)
+            refuse(
+                "kv_heads",
+                f"{self.kv_heads} does not divide heads {self.heads}: give a divisor of heads",
+            )
         if self.latent is not None and self.kv_heads != self.heads:
-            problem = f"{self.kv_heads} with latent attention, which has keys for each head"
-            refuse("kv_heads", f"{problem}: give {self.heads}, or leave it out")
+            refuse(
+                "kv_heads",
+                f"{self.kv_heads} with latent attention, which has keys for each head: give "
+                f"{self.heads}, or leave it out",
+            )
         if self.attention_gate and not self.qk_norm:
-            problem = "true without qk_norm: no published model has gates alone"
-            refuse("attention_gate", f"{problem}: give qk_norm: true, or leave it out")
+            refuse(
+                "attention_gate",
+                "true without qk_norm: no published model has gates alone: give qk_norm: "
+                "true, or leave it out",
+            )
         if self.post_norms and (self.pattern or self.parallel_block):
-            problem = "true with a pattern or a parallel_block, whose blocks have no such norms"
-            refuse("post_norms", f"{problem}: leave it out")
+            refuse(
+                "post_norms",
+                "true with a pattern or a parallel_block, whose blocks have no such norms: "
+                "leave it out",
+            )
 
     def _check_dropout(self) -> None:
         if self.attention_dropout and not self.dropout:
-            problem = f"{self.attention_dropout:g} without dropout, which predictions need with it"
-            refuse("attention_dropout", f"{problem}: give dropout above 0, or leave it out")
+            refuse(
+                "attention_dropout",
+                f"{self.attention_dropout:g} without dropout, which predictions need with it: "
+                "give dropout above 0, or leave it out",
+            )
 
     def _check_experts(self) -> None:
         dense = 0 if self.experts is None else self.experts.dense_blocks
         if dense > self.layers:
-            problem = f"{dense} is more than the model's layers: give at most {self.layers}"
-            refuse("experts.dense_blocks", problem)
+            refuse(
+                "experts.dense_blocks",
+                f"{dense} is more than the model's layers: give at most {self.layers}",
+            )
         limit = 0.0 if self.experts is None else self.experts.gate_limit
         if limit and self.mlp_type != "gated_mlp":
-            problem = f"{limit:g} without gates: give mlp_type: gated_mlp, or leave it out"
-            refuse("experts.gate_limit", problem)
+            refuse(
+                "experts.gate_limit",
+                f"{limit:g} without gates: give mlp_type: gated_mlp, or leave it out",
+            )
 
     def _check_pattern(self) -> None:
         if (self.state_space is None) != (not set(self.pattern) & set("MG")):
-            problem = f"{self.pattern!r} and state_space do not go together: give both, or neither"
-            refuse("pattern", problem)
+            refuse(
+                "pattern",
+                f"{self.pattern!r} and state_space do not go together: give both, or neither",
+            )
         if self.experts is None and "E" in self.pattern:
             refuse("pattern", f"{self.pattern!r} has blocks of experts: give experts")
         if self.further_tokens and self.pattern:
-            problem = f"{self.further_tokens} with a pattern: it needs blocks of one kind"
-            refuse("further_tokens", f"{problem}: leave it out")
+            refuse(
+                "further_tokens",
+                f"{self.further_tokens} with a pattern: it needs blocks of one kind: leave it out",
+            )
         if strange := set(self.pattern) - set(PATTERN_LETTERS):
-            problem = f"{''.join(sorted(strange))!r} is not a kind of block: give {PATTERN_LETTERS}"
-            refuse("pattern", problem)
+            refuse(
+                "pattern",
+                f"{''.join(sorted(strange))!r} is not a kind of block: give {PATTERN_LETTERS}",
+            )
 
     def _check_rotary(self) -> None:
         is_rotary = self.position_embedding == "rotary"
@@ -389,13 +309,16 @@ class ModelSpec:
                 f"{self.position_embedding}: give {remedy}",
             )
         if not is_rotary and self.rotary_scaling is not None:
-            problem = (
-                f"{self.rotary_scaling.kind} with position_embedding {self.position_embedding}"
+            refuse(
+                "rotary_scaling",
+                f"{self.rotary_scaling.kind} with position_embedding "
+                f"{self.position_embedding}: leave it out, or give position_embedding: rotary",
             )
-            refuse("rotary_scaling", f"{problem}: leave it out, or give position_embedding: rotary")
         if self.rotary_scaling and self.rotary_scaling.score_factor != 1 and self.latent is None:
-            problem = f"{self.rotary_scaling.score_factor:g} without latent attention"
-            refuse("rotary_scaling.score_factor", f"{problem}: leave it out")
+            refuse(
+                "rotary_scaling.score_factor",
+                f"{self.rotary_scaling.score_factor:g} without latent attention: leave it out",
+            )
         if self.rotary_scaling:
             with within("rotary_scaling"):
                 self.rotary_scaling.check(self.rotated_channels)
@@ -508,17 +431,25 @@ class Workload:
         self._check_adapters()
         learned = self.model.learned_positions
         if learned is not None and self.sequence_length > learned:
-            problem = f"{self.sequence_length} is more than the {learned} learned positions of"
-            remedy = f"give at most {learned}, or the model as a mapping with a longer context"
-            refuse("sequence_length", f"{problem} {self.model.name or 'the model'}: {remedy}")
+            refuse(
+                "sequence_length",
+                f"{self.sequence_length} is more than the {learned} learned positions of "
+                f"{self.model.name or 'the model'}: give at most {learned}, or the model as a "
+                "mapping with a longer context",
+            )
         if self.train == "adapters" and not self.reduces_plainly:
-            problem = f"{self.reduction.kind}, and train is adapters, whose gradients are small"
-            refuse("reduction.kind", f"{problem}: leave reduction out, or give train: all")
+            refuse(
+                "reduction.kind",
+                f"{self.reduction.kind}, and train is adapters, whose gradients are small: "
+                "leave reduction out, or give train: all",
+            )
         if self.states == "16bit" and self.gradients == "32bit":
             refuse("gradients", "32bit, and states have 16bit: leave one of them out")
         if self.expert_capacity is not None and self.model.experts is None:
-            problem = f"{self.expert_capacity:g}, but the model has no experts: leave it out"
-            refuse("expert_capacity", problem)
+            refuse(
+                "expert_capacity",
+                f"{self.expert_capacity:g}, but the model has no experts: leave it out",
+            )
         if self.expert_padding and self.expert_capacity is None:
             refuse(
                 "expert_padding",
@@ -532,12 +463,18 @@ class Workload:
         """
         if self.train == "adapters":
             if self.rank > self.model.hidden:
-                problem = f"{self.rank} is above the model's width {self.model.hidden}"
-                refuse("adapter_rank", f"{problem}: give at most that; 8 to 64 are usual")
+                refuse(
+                    "adapter_rank",
+                    f"{self.rank} is above the model's width {self.model.hidden}: give at "
+                    "most that; 8 to 64 are usual",
+                )
             return
         if self.base != "16bit":
-            problem = f"{self.base} weights are frozen, and train is all"
-            refuse("base", f"{problem}: give train: adapters, or leave base out")
+            refuse(
+                "base",
+                f"{self.base} weights are frozen, and train is all: give train: adapters, or "
+                "leave base out",
+            )
         if self.adapter_rank is not None:
             refuse(
                 "adapter_rank",
@@ -598,3 +535,31 @@ class Workload:
         if self.expert_padding:
             return self.expert_capacity, self.expert_capacity
         return min(1.0, self.expert_capacity), min(self.expert_imbalance, self.expert_capacity)
+
+
+def unsupported(workload: Workload, engine: Engine) -> FieldError | None:
+    """The error about the first setting of a workload that an engine lacks; None without one."""
+    if workload.precision not in engine.memory:
+        able = [row.name for row in ENGINES.values() if workload.precision in row.memory]
+        return FieldError(
+            "workload.precision",
+            f"{workload.precision}, but engine {engine.name} does not train in it: give "
+            f"{one_of([*engine.memory])}, or engine: {able[0]}",
+        )
+    if workload.optimizer not in engine.optimizers:
+        able = [row.name for row in ENGINES.values() if workload.optimizer in row.optimizers]
+        return FieldError(
+            "workload.optimizer",
+            f"{workload.optimizer}, but engine {engine.name} keeps moments otherwise: give "
+            f"{one_of(engine.optimizers)}, or engine: {able[0]}",
+        )
+    if problem := engine.sums_problem(workload.precision, workload.gradients):
+        return FieldError("workload.gradients", problem)
+    if workload.expert_capacity is not None and not engine.drops_tokens:
+        able = [row.name for row in ENGINES.values() if row.drops_tokens]
+        return FieldError(
+            "workload.expert_capacity",
+            f"{workload.expert_capacity:g}, but engine {engine.name} drops no tokens: leave it "
+            f"out, or give engine: {able[0]}",
+        )
+    return None

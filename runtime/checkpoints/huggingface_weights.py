@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from mistlab.core.values import reject
-from mistlab.huggingface.configurations import SCALINGS
+from mistlab.huggingface.rotary_keys import SCALINGS
 from mistlab.huggingface.type_keys import UNSCALED, scaling_kind
 from mistlab.job.job import model_from
-from mistlab.plan.workload import Experts, ModelSpec, Workload
+from mistlab.plan.model_parts import Experts
+from mistlab.plan.workload import ModelSpec, Workload
 from runtime.checkpoints.tensor_files import TensorPlace, tensors_of, write_tensors
 from runtime.engine.executor import Executor
 from runtime.engine.work.stage_modules import initial_tensor

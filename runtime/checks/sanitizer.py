@@ -8,8 +8,9 @@ from math import gcd, lcm
 
 from mistlab.job.job import Job
 from mistlab.plan.dimensions import ranks_of
+from mistlab.plan.model_parts import Experts
 from mistlab.plan.plan import Plan, StagePlan
-from mistlab.plan.workload import Experts, ModelSpec, Workload
+from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.reduction.reduction_costs import Reduction
 from mistlab.schedule.orders import REPEATING, is_order_path, repeat_of
 from mistlab.stages.plan_orders import placement_of_plan

@@ -395,7 +395,7 @@ def test_a_file_fitted_to_own_runs_narrows_the_bounds_of_further_ones(
         ),
         (
             {"offload": "nvme"},
-            "offload: 'nvme' is not a kind of states: give none, optimizer, weights or activations",
+            "offload: 'nvme' is unknown: give none, optimizer, weights or activations",
         ),
     ],
 )

@@ -6,7 +6,8 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cost.kernels import megatron_flop, model_flop
-from mistlab.plan.workload import Attention, Window, Workload
+from mistlab.plan.model_parts import Window
+from mistlab.plan.workload import Attention, Workload
 from tests.workloads import workload_of
 
 # Of attention's products, forward and backward: all six of them, whole; and fused, half of each

@@ -10,7 +10,8 @@ from mistlab.core.values import InputError
 from mistlab.graph.library import graph_of, kinds_of
 from mistlab.graph.stored_graph import StoredGraph
 from mistlab.graph.symbols import size_columns
-from mistlab.plan.workload import Trained, Workload
+from mistlab.plan.model_parts import Trained
+from mistlab.plan.workload import Workload
 
 SIZES = {
     "gpt3": "125m 350m 760m 1.3b 2.7b 7b 8b 13b 20b 22b 40b 175b",

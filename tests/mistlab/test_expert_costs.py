@@ -13,7 +13,8 @@ from mistlab.cost.tasks import TaskModel, task_columns
 from mistlab.engines.engine import ENGINES, ExpertExchange
 from mistlab.graph.library import graph_of
 from mistlab.graph.stored_graph import CAST
-from mistlab.plan.workload import Experts, Workload
+from mistlab.plan.model_parts import Experts
+from mistlab.plan.workload import Workload
 from mistlab.stages.stage_batch import StageBatch
 from tests.mistlab.test_experts import B200, CLUSTER, MODEL, WORK
 

@@ -17,9 +17,10 @@ from mistlab.job.job import Job, job_from_mapping, job_to_mapping
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.dimensions import groups_of, ranks_of
+from mistlab.plan.model_parts import Experts, Window
 from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan, StagePlan
-from mistlab.plan.workload import Experts, ModelSpec, Window, Workload
+from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.stages.stage_batch import StageBatch
 from searchers.registry import SEARCHERS
 from searchers.savings import contains

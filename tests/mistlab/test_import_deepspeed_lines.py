@@ -8,7 +8,7 @@ import pytest
 from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
 from mistlab.export.megatron.megatron_read import read_launch
-from mistlab.plan.workload import Experts
+from mistlab.plan.model_parts import Experts
 from mistlab.shell.session import LaunchFile
 from tests.mistlab.launched import H100, LINE, RUN, SHAPE, imported, launch, texts, word
 

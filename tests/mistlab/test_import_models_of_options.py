@@ -7,7 +7,8 @@ from mistlab.core.values import InputError
 from mistlab.export.given import Given
 from mistlab.export.megatron.megatron_parts import segments_of, shortest
 from mistlab.export.megatron.megatron_read import read_options
-from mistlab.plan.workload import Experts, ModelSpec, StateSpace
+from mistlab.plan.model_parts import Experts, StateSpace
+from mistlab.plan.workload import ModelSpec
 from tests.mistlab.launched import H100, SHAPE, imported, texts
 
 NO_VOCAB = SHAPE.replace("--vocab-size 32000 --make-vocab-size-divisible-by 1", "")

@@ -9,7 +9,7 @@ from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
 from mistlab.export.megatron.megatron_parts import pattern_of
 from mistlab.export.targets import TARGETS
-from mistlab.plan.workload import Experts, LatentAttention, Window
+from mistlab.plan.model_parts import Experts, LatentAttention, Window
 from tests.mistlab.test_import_plans import said
 
 STARTED = "torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py"

@@ -154,7 +154,7 @@ BAD = {
     ),
     "custom model without layers": (
         model(family="custom"),
-        "workload.model.graph_file: missing: a custom model needs the path of its traced layers",
+        "workload.model.graph_file: missing: give the path of the traced layers",
     ),
 }
 

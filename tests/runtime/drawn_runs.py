@@ -11,8 +11,9 @@ from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.job.job import Job
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.model_parts import Experts
 from mistlab.plan.plan import Plan
-from mistlab.plan.workload import Experts, ModelSpec, Workload
+from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.reduction.reduction_text import reduction_named
 from mistlab.schedule.orders import chunks_of
 from runtime.checks.collectives.findings import collective_findings

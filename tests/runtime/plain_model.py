@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mistlab.plan.model_parts import Experts
 from mistlab.plan.rotary import RotaryScaling
-from mistlab.plan.workload import Experts, ModelSpec
+from mistlab.plan.workload import ModelSpec
 from tests.runtime.plain_masks import FIRST, SECOND, Masks
 
 Weights = Mapping[str, Tensor]

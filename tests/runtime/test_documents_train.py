@@ -14,8 +14,9 @@ from torch import Tensor  # noqa: E402
 from mistlab.core.values import InputError  # noqa: E402
 from mistlab.job.job import Job  # noqa: E402
 from mistlab.plan.lengths import lengths_from  # noqa: E402
+from mistlab.plan.model_parts import Window  # noqa: E402
 from mistlab.plan.plan import Plan  # noqa: E402
-from mistlab.plan.workload import Window, Workload  # noqa: E402
+from mistlab.plan.workload import Workload  # noqa: E402
 from runtime.data import Synthetic, open_tokens  # noqa: E402
 from runtime.documents import (  # noqa: E402
     Documented,

@@ -9,11 +9,8 @@ torch = pytest.importorskip("torch")
 from mistlab.graph.graph import PHASES, LayerGraph  # noqa: E402
 from mistlab.graph.layer_types import expressions_of  # noqa: E402
 from mistlab.graph.library import Variant, graph_of  # noqa: E402
-from mistlab.plan.workload import (  # noqa: E402
-    ModelSpec,
-    Window,
-    Workload,
-)
+from mistlab.plan.model_parts import Window  # noqa: E402
+from mistlab.plan.workload import ModelSpec, Workload  # noqa: E402
 from runtime.tracing.traced_families import trace_variant  # noqa: E402
 from tests.runtime.test_blocks_of_today import SIZES, block_of, variant  # noqa: E402
 

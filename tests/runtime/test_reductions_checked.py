@@ -9,8 +9,9 @@ pytest.importorskip("torch")
 
 import torch
 
+from mistlab.plan.model_parts import Experts
 from mistlab.plan.plan import Plan
-from mistlab.plan.workload import Experts, Workload
+from mistlab.plan.workload import Workload
 from mistlab.reduction.reduction_text import reduction_named
 from runtime.checks.collectives import noted_calls
 from runtime.checks.collectives.calls import calls_of

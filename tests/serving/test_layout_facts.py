@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.plan.workload import Window
+from mistlab.plan.model_parts import Window
 from mistlab.serving.engine_constants import ServedRun, fitted_constants
 from mistlab.serving.load import Lengths, ServingLoad, drawn_load
 from mistlab.serving.steady import Constants, capacity_tokens, decode_step_s

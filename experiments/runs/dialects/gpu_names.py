@@ -171,11 +171,11 @@ def gpus_of(
     if of_caller and (not text or of_caller not in catalog.hardware_names()):
         return Gpus(hardware=of_caller)
     if "+" in text:
-        problem = (
-            f"{shown(text)} are heterogeneous GPUs, and a row does not say which stage has which: "
-            "predict a plan file that lists them in cluster.hardware"
+        refuse(
+            "hardware",
+            f"{shown(text)} are heterogeneous GPUs, and a row does not say which stage has "
+            "which: predict a plan file that lists them in cluster.hardware",
         )
-        refuse("hardware", problem)
     is_said = bool(text) and not _UNSAID.match(text.casefold())
     gpus = _named_gpu(text) if is_said else CHIPS[DEFAULT_CHIP][_ANY]
     if not is_said:

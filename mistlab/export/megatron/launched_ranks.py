@@ -352,9 +352,8 @@ def _settle(name: str, stated: _LauncherNumber, draft: Found, given: int | None)
     if word.unknown is None and word.text.isdecimal():
         setattr(draft, name, checked_whole(_where(stated), word.text))
     elif given is None:
-        option = f"--{name.replace('_', '-')}"
         reason = word.unknown or f"{word.text} is not a number: give one"
-        reject(f"{stated.option}: {reason}, or {option} N")
+        reject(f"{stated.option}: {reason}, or --{name.replace('_', '-')} N")
 
 
 def _divide(stated: _LauncherNumber, draft: Found, given: Given) -> None:

@@ -16,8 +16,9 @@ from mistlab.export.found import Found, checked_whole
 from mistlab.export.megatron.megatron_flags import Options, is_of_deepspeed
 from mistlab.export.megatron.megatron_routers import router_of, router_options
 from mistlab.job.job import Job
+from mistlab.plan.model_parts import Experts, LatentAttention, StateSpace, Window
 from mistlab.plan.plan import Plan
-from mistlab.plan.workload import Experts, LatentAttention, ModelSpec, StateSpace, Window
+from mistlab.plan.workload import ModelSpec
 from mistlab.schedule.orders import INTERLEAVED
 from mistlab.schedule.placement import even_shares
 
@@ -560,8 +561,10 @@ def pattern_of(text: str) -> list[int]:
     try:
         blocks = _list_of(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError):
-        form = f"at most {_MOST_BLOCKS:,} of 0 and 1, such as ([0]*3+[1]*58)"
-        reject(f"{text!r} is not a list of blocks: give {form}")
+        reject(
+            f"{text!r} is not a list of blocks: give at most {_MOST_BLOCKS:,} of 0 and 1, "
+            "such as ([0]*3+[1]*58)"
+        )
     return blocks
 
 

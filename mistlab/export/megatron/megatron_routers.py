@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from mistlab.core.values import within
 from mistlab.export.megatron.megatron_flags import Options, is_of_deepspeed
+from mistlab.plan.model_parts import Experts
 from mistlab.plan.routers import PLAIN_ROUTER, Router
-from mistlab.plan.workload import Experts
 
 # The options for an auxiliary loss that balances experts, with the coefficient that Megatron-LM
 # recommends to start with.

@@ -11,8 +11,9 @@ from typing import Literal
 
 from mistlab.core.values import reject
 from mistlab.plan.dimensions import ranks_of
+from mistlab.plan.model_parts import Experts
 from mistlab.plan.plan import Plan, StagePlan
-from mistlab.plan.workload import Experts, Workload
+from mistlab.plan.workload import Workload
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.stages.stage_program import Op
 from mistlab.stages.stage_shape import EMBEDDING, StageShape

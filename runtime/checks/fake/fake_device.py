@@ -64,8 +64,8 @@ def register() -> None:
         setup(SHAM, backend_module=Module(), hook=Hook())
     except RuntimeError as error:
         message = (
-            f"torch knows another maker's device already ({error}): run this check in a process "
-            "that does not import its package"
+            f"torch knows another maker's device already ({error}): run this check in a "
+            "process that does not import its package"
         )
         raise InputError(message) from error
 

@@ -420,9 +420,9 @@ def layer_treatments(stage: StagePlan, blocks: Sequence[int]) -> dict[int, str]:
     for name in names:
         if name not in LAYER_RUNS:
             dimension = TREATMENTS[name].dimension
-            problem = (
-                f"{name} blocks can be predicted but not trained yet: give 0, and as many more "
-                "checkpointed_layers, which keep less"
+            refuse(
+                dimension,
+                f"{name} blocks can be predicted but not trained yet: give 0, and as many "
+                "more checkpointed_layers, which keep less",
             )
-            refuse(dimension, problem)
     return dict(zip(blocks, names, strict=True))

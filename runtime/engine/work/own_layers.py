@@ -309,8 +309,8 @@ def _factory_of(workload: Workload) -> Callable[..., nn.Module]:
         factory: Callable[..., nn.Module] = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         message = (
-            f"workload.model.factory: {source}: {error}: run from the folder that holds it, or set "
-            "PYTHONPATH"
+            f"workload.model.factory: {source}: {error}: run from the folder that holds it, "
+            "or set PYTHONPATH"
         )
         raise InputError(message) from error
     finally:

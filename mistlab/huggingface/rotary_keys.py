@@ -1,0 +1,85 @@
+"""Reads the scaling of a rotary embedding, and its rotated channels, from a ``config.json``."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from mistlab.core.values import refuse
+from mistlab.huggingface.context_lengths import ORIGINAL
+from mistlab.huggingface.type_keys import UNSCALED, TypeKeys, scaling_kind
+from mistlab.plan.rotary import yarn_amplitude
+
+Fields = dict[str, Any]
+
+# For each type of rotary scaling, the keys of its parameters in a configuration.
+SCALINGS: Mapping[str, Mapping[str, str]] = {
+    "linear": {},
+    "llama3": {"low": "low_freq_factor", "high": "high_freq_factor"},
+    "yarn": {"low": "beta_slow", "high": "beta_fast", "truncates": "truncate"},
+    "dynamic": {},
+    "longrope": {"short": "short_factor", "long": "long_factor"},
+}
+_YARN: Fields = {"low": 1.0, "high": 32.0}
+
+
+def scaling_of(keys: TypeKeys, *, is_latent: bool) -> Fields | None:
+    """The scaling of the model's rotary embedding; None if there is none."""
+    scaling = keys.scaling
+    kind = scaling_kind(scaling)
+    if kind == UNSCALED:
+        return None
+    if kind not in SCALINGS:
+        return {"kind": "other", "factor": 1.0}
+    fields: Fields = {"kind": kind, **(_YARN if kind == "yarn" else {})}
+    names = {"factor": "factor", "positions": ORIGINAL, **SCALINGS[kind]}
+    fields |= {name: scaling[key] for name, key in names.items() if scaling.get(key) is not None}
+    if kind == "linear":
+        return fields
+    longest = keys.whole("max_position_embeddings")
+    if kind == "dynamic":
+        return fields if longest is None else {**fields, "positions": longest}
+    if (positions := keys.whole(ORIGINAL) or longest) is not None:
+        fields.setdefault("positions", positions)
+    if kind == "yarn":
+        if "factor" not in fields and longest is not None and "positions" in fields:
+            fields["factor"] = longest / fields["positions"]
+        fields |= _steepness(scaling, fields.get("factor", 1.0), is_latent=is_latent)
+    if kind == "longrope":
+        fields |= _longrope(keys)
+    return fields
+
+
+def _longrope(keys: TypeKeys) -> Fields:
+    """LongRoPE's length factor and attention scale: the configuration's, or the default ones."""
+    positions, longest = keys.rotary(ORIGINAL), keys.whole("max_position_embeddings")
+    factor, amplitude = keys.rotary("factor"), keys.rotary("attention_factor")
+    if factor is None:
+        factor = longest / positions if longest and positions else 1.0
+    if amplitude is None:
+        amplitude = 1.0
+        if factor > 1 and positions is not None and positions > 1:
+            amplitude = math.sqrt(1 + math.log(factor) / math.log(positions))
+    return {"factor": factor, "amplitude": amplitude}
+
+
+def _steepness(scaling: Mapping[str, Any], factor: float, *, is_latent: bool) -> Fields:
+    """YaRN's factors on attention scores: for rotary channels, and for all channels."""
+    times, of_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    amplitude = scaling.get("attention_factor")
+    if amplitude is None:
+        amplitude = yarn_amplitude(factor)
+        if times and of_all:
+            amplitude = yarn_amplitude(factor, times) / yarn_amplitude(factor, of_all)
+    scores = yarn_amplitude(factor, of_all) ** 2 if of_all and is_latent else 1.0
+    return {"amplitude": amplitude, "score_factor": scores}
+
+
+def rotated_share(keys: TypeKeys, key: str, rotated: int, channels: int) -> float:
+    """The share of a head's channels that are rotary; refuses a share that gives an odd number."""
+    if not 0 < rotated <= channels or rotated % 2:
+        refuse(
+            keys.name(key),
+            f"rotates {rotated} of {channels} channels of a head, which do not pair up: give "
+            "an even number of them",
+        )
+    return round(rotated / channels, 12)
