@@ -18,7 +18,13 @@ from experiments.runs.dialects.dialect import row_of
 from experiments.runs.judged import check_measured, judged
 from experiments.runs.run_jobs import RunJob, job_of, ways_of
 from experiments.runs.run_row import Recomputation
-from experiments.runs.run_sureness import RunAnswer, answered, is_far_too_full, nearly_fills
+from experiments.runs.run_sureness import (
+    RunAnswer,
+    answered,
+    is_far_too_full,
+    keeps_too_much,
+    nearly_fills,
+)
 from experiments.runs.runs_table import TableRow, rows_of_table, text_of
 from mistlab import catalog
 from mistlab.core.values import InputError, reject
@@ -194,9 +200,15 @@ def _otherwise(run: Configuration, run_job: RunJob, prediction: Prediction) -> C
     if run.otherwise not in ("", run_job.job.plan.engine) and nearly_fills(prediction, run_job):
         notes = (*run.notes, f"memory is short: engine {run.otherwise}")
         return replace(run, engine=run.otherwise, otherwise="", notes=notes)
-    if run.saves_unsaid and run.recompute.way == "none" and is_far_too_full(prediction, run_job):
-        notes = (*run.notes, "memory is short by more than half: full recomputation")
-        return replace(run, recompute=Recomputation(way="full"), notes=notes)
+    if run.saves_unsaid and run.recompute.way == "none":
+        note = ""
+        if is_far_too_full(prediction, run_job):
+            note = "memory is short by more than half"
+        elif keeps_too_much(prediction, run_job):
+            note = "a GPU has no room for what blocks keep, whatever else leaves it"
+        if note:
+            notes = (*run.notes, f"{note}: full recomputation")
+            return replace(run, recompute=Recomputation(way="full"), notes=notes)
     return None
 
 

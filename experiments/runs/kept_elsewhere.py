@@ -35,9 +35,9 @@ class KeptElsewhere:
     micro-batch alone (``no_sync``), so that each rank has all of them until then.
     ``activations_share`` of activations leave beside the passes; inputs of blocks may
     ``leave_by_copies`` for which passes wait. A ``freed_share`` of activations is computed again
-    where the plan keeps them. A run that ``plans_buffers`` caches no memory. ``beside_bytes`` are
-    those of tensors that a run keeps and its plan does not (``experiments.runs.kept_beside``),
-    ``activation_bytes`` take the place of its plan's activations.
+    where the plan keeps them. A run that plans its buffers or gives its cache back
+    ``caches_nothing``. ``beside_bytes`` are those of tensors that a run keeps and its plan does not
+    (``experiments.runs.kept_beside``), ``activation_bytes`` take the place of activations.
     """
 
     weights: bool = False
@@ -53,7 +53,7 @@ class KeptElsewhere:
     activations_share: float = 0.0
     leave_by_copies: bool = False
     freed_share: float = 0.0
-    plans_buffers: bool = False
+    caches_nothing: bool = False
     beside_bytes: int = 0
     activation_bytes: int | None = None
 
@@ -88,7 +88,7 @@ class KeptElsewhere:
             loads_whole=is_whole,
             whole_gradients=is_summed,
             shards=shards if is_whole or is_summed else 1,
-            plans_buffers=row.plans_buffers,
+            caches_nothing=row.plans_buffers or row.empties_cache,
             activations_share=min(1.0, (row.offloaded_blocks or 0) / model.layers),
             beside_bytes=beside,
             activation_bytes=kept_by_llmq(row, model, tokens),
@@ -142,7 +142,7 @@ class KeptElsewhere:
         if self.loads_whole:
             peak = max(peak, (self.shards + 1) * stage.memory.weights)
         more = peak - stage.peak_allocated_bytes
-        if self.plans_buffers:
+        if self.caches_nothing:
             return replace(stage, peak_allocated_bytes=peak, peak_reserved_bytes=peak)
         if self.leave_by_copies:
             # The memory that the allocator caches is proportional to the memory that is allocated.

@@ -248,6 +248,8 @@ class RunRow:
     rounded_up: bool = False
     # Whether all memory is assigned before the run, as XLA does, so that no allocator caches any.
     plans_buffers: bool = False
+    # Whether a run gives cached memory back before the step that needs most.
+    empties_cache: bool = False
 
     def count(self, column: str) -> int | None:
         """The whole number in a typed column; None if the column is empty."""

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import le
+from operator import gt, le
 from typing import Any, Self
 
 import numpy as np
@@ -30,7 +30,7 @@ from mistlab.cost.confidence import (
 )
 from mistlab.cost.memory import room_bytes, room_of_plan
 from mistlab.engines.engine import ENGINES
-from mistlab.job.prediction import Prediction
+from mistlab.job.prediction import Prediction, StagePrediction
 
 # Measures how far predictions of measured runs are off, by kind of run and by source.
 
@@ -288,6 +288,7 @@ def answered(prediction: Prediction, run_job: RunJob) -> RunAnswer:
         )
     rooms: list[float] = room_of_plan(cluster, run_job.job.plan).tolist()
     peak = peak_bounds(prediction, rooms, run_job.kind.engine)
+    prediction = _released(prediction, rooms)
     if run_job.unrunnable:
         prediction = replace(prediction, fits=False)
         more.append(run_job.unrunnable)
@@ -320,6 +321,23 @@ def is_far_too_full(prediction: Prediction, run_job: RunJob) -> bool:
     """
     is_sharded = ENGINES[run_job.job.plan.engine].system == "fsdp"
     return is_sharded and prediction.peak_reserved_bytes > 2 * room_bytes(run_job.job.cluster)
+
+
+# Systems that recompute blocks whole where memory is short.
+OF_WHOLE_BLOCKS = ("fsdp", "trainer")
+
+
+def keeps_too_much(prediction: Prediction, run_job: RunJob) -> bool:
+    """Whether the activations of a stage's blocks alone are more than a GPU may hold, so that no
+    state in host memory makes room for them, and the engine's software recomputes whole blocks.
+
+    Megatron's systems have more ways: named parts of blocks, and activations in host memory.
+    """
+    if ENGINES[run_job.job.plan.engine].system not in OF_WHOLE_BLOCKS:
+        return False
+    rooms: list[float] = room_of_plan(run_job.job.cluster, run_job.job.plan).tolist()
+    kept = [stage.memory.activations for stage in prediction.stages]
+    return any(map(gt, kept, rooms)) and not run_job.elsewhere.activations
 
 
 # Which share of the GEMM operations of a step forward passes have: a third, or half if weight
@@ -367,6 +385,25 @@ def _capped(prediction: Prediction, room: int) -> Prediction:
         for stage in prediction.stages
     )
     return replace(prediction, fits=True, stages=tuple(stages))
+
+
+def _released(prediction: Prediction, rooms: Sequence[float]) -> Prediction:
+    """A prediction without cached memory that a GPU has no room for beside tensors: torch's
+    allocator gives back what it caches before it fails (``release_cached_blocks``,
+    c10/cuda/CUDACachingAllocator.cpp).
+
+    Whether the run fits stays as predicted: cached memory in pieces may not make room.
+    """
+
+    def reserved(stage: StagePrediction, room: int) -> int:
+        holds_tensors = stage.peak_allocated_bytes <= room
+        return min(stage.peak_reserved_bytes, room) if holds_tensors else stage.peak_reserved_bytes
+
+    stages = tuple(
+        replace(stage, peak_reserved_bytes=reserved(stage, int(rooms[number])))
+        for number, stage in enumerate(prediction.stages)
+    )
+    return replace(prediction, stages=stages)
 
 
 def slowed(prediction: Prediction, around: Range, factor: float) -> tuple[Prediction, Range]:

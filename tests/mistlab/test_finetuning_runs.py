@@ -130,6 +130,14 @@ def test_states_on_the_host_take_no_memory(offload: str, names: tuple[str, ...])
     assert whole.peak_reserved_bytes - own.peak_reserved_bytes == gone
 
 
+def test_a_run_that_gives_its_cache_back_reserves_what_its_tensors_take() -> None:
+    cells = {"method": "lora", "adapter_rank": "8"}
+    _, emptied = predicted(engine="HF PEFT 0.19.2, own loop", **cells)
+    assert emptied.stages[0].peak_reserved_bytes == emptied.stages[0].peak_allocated_bytes
+    _, kept = predicted(engine="HF PEFT 0.19.2", **cells)
+    assert kept.stages[0].peak_reserved_bytes > kept.stages[0].peak_allocated_bytes
+
+
 def test_a_run_fits_without_what_is_on_its_host() -> None:
     whole, _ = predicted()
     least = whole.stages[0].peak_reserved_bytes

@@ -17,6 +17,7 @@ from mistlab.calibration.run_constants import ConstantSetting, fitted, values_of
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
 from mistlab.cost.confidence import bounds_of
+from mistlab.cost.memory import room_of_plan
 from mistlab.engines.engine import ENGINES
 from mistlab.engines.nanotron import NANOTRON
 from mistlab.job.job import dump_job, load_job
@@ -192,6 +193,27 @@ def test_a_run_that_is_longer_on_the_slowest_cluster_says_so(
     said = "on the slowest cluster known it takes 3 s (--profile ultrascale)"
     assert (said in notes) == is_said
     assert is_said or not any("slowest" in note for note in notes)
+
+
+@pytest.mark.parametrize(("gib", "reserved"), [(60, 70), (60, 90), (85, 90)])
+def test_cached_memory_leaves_a_full_gpu_and_the_run_may_still_fail(
+    gib: float, reserved: float
+) -> None:
+    found = prediction(1.0, gib=gib)
+    stage = replace(found.stages[0], peak_reserved_bytes=int(reserved * GIB_BYTES))
+    found = replace(found, fits=reserved < 79, stages=(stage,) * len(found.stages))
+    run = job_of(configuration_of(row(recompute="none")))
+    answer = answered(found, run)
+    assert answer.prediction is not None
+    room = room_of_plan(run.job.cluster, run.job.plan)[0]
+    held = answer.prediction.stages[0].peak_reserved_bytes
+    # Tensors that do not fit are no run of which anything is given back.
+    capped = min(reserved * GIB_BYTES, int(room))
+    assert held == (capped if gib * GIB_BYTES <= room else reserved * GIB_BYTES)
+    # What is said of fitting counts all of it.
+    assert answer.prediction.fits == found.fits
+    assert answer.peak is not None
+    assert (answer.peak.fit_probability > 0.5) == found.fits
 
 
 def test_what_a_row_does_not_say_of_recomputation_fills_a_gpu_at_most() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.measured.predict_runs import RowPredictor
 from experiments.runs.configuration import Configuration, configuration_of
 from experiments.runs.dialects.gpu_names import BY_MEMORY, gpus_of
 from experiments.runs.judged import judged
@@ -118,6 +119,38 @@ def test_states_that_stay_must_fit_whatever_is_recomputed() -> None:
         answer = answered(predictor.predict(job.job.plan), job)
         assert answer.prediction is not None
         assert answer.prediction.fits == fits
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "said", "way"),
+    [("2", "", "none"), ("64", "", "full"), ("64", "none", "none")],
+)
+def test_blocks_that_keep_more_than_a_gpu_are_recomputed(
+    micro_batch: str, said: str, way: str
+) -> None:
+    """Whatever states are on the host: only what blocks keep counts."""
+    cells = {"engine": "llmq (C++/CUDA)", "hardware": "RTX 4090", "model": "qwen2.5-14b"}
+    cells |= {"sequence_length": "1024", "global_batch": "64", "micro_batch": micro_batch}
+    row = row_of_cells(**cells, recompute=said)
+    (answer,) = (one.answer for one in RowPredictor().answers_of([row]))
+    assert answer.prediction is not None
+    note = "a GPU has no room for what blocks keep, whatever else leaves it: full recomputation"
+    assert (note in answer.notes) == (way == "full")
+    kept = answer.prediction.stages[0].memory.activations
+    # Megatron's systems have ways of their own.
+    row = row_of_cells(**{**cells, "engine": "Megatron-LM"}, recompute=said)
+    (of_megatron,) = (one.answer for one in RowPredictor().answers_of([row]))
+    assert not any("full recomputation" in one for one in of_megatron.notes)
+    of_blocks = 48 * int(micro_batch) * 1024 * 2 * 5120
+    assert (kept == pytest.approx(of_blocks, rel=1e-3)) == (way == "full")
+
+
+def test_deepspeed_s_page_of_muon_pads_samples_and_recomputes() -> None:
+    page = "deepspeedai/DeepSpeed blogs/muon-optimizer/README.md"
+    cells = {"engine": "DeepSpeed ZeRO-2", "gpus": "8", "zero": "2", "global_batch": "32"}
+    found = run(**cells, method="full", model="qwen2.5-3b", source=page)
+    assert (found.sequence_length, found.micro_batch, found.recompute.way) == (2048, 4, "full")
+    assert found.engine == "deepspeed-trainer"
 
 
 def test_a_loss_outside_of_the_sharded_model_gathers_the_head() -> None:
