@@ -38,6 +38,8 @@ Framework = Literal[
     "axolotl",
     "llama-factory",
     "trl",
+    "torchtune",
+    "automodel",
 ]
 Kind = Literal["models", "hardware", "spaces"]
 Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]

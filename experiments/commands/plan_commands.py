@@ -97,7 +97,7 @@ PLAN_COMMANDS: dict[str, Group] = {
                 "(default: that of the plan's engine, or megatron)",
                 choices=(
                     *("megatron", "deepspeed", "torchtitan", "torchtitan-toml", "accelerate"),
-                    *("axolotl", "llama-factory", "trl"),
+                    *("axolotl", "llama-factory", "trl", "torchtune", "automodel"),
                 ),
             ),
             flag("--strict", "exit status 1 if the framework cannot express the plan exactly"),

@@ -255,7 +255,17 @@ def offloads(job: Job) -> bool:
     return any(highest(job, name) > 0 for name in STATES)
 
 
+def wholly_sharded(job: Job) -> Job:
+    """The job with ZeRO level 2 or 3, for what always runs under FSDP2."""
+    job = sharded(job)
+    level = job.plan.stages[0].zero or 2
+    return canonical(with_values(job, {"zero": level}), shares_experts=False)
+
+
 # Rows of targets built on FSDP2 alone.
+WHOLLY_SHARDED = Row(
+    choices=("zero",), nearest=wholly_sharded, because="always shards by FSDP2, ZeRO-2 or 3"
+)
 SHARDED = Row(
     choices=("zero",), nearest=sharded, because="shards by FSDP2, ZeRO-2 or 3, or not at all"
 )
@@ -269,3 +279,8 @@ def fewest_replicas(job: Job) -> Job:
     first, *_ = stages = job.plan.stages
     fewest = min(stage.state_replicas for stage in stages) if first.zero else 1
     return with_values(job, {"state_replicas": math.gcd(fewest, first.data_parallel)})
+
+
+REPLICAS_OF_STATES = Row(
+    choices=("state_replicas",), nearest=fewest_replicas, because="has as many for all states"
+)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mistlab.core.values import reject
+from mistlab.engines.engine import Precision
 from mistlab.export.accelerate import SPLITS_TOKENS, Sharing
 from mistlab.export.found import Found, Section
 from mistlab.export.given import Given, Imported
@@ -81,8 +82,9 @@ def read_torchtune(source: LaunchFile, given: Given) -> Imported:
     _tell_of_padding(draft, packs=data.switch("packed"))
     draft.micro_batches = top.whole("gradient_accumulation_steps") or 1
     Sharing(
-        level=3,
+        level=3 if top.switch("fsdp_reshard_after_forward", default=True) else 2,
         sequences=top.whole("batch_size"),
+        degrees={"dp_replicate": top.whole("data_parallel_replicate_dim") or 1},
         recomputes=top.switch("enable_activation_checkpointing"),
         offloads_inputs=top.switch("enable_activation_offloading"),
         offloads_states=top.switch("fsdp_cpu_offload"),
@@ -111,7 +113,7 @@ def read_automodel(source: LaunchFile, given: Given) -> Imported:
             rank=peft.whole("dim"),
             names=_listed(peft, "target_modules"),
             of_networks=peft.switch("match_all_linear"),
-            base="4bit" if top.section("quantization").switch("load_in_4bit") else "16bit",
+            base=_base(top.section("quantization")),
         )
     data = top.section("dataset")
     packed = top.section("packed_sequence").whole("packed_sequence_size", minimum=0) or 0
@@ -121,10 +123,32 @@ def read_automodel(source: LaunchFile, given: Given) -> Imported:
     draft.global_batch = steps.whole("global_batch_size")
     _degrees(top.section("distributed"), draft, spec, steps.whole("local_batch_size") or 1)
     _precision(draft, model.text("torch_dtype", "bf16"))
+    if draft.precision == "fp32":
+        draft.precision = _cast_to(top.section("distributed"))
+    if word := model.text("attn_implementation"):
+        draft.attention = "math" if word == "eager" else "flash"
     _optimizer(draft, _last(top.section("optimizer"), _AUTOMODEL))
     _loss(draft, _last(top.section("loss_fn"), _AUTOMODEL))
     compiles = top.section("compile").switch("enabled")
     return draft.job(given, ("fsdp-compiled", *ENGINES) if compiles else ENGINES)
+
+
+def _base(section: Section) -> str:
+    for bits in ("4bit", "8bit"):
+        if section.switch(f"load_in_{bits}"):
+            return bits
+    return "16bit"
+
+
+def _cast_to(section: Section) -> Precision:
+    """The precision of products of an AutoModel recipe that loads weights in 32 bits: FSDP2 casts
+    them to bf16 unless its policy says otherwise, DDP where it is told to.
+    """
+    is_fsdp = section.text("strategy", "fsdp2").lower() == "fsdp2"
+    word = section.text("autocast_dtype")
+    if is_fsdp:
+        word = section.section("mp_policy").text("param_dtype", "bfloat16")
+    return "bf16" if word.removeprefix("torch.") in ("bf16", "bfloat16") else "fp32"
 
 
 def _listed(section: Section, key: str) -> list[str]:
@@ -142,13 +166,15 @@ def _degrees(section: Section, draft: Found, model: ModelSpec, sequences: int) -
     if strategy not in ("fsdp2", "ddp"):
         reject(f"distributed.strategy: {strategy!r} is not supported: give fsdp2 or ddp")
     axes = ("tp", "cp", "ep", "dp_replicate")
+    reshards = section.switch("reshard_after_forward", default=True)
     draft.num_stages = _degree(section, "pp_size")
     Sharing(
-        level=0 if strategy == "ddp" else 3,
+        level=0 if strategy == "ddp" else 3 if reshards else 2,
         sequences=sequences,
         degrees={word: _degree(section, f"{word}_size") for word in axes},
         recomputes=section.switch("activation_checkpointing"),
         splits_tokens=section.switch(SPLITS_TOKENS),
+        offloads_states=section.has("offload_policy"),
     ).take(draft, model)
 
 

@@ -16,12 +16,13 @@ from experiments.cli.commandline import PLANS, run
 from experiments.interchange.launched_runs import launched_runs
 from experiments.interchange.single_changes import single_changes
 from experiments.live_page.questions import names as live_names
-from mistlab.core.files import read_yaml
+from mistlab.core.files import format_yaml, read_yaml
 from mistlab.core.values import InputError
 from mistlab.export.targets import target_for
 from mistlab.formats.recipes.exports import EXPORTS, RECIPES
-from mistlab.job.job import load_job
+from mistlab.job.job import job_to_mapping, load_job
 from tests.experiments.test_predict import plan_file
+from tests.mistlab.recipes.drawn_recipes import drawn_recipes
 
 LINES = Path(__file__).parents[2] / "examples" / "launch"
 SCRIPT = PLANS / "pretrain-gpt3-2.7b.sh"
@@ -58,7 +59,9 @@ def test_a_plan_goes_to_the_framework_of_its_engine(engine: str, target: str) ->
 def test_a_recipe_is_printed_or_the_plan_refused(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = str(PLANS / "tiny" / "plain.yaml")
+    (job,) = drawn_recipes(RECIPES[name], 1, seed=3)
+    plan = str(tmp_path / "drawn.yaml")
+    Path(plan).write_text(format_yaml(job_to_mapping(job)), encoding="utf-8")
     assert run(export.main, [plan, "--to", name, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["text"].startswith("# Add ")

@@ -8,7 +8,13 @@ from typing import Any
 
 from mistlab.core.values import refuse
 from mistlab.export.accelerate import Sharing
-from mistlab.export.nearest import OFFLOADED, SHARDED
+from mistlab.export.nearest import (
+    OFFLOADED,
+    SHARDED,
+    WHOLLY_SHARDED,
+    sharded,
+    wholly_sharded,
+)
 from mistlab.export.rules import (
     EQUAL_MESHES,
     EQUAL_NODES,
@@ -34,7 +40,8 @@ def one_mesh(title: str, known: Collection[str] = REPLICAS) -> Row:
     field, value and remedy.
     """
     axes = dimensions_of_axes()
-    others = [name for name in axes if DIMENSIONS[name].symbol not in known]
+    sayable = [name for name, row in DIMENSIONS.items() if row.symbol in known]
+    others = [name for name in axes if name not in sayable]
 
     def rule(job: Job) -> Job:
         if (stages := job.plan.num_stages) > 1:
@@ -53,7 +60,7 @@ def one_mesh(title: str, known: Collection[str] = REPLICAS) -> Row:
                 )
         return job
 
-    choices = ("layers", *axes, *EQUAL_MESHES.choices)
+    choices = ("layers", *axes, *sayable, *EQUAL_MESHES.choices)
     return Row(choices=choices, nearest=rule, because="has no pipelines")
 
 
@@ -61,14 +68,32 @@ ORDER_AND_NODES = (
     Row(choices=("order",), nearest=among_orders((DEFAULT_ORDER,)), because="has no pipelines"),
     EQUAL_NODES,
 )
-SAVINGS = tuple(
-    replace(row, because=f"{row.because}: give {remedy}")
-    for row, remedy in (
-        (RECOMPUTED, "all blocks, or 0"),
-        (SHARDED, "zero: 2 or 3"),
-        (OFFLOADED, "1 or 0"),
-        (INPUTS_OFFLOADED, "1 or 0"),
-    )
+
+
+def _remedied(row: Row, remedy: str) -> Row:
+    return replace(row, because=f"{row.because}: give {remedy}")
+
+
+ALL_RECOMPUTED = _remedied(RECOMPUTED, "all blocks, or 0")
+ALWAYS_SHARDED = _remedied(WHOLLY_SHARDED, "zero: 2 or 3")
+ALL_OFFLOADED = _remedied(OFFLOADED, "1 or 0")
+ALL_INPUTS_OFFLOADED = _remedied(INPUTS_OFFLOADED, "1 or 0")
+SAVINGS = (
+    *(ALL_RECOMPUTED, _remedied(SHARDED, "zero: 2 or 3")),
+    *(ALL_OFFLOADED, ALL_INPUTS_OFFLOADED),
+)
+
+
+def _sharded_with_axes(job: Job) -> Job:
+    job = sharded(job)
+    degrees = Sharing.of(job).degrees.values()
+    return wholly_sharded(job) if max(degrees) > 1 else job
+
+
+SHARDED_WITH_AXES = replace(
+    SHARDED,
+    nearest=_sharded_with_axes,
+    because="shards by FSDP2, which offloading and tensor ranks need: give zero: 2 or 3",
 )
 
 

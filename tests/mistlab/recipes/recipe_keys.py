@@ -21,14 +21,15 @@ from typing import Any
 import yaml
 
 from mistlab.core.files import format_yaml
+from mistlab.formats.recipes.component_exports import BUILDERS
 from mistlab.formats.recipes.exports import RECIPES
 from tests.mistlab.recipes.drawn_recipes import drawn_recipes
 
 LIST = Path(__file__).parent / "recipe_keys.yaml"
 # So many drawn plans have every key that a framework's recipes may have; tests take as many.
-PLANS, SEED = 40, 7
-# Marks what is read from the installed transformers.
-INSTALLED = "transformers"
+PLANS, SEED = 60, 7
+# Marks the modules of installed packages.
+INSTALLED = "@"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +37,9 @@ class Source:
     """Where a framework says which keys it has: its version's file and what to read there, and for
     each section of a recipe (the top has no name) the places of its classes and functions.
 
-    A place is ``PATH NAME``. Fields of a class and parameters of a function are keys; of a function
-    whose name has a colon behind it, what it reads of the variable named there.
+    A place is ``PATH NAME``, or ``@MODULE NAME`` of an installed package. Fields of a class and
+    parameters of a function are keys; of a function whose name has a colon behind it, what it reads
+    of the variable named there.
     """
 
     version: tuple[str, str]
@@ -46,8 +48,15 @@ class Source:
 
 _SCHEMAS = "src/axolotl/utils/schemas"
 _HPARAMS = "src/llamafactory/hparams"
-_ARGUMENTS = f"{INSTALLED} training_args.TrainingArguments"
-_FSDP = f"{INSTALLED} training_args.TrainingArguments._process_fsdp_args:self.fsdp_config"
+_ARGUMENTS = "@transformers.training_args TrainingArguments"
+_FSDP = f"{_ARGUMENTS}._process_fsdp_args:self.fsdp_config"
+_LLAMA3 = "torchtune/models/llama3/_model_builders.py"
+_COMPONENT = "torchtune/config/_instantiate.py _create_component"
+_AUTOMODEL = "nemo_automodel"
+_PARTS = f"{_AUTOMODEL}/components"
+_TRAINS = f"{_AUTOMODEL}/recipes/llm/train_ft.py TrainFinetuneRecipeForNextTokenPrediction.setup"
+_INSTANTIATED = f"{_PARTS}/config/loader.py ConfigNode.instantiate:self"
+_ADAMW = "@torch.optim.adamw AdamW.__init__"
 SOURCES: Mapping[str, Source] = {
     "axolotl": Source(
         version=("VERSION", r"([\d.]+\w*)"),
@@ -87,6 +96,54 @@ SOURCES: Mapping[str, Source] = {
             "fsdp_config": (_FSDP,),
         },
     ),
+    "torchtune": Source(
+        version=("version.txt", r"([\d.]+\w*)"),
+        places={
+            "": (
+                "recipes/full_finetune_distributed.py FullFinetuneRecipeDistributed:cfg",
+                "recipes/lora_finetune_distributed.py LoRAFinetuneRecipeDistributed:cfg",
+            ),
+            "model": (f"{_LLAMA3} lora_llama3_8b", _COMPONENT),
+            "tokenizer": (f"{_LLAMA3} llama3_tokenizer", _COMPONENT),
+            "dataset": ("torchtune/datasets/_alpaca.py alpaca_dataset",),
+            "optimizer": (_COMPONENT, _ADAMW),
+            "loss": (_COMPONENT,),
+        },
+    ),
+    "automodel": Source(
+        version=("nemo_automodel/package_info.py", r"(?:MAJOR|MINOR|PATCH) = (\d+)"),
+        places={
+            "": (
+                f"{_AUTOMODEL}/recipes/_typed_config.py RecipeConfig:self._raw",
+                f"{_TRAINS}:self.cfg",
+                f"{_AUTOMODEL}/recipes/_dist_utils.py _distributed_cfg_to_dict:cfg",
+                f"{_AUTOMODEL}/cli/app.py main:config",
+            ),
+            "step_scheduler": (f"{_PARTS}/training/step_scheduler.py StepScheduler.__init__",),
+            "model": (
+                f"{_AUTOMODEL}/_transformers/auto_model.py from_pretrained",
+                _INSTANTIATED,
+            ),
+            "peft": (f"{_PARTS}/_peft/lora.py PeftConfig", _INSTANTIATED),
+            "quantization": (f"{_PARTS}/quantization/qlora.py create_bnb_config:config",),
+            "distributed": (
+                f"{_PARTS}/distributed/config.py FSDP2Config",
+                f"{_PARTS}/distributed/config.py DDPConfig",
+                f"{_PARTS}/distributed/mesh.py ParallelismSizes",
+                f"{_AUTOMODEL}/recipes/_dist_utils.py parse_distributed_section:cfg",
+            ),
+            "distributed.mp_policy": (
+                "@torch.distributed.fsdp._fully_shard._fsdp_api MixedPrecisionPolicy",
+                f"{_AUTOMODEL}/recipes/_dist_utils.py parse_distributed_section:mp_raw",
+            ),
+            "distributed.offload_policy": (
+                f"{_AUTOMODEL}/recipes/_dist_utils.py parse_distributed_section:op_raw",
+            ),
+            "dataset": (f"{_PARTS}/datasets/llm/squad.py make_squad_dataset",),
+            "optimizer": (_INSTANTIATED,),
+            "loss_fn": (_INSTANTIATED,),
+        },
+    ),
 }
 
 
@@ -118,7 +175,8 @@ def keys_of(name: str, checkout: str) -> dict[str, str]:
     for section, places in source.places.items():
         for place in places:
             for key, kind in _declared(place, checkout):
-                known.setdefault(f"{section}.{key}".lstrip("."), kind)
+                where = f"{section}.{key}".lstrip(".")
+                known[where] = known.get(where) or kind
     return {path: known[path] for path in sorted(written_keys(name)) if path in known}
 
 
@@ -126,16 +184,16 @@ def _declared(place: str, checkout: str) -> Iterator[tuple[str, str]]:
     """The keys that a class or function declares, or that a function reads of a variable."""
     path, name = place.split()
     name, _, variable = name.partition(":")
-    if path == INSTALLED:
-        module, _, name = name.partition(".")
-        text = inspect.getsource(import_module(f"{INSTALLED}.{module}"))
+    if path.startswith(INSTALLED):
+        text = inspect.getsource(import_module(path.removeprefix(INSTALLED)))
     else:
         text = _shown(checkout, path)
     node: ast.AST = ast.parse(text)
     for part in name.split("."):
         node = next(one for one in ast.walk(node) if getattr(one, "name", None) == part)
     if variable:
-        reads = rf'{re.escape(variable)}(?:\.get\(|\[)\s*"(\w+)"|{re.escape(variable)}\.(\w+)\b'
+        start = re.escape(variable)
+        reads = rf'{start}(?:\.get\(|\.pop\(|\[)\s*"([\w.]+)"|\b{start}\.(\w+)\b'
         for quoted, plain in re.findall(reads, ast.unparse(node).replace("'", '"')):
             yield quoted or plain, ""
     elif isinstance(node, ast.ClassDef):
@@ -159,6 +217,33 @@ def _git(checkout: str, *words: str) -> str:
     ).stdout
 
 
+def components_of(name: str) -> set[str]:
+    """The framework's own classes and functions that its recipes name, by their paths."""
+    values = {str(value) for values in written_keys(name).values() for value in values}
+    package = {"torchtune": "torchtune.", "automodel": "nemo_automodel."}.get(name, "?")
+    named = {value for value in values if value.startswith(package)}
+    if name == "torchtune":
+        for place in BUILDERS.values():
+            module, _, builder = place.partition(".")
+            named |= {f"torchtune.models.{module}.{start}{builder}" for start in ("", "lora_")}
+    return named
+
+
+def _known_components(name: str, checkout: str) -> list[str]:
+    """Those of the recipes' components that a checkout defines."""
+    return [path for path in sorted(components_of(name)) if _is_defined(path, checkout)]
+
+
+def _is_defined(path: str, checkout: str) -> bool:
+    words = path.split(".")
+    # A class's method is looked for as the class; a model's module is a folder.
+    name = words[-2] if words[-1] == "from_pretrained" else words[-1]
+    folder = "/".join(words[:3]) if words[1] == "models" else words[0]
+    command = ["git", "-C", checkout, "grep", "-qE", rf"^(def|class) {name}\b", "HEAD"]
+    command += ["--", folder]
+    return subprocess.run(command, check=False).returncode == 0
+
+
 def entry_of(name: str, checkout: str) -> dict[str, Any]:
     """The list's entry of a framework: version, commit and its date, and the keys by type."""
     path, pattern = SOURCES[name].version
@@ -169,6 +254,7 @@ def entry_of(name: str, checkout: str) -> dict[str, Any]:
         "commit": commit,
         "date": date,
         "keys": keys_of(name, checkout),
+        "components": _known_components(name, checkout),
     }
 
 
@@ -181,7 +267,7 @@ def main() -> int:
     for word in options.checkouts:
         name, _, checkout = word.partition("=")
         entries[name] = entry_of(name, checkout)
-    transformers = import_module(INSTALLED).__version__
+    transformers = import_module("transformers").__version__
     head = (
         "# Written by python -m tests.mistlab.recipes.recipe_keys: names and types of settings in\n"
         f"# the frameworks' classes and in transformers {transformers}.\n"

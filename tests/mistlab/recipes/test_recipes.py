@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 import yaml
 
+from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import nearest
 from mistlab.export.rules import with_values, with_workload
 from mistlab.export.target import Target, read_back
 from mistlab.formats.file_formats import FORMATS, format_of
+from mistlab.formats.recipes.component_exports import BUILDERS
 from mistlab.formats.recipes.exports import EXPORTS, RECIPES
 from mistlab.job.job import Job, job_from_mapping
 from mistlab.shell.session import LaunchFile
 from tests.mistlab.recipes.drawn_recipes import drawn_recipes
-from tests.mistlab.recipes.recipe_keys import LIST, written_keys
+from tests.mistlab.recipes.recipe_keys import LIST, components_of, written_keys
 
 ALL = tuple(RECIPES)
 FEW, MANY = 12, 100
@@ -82,11 +84,11 @@ def strange_keys(name: str, written: Mapping[str, tuple[Any, ...]]) -> Iterator[
 # What a declared type says that takes values of a type; texts may be members of enumerations.
 TYPES: Mapping[type, str] = {
     type(None): "None|Optional",
-    bool: "bool",
+    bool: r"bool|\w+Mode",
     int: "int|float",
     float: "float",
     list: "[Ll]ist",
-    dict: r"dict|[A-Z]\w*Config",
+    dict: r"dict|[A-Z]\w*(Config|Policy)",
 }
 
 
@@ -99,7 +101,7 @@ def is_of(declared: str, value: Any) -> bool:
             return re.search(rf"\b({words})\b", declared) is not None
     # A text is a string, one of several words, or the name of an enumeration's member.
     names = re.findall(r"\b[A-Z]\w+\b", re.sub(r"Literal\[.*?\]", "", declared))
-    is_text = re.search(r"\bstr\b", declared) is not None
+    is_text = re.search(r"\bstr\b|\bCallable\b|dtype\b", declared) is not None
     return value in re.findall(r"'(\w+)'", declared) or is_text or bool({*names} - {"None"})
 
 
@@ -107,6 +109,7 @@ def is_of(declared: str, value: Any) -> bool:
 def test_recipes_have_keys_that_the_framework_has(name: str) -> None:
     assert list(strange_keys(name, written_keys(name))) == []
     assert written_keys(name).keys() == KEYS[name]["keys"].keys()
+    assert components_of(name) == {*KEYS[name]["components"]}
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", str(KEYS[name]["date"]))
 
 
@@ -157,7 +160,10 @@ def in_stages() -> Job:
     return replace(PLAIN, plan=plan)
 
 
-OF_REPLICAS = ("axolotl", "llama-factory", "trl")
+EIGHT_BITS = {"train": "adapters", "base": "8bit"}
+PURE_FP16 = {"precision": "fp16", "states": "16bit"}
+OF_REPLICAS = ("axolotl", "llama-factory", "trl", "torchtune")
+OF_TRAINER = OF_REPLICAS[:3]
 
 
 @pytest.mark.parametrize("name", OF_REPLICAS)
@@ -172,7 +178,7 @@ def test_meshes_that_a_recipe_cannot_say_are_refused(name: str) -> None:
             nearest(with_degrees(**{axis: 4}), target)
 
 
-@pytest.mark.parametrize("name", OF_REPLICAS)
+@pytest.mark.parametrize("name", OF_TRAINER)
 def test_eight_bit_weights_that_are_sharded_are_refused(name: str) -> None:
     job = with_workload(PLAIN, train="adapters", base="8bit")
     with pytest.raises(
@@ -198,6 +204,64 @@ def test_savings_take_their_nearest_form_with_a_remedy(
     (remark,) = (one for one in found.remarks if one.choice == choice)
     assert re.match(text, remark.text), remark.text
     assert not found.is_exact
+
+
+@pytest.mark.parametrize("model", BUILDERS)
+def test_torchtune_s_builders_are_read_as_their_models(model: str) -> None:
+    workload = replace(PLAIN.workload, model=catalog.model(model), states="16bit")
+    stage = PLAIN.plan.stages[0].with_values({"layers": workload.model.layers})
+    job = replace(PLAIN, workload=workload, plan=replace(PLAIN.plan, stages=(stage,)))
+    target = RECIPES["torchtune"]
+    text = target.write(nearest(job, target).job)
+    given = Given(hardware=PLAIN.cluster.hardware, nodes=1, gpus_per_node=4)
+    assert target.read(text, given).job == job
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "refused"),
+    [
+        ("torchtune", EIGHT_BITS, r"workload\.base: 8bit, .*give base: 4bit"),
+        ("torchtune", {"model": "falcon-7b"}, r"workload\.model: falcon-7b has no .*: give one"),
+        ("automodel", EIGHT_BITS, r"workload\.base: 8bit, .*give base: 4bit"),
+    ],
+)
+def test_workloads_that_a_recipe_cannot_say_are_refused(
+    name: str, changed: dict[str, Any], refused: str
+) -> None:
+    if "model" in changed:
+        changed = {"model": catalog.model(changed["model"])}
+    with pytest.raises(InputError, match=refused):
+        nearest(with_workload(PLAIN, **changed), RECIPES[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "choice", "text"),
+    [
+        ("torchtune", {"states": "mixed"}, "states", "mixed -> 16bit: .* in its data type"),
+        ("torchtune", {"attention": "math"}, "attention", "math -> flash: .* SDPA: give"),
+        ("torchtune", {"precision": "fp16"}, "precision", "fp16 -> bf16: .* give precision: bf16"),
+        ("automodel", {"train": "adapters"}, "states", "mixed -> 16bit: .* adapters' states"),
+        ("trl", PURE_FP16, "states", "16bit -> mixed: .* bf16 alone"),
+        ("axolotl", {"optimizer": "adamw-bf16"}, "optimizer", "adamw-bf16 -> adamw: "),
+    ],
+)
+def test_workloads_take_their_nearest_form_with_a_remark(
+    name: str, changed: dict[str, Any], choice: str, text: str
+) -> None:
+    any_plan = replace(PLAIN, plan=replace(PLAIN.plan, engine="mistlab"))
+    found = nearest(with_workload(any_plan, **changed), RECIPES[name])
+    (remark,) = (one for one in found.remarks if one.choice == choice)
+    assert re.match(text, remark.text), remark.text
+
+
+def test_automodel_has_tensor_and_context_ranks_and_no_pipelines() -> None:
+    target = RECIPES["automodel"]
+    found = nearest(with_degrees(tensor_parallel=2, context_parallel=2), target)
+    text = target.write(found.job)
+    assert "tp_size: 2" in text
+    assert "cp_size: 2" in text
+    with pytest.raises(InputError, match=r"plan\.stages: 2 stages, .*: give one stage, or"):
+        nearest(in_stages(), target)
 
 
 def test_a_left_out_rank_is_the_usual_one_and_no_loss() -> None:
