@@ -542,7 +542,7 @@ def _default(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-# Makes the entries of a table when they are first used, since listing names needs none.
+# A table makes (imports, for one) an entry only when it is used, not when names are listed.
 
 
 Entry = TypeVar("Entry")

@@ -197,8 +197,8 @@ def sends_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats, are_single:
 
 
 def further_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats) -> Floats:
-    """The seconds by which the second pass after a send lengthens the rest of the send, summed over
-    a forward and a backward send, for each candidate.
+    """The seconds by which sends get longer in the second pass that they overlap with, summed over
+    a stage's send of an activation and its send of a gradient, for each candidate.
 
     A send of ``send_s`` seconds may outlast the pass that starts with it; the pass after that is of
     the other direction.
@@ -233,8 +233,8 @@ def queued_late_s(
 
 
 def _share(send_s: Floats, sent_s: Floats) -> Floats:
-    """The share of a pass during which a send of ``send_s`` seconds runs, at most 1, if ``sent_s``
-    seconds of a long send are done by the end of the pass.
+    """The share of a pass during which a send of ``send_s`` seconds runs, at most 1; of an endless
+    send, ``sent_s`` seconds are done in the whole pass.
     """
     return np.asarray(np.minimum(send_s / np.where(sent_s > 0, sent_s, np.inf), 1.0))
 
@@ -268,8 +268,8 @@ def slots_beside_sends(
 
 
 def sends_beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:
-    """The factor by which arithmetic lengthens a send, and the share of their overlap by which a
-    pass and the end of the send before it are delayed, for each strategy.
+    """The factor by which arithmetic lengthens a send, and the share of their overlap by which both
+    a pass and the send before it are delayed, for each strategy.
     """
     computing, sending = _beside_arithmetic(seconds)
     lost = sending * (1 - 1 / computing) + sending - 1

@@ -527,7 +527,7 @@ class _QueuedSends(Generic[Length]):
     def ways(
         self, begins: Length | None, there: Length, back: Length, ends: Length | None
     ) -> list[Length]:
-        """The durations of the chains through a stage's passes and those through its sends.
+        """The durations of the chains of passes and sends through a stage whose sends queue.
 
         Arguments as in ``_OwnWork.ways``.
         """

@@ -305,7 +305,9 @@ class LayerModel:
         )
 
     def _launched(self, gpu_s: Floats, launches_s: Floats) -> Floats:
-        """The seconds of a pass, from those of its kernels on the GPU and of their launches."""
+        """The seconds of a pass whose kernels take ``gpu_s`` to run and ``launches_s`` to
+        launch.
+        """
         if self.compute.host_computes:
             return gpu_s + launches_s
         return _joined(gpu_s, launches_s)

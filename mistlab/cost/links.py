@@ -163,9 +163,8 @@ class LinkTimes:
         """
         if nodes == 1:
             return self._over_nodes("all_to_all", gpus_in_node, 1)
-        # A message between two nodes carries a token once, so fewer than ``copies`` of a token
-        # cross the network: this is the expected number of nodes that they reach, as a share of the
-        # copies.
+        # The expected number of nodes that the copies of a token reach, as a share of the copies: a
+        # message between two nodes carries a token only once.
         reached = (1 - (1 - 1 / nodes) ** copies) * nodes / copies if copies else 1.0
         link = self._to_nodes(gpus_in_node, nodes, reached, passes_on=copies > 0)
         if self.tiers is None:
@@ -414,8 +413,8 @@ def transfer_s(size_bytes: Floats, line: Line) -> Floats:
 
 
 def late_s(value: Callable[[str], NDArray[Any]], cluster: Cluster, global_batch: int) -> Floats:
-    """The seconds by which a send between stages takes longer on a cluster with a profile, for each
-    strategy.
+    """The seconds by which a send between stages takes longer on a cluster with a profile (a
+    measured slowness of its own), for each strategy.
     """
     ranks = np.asarray(ranks_of("tensor", value)).astype(np.int64)
     profile, gpus = cluster.profile, cluster.num_gpus

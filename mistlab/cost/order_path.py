@@ -293,8 +293,8 @@ class _HostSeconds:
 
 
 class _PassSeconds:
-    """The seconds of each pass: how long it occupies its stage, and how long its micro-batch waits
-    for it.
+    """The seconds of each pass: those for which it occupies its stage, and those from the arrival
+    of its input to its output.
 
     Those of one candidate alone are numbers.
     """

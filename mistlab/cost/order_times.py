@@ -280,8 +280,8 @@ def _played_s(
 
 
 def _lost(seconds: StageSeconds, placement: Placement, plans: int) -> Lost:
-    """For each stage, the seconds by which a second of its sends lengthens a forward and a backward
-    pass: the most of any of the stage's parts.
+    """The seconds by which each second of a stage's sends lengthens its forward and its backward
+    passes, for each stage.
     """
     beside = (
         (seconds.lost_forward_s, seconds.received_s),

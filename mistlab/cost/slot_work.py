@@ -149,9 +149,7 @@ def slot_ends(
 
 
 def in_slots(slowed: SlowedBy, alone: Floats, chosen: Rows | slice = slice(None)) -> SlowedBy:
-    """How much streams slow one another down in the ``chosen`` strategies, repeated for each
-    layer.
-    """
+    """The slowdown factors of concurrent streams for each layer and each chosen strategy."""
     first = np.broadcast_to(slowed.first[chosen], alone.shape[1:])
     return SlowedBy(slowed.table, first.reshape(-1), slowed.size)
 
@@ -406,8 +404,8 @@ def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
     slowed = in_slots(seconds.slowed_by(), slots[:, 0], strategy)
     lasts, _ = slots_in_turn(works, [one.ravel() for one in reduced], slowed, slots=_SLOTS)
     both_s = np.sum(lasts[-_MEASURED:], axis=0).reshape(reduced[0].shape) * 2 / _MEASURED
-    # The seconds if each layer's offload starts with the next layer; for equal layers, those are
-    # the usual ones.
+    # The seconds of each layer if its offload starts only with the next layer; where all layers are
+    # equal, these are the usual seconds.
     barriers = until(STREAMS, slot_ends(seconds, slots, False, strategy), slots)
     are_alike = (kinds[rows, HERE] == kinds[rows, LOWER])[:, None]
     longer, both_at_once_s = usual_s.copy(), barriers.sum(axis=0)
@@ -437,8 +435,8 @@ def slots_of_first_layers(work: SlotWork, usual_s: Floats) -> Floats:
         if not len(rows) or not len(chosen) or seconds.model.template.depth != 1:
             continue
         layers = kinds[rows, HERE]
-        # Describe the first layer of a pass, one inside it, its last layer, and the time between
-        # this pass and the next (the turn).
+        # Four rows give the types of layers around the first layer of a pass, around one inside it,
+        # around its last layer, and between this pass and the next.
         slots = np.tile(layers[:, None], (4, 1, 3))
         slots[0, :, before] = slots[2, :, after] = slots[3, :, [HERE, after]] = NOTHING
         alone = SlotWork(seconds, slots.reshape(-1, 3)).alone((phase, "forward", "backward"))

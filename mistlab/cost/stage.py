@@ -145,8 +145,7 @@ def held_by_host(
 def with_host(
     passes: PassSeconds, host: HostTime, ends: Sequence[StageBatch], cluster: Cluster
 ) -> PassSeconds:
-    """The times of passes if each takes at least as long as the host needs for its layers, on a
-    cluster that may have a profile.
+    """The times of passes that take at least as long as their host needs to issue them.
 
     ``ends`` are the candidates alone. No host gets a pass ahead where ranks of a block wait for the
     slowest of their hosts, as on a cluster with a profile, or where hosts wait for each message of
@@ -300,8 +299,8 @@ class StageTimeModel:
         differ = np.flatnonzero(least.value(RECOMPUTED) != most.value(RECOMPUTED))
         other_end = rows.copy()
         other_end[differ] = len(rows) + np.arange(len(differ))
-        # A small table takes as long as a large one, so both ends of the range are computed
-        # together.
+        # Bounds of both ends of the range are computed together, since a small table takes as long
+        # as a large one.
         both = StageBatch.joined([least, _recomputing(least, most, differ)])
         slots = StageSlots.of(self.tasks, both)
         outside = slots.outside_passes().chosen(rows)

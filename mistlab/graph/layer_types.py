@@ -524,8 +524,8 @@ Table = Mapping[str, Floats]
 # The names of sums over a stage's blocks begin with this word and end with the way to run the
 # blocks.
 BLOCKS = "blocks"
-# The names of the parameters of a stage's largest block, which decides the size of buffers: of
-# their number, and of the number in experts.
+# The names of the number of parameters in a stage's largest block, and below of those in its
+# experts; the size of buffers depends on them.
 LARGEST_BLOCK = "largest_block_parameters"
 LARGEST_EXPERTS = "largest_block_expert_parameters"
 

@@ -11,7 +11,7 @@ from mistlab.core.values import reject
 
 
 def even_shares(count: int, parts: int) -> tuple[int, ...]:
-    """Divide ``count`` items into parts as evenly as possible; the first parts have one more.
+    """Divide ``count`` items into parts as evenly as possible; the first parts get the remainder.
 
     >>> even_shares(32, 5)
     (7, 7, 6, 6, 6)
@@ -21,7 +21,7 @@ def even_shares(count: int, parts: int) -> tuple[int, ...]:
 
 
 def spread_shares(count: int, parts: int) -> list[int]:
-    """Divide ``count`` items into parts as evenly as possible; those with one more are spread out.
+    """Divide ``count`` items into parts as evenly as possible; the remainder is spread over them.
 
     >>> spread_shares(32, 5)
     [6, 6, 7, 6, 7]

@@ -348,7 +348,9 @@ class StageShape:
         return not self.steps_on_host and self.offload_of(layer).optimizer > 0
 
     def has(self, row: Task, layer: int) -> bool:
-        """Whether a layer has a task of this kind; a task is a row of the slot table."""
+        """Whether a stage runs a kind of task for one of its layers, such as an all-gather of
+        weights.
+        """
         if row.kind in ("U", "R"):
             return self.replicas > 1 and self.zero >= row.from_zero
         if row.direction is None:
@@ -518,7 +520,7 @@ def _most_apart(
 
     ``place_of`` maps ranks to units.
     """
-    # NumPy's innermost axis is the last, that of a table of mesh axes the first.
+    # The innermost mesh axis comes first in a table of axes, but last in a NumPy array.
     names = [*axes][::-1]
     shape = [axes[name] for name in names]
     nodes = place_of(first_rank + np.arange(math.prod(shape)).reshape(shape))
