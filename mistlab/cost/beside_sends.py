@@ -95,8 +95,8 @@ class BesideSend:
         return self.late_s * _share(send_s, most_s)
 
     def late_alone_s(self, send_s: Floats) -> Floats:
-        """An upper limit of the seconds by which this pass lengthens a send, for each candidate;
-        alone the send takes ``send_s`` seconds.
+        """The seconds by which this pass lengthens a send that overlaps with no other pass, for
+        each candidate; alone the send takes ``send_s`` seconds.
         """
         return np.asarray(np.minimum(self.late_s, send_s))
 

@@ -556,8 +556,8 @@ class _QueuedSends(Generic[Length]):
 def _rounds(
     stage: PassLengths[Length], after: Chains[Length], counts: Counts
 ) -> tuple[Length, Length]:
-    """How much longer micro-batches' round trips, to the next stage or to the last one, take than
-    the passes that the stage runs meanwhile.
+    """The durations by which micro-batches' round trips, to the next stage and to the last one,
+    exceed the passes that the stage runs meanwhile.
     """
     both = stage.forward_s + stage.backward_s
     # The stage is idle when the gradient arrives that it waits for, so its backward pass is

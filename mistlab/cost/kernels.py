@@ -123,8 +123,8 @@ def _adds(operator: Operator, layer: LayerGraph) -> str:
 
 
 def kernels_of_join(operator: Operator) -> Sum:
-    """The number of kernels and messages that joining the attention results of context-parallel
-    ranks adds to a pass, as an expression of the number of ranks.
+    """The number of kernels and messages that exchanging keys between context-parallel ranks adds
+    to a pass, as an expression of the number of ranks.
     """
     of_way = LAUNCHES[JOINS[operator.name]]
     launches = of_way.forward if operator.phase == "forward" else of_way.backward

@@ -249,8 +249,8 @@ class OrderedStages:
         beyond = self.held.beyond(self.moments, self.batch.in_flight, of_others=True)
         forward = closed["forward_peak_bytes"] + beyond
         if self.model.memory.rings:
-            # In its peak before the optimizer step, the formula for 1F1B counts a single
-            # micro-batch in flight.
+            # For the first forward pass, with its optimizer steps, the formula for 1F1B counts a
+            # single micro-batch in flight.
             forward = forward - (closed["step_peak_bytes"] - closed["held_bytes"])
         backward = closed["backward_peak_bytes"] + beyond
         rows = self.walked

@@ -262,7 +262,7 @@ class _StageEnds:
             self.reduced[stage] = self.maximum(self.reduced[stage], last_block + last_s)
 
     def longest_s(self, ends: Mapping[int, Any], begun: Mapping[int, Any]) -> Any:
-        """The longest time of a stage from its first pass to the end of its work, by candidate."""
+        """The time from a stage's first pass to the end of its work, for the slowest stage."""
         longest: Any = 0.0
         for stage, end in ends.items():
             over = self.maximum(end, self.reduced[stage]) + self.stepping_s[stage]
@@ -431,8 +431,8 @@ def order_bound_s(
     issued_s = stages.issued_within_s(steps_apart=steps_apart) + goes_s
     sent_s = before_s + stages.first_s + of_chunks.sends_s() * np.asarray(micro_batches)[..., None]
     if steps_apart:
-        # Stages that begin their iterations independently need not wait for the last send of
-        # another stage.
+        # Where stages begin their iterations independently, the receiver of the last send may have
+        # started later, so sends give no lower bound.
         sent_s = np.zeros_like(sent_s)
     longest = np.asarray(np.maximum.reduce([passed_s, issued_s, sent_s]).max(axis=1))
     return np.maximum(longest, of_chunks.there_and_back_s()) if goes_back else longest

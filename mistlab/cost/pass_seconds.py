@@ -136,8 +136,8 @@ def first_slots(
     weights, state = weights[:, chosen], state[:, chosen]
     swaps, keeps = (columns[f"offload_{kind}"][chosen] > 0 for kind in ("weights", "activations"))
 
-    # The head must wait for the last block's optimizer states to leave the GPU before its
-    # activations can.
+    # Offloaded activations queue behind the last block's optimizer states, and the head waits for
+    # both.
     is_last = (above == NOTHING)[:, None] | (~keeps & ((weights + state)[above] == 0))
     last = np.flatnonzero(is_last.any(axis=1))
     at_last = np.ix_(last, chosen)
@@ -215,7 +215,7 @@ class PassSlots:
             for phases, where in parts
         ]
         rows = np.concatenate([one.ravel() for one in places])
-        # A small table takes as long as a large one, so all phases are computed together.
+        # A small table takes as long to compute as a large one, so all phases are in one.
         self._alone, self._fetched_s = self._tasks(rows)
         first, last = np.cumsum([one.size for one in places[:-1]])
         turn = slice(last - len(places[1][-1]), last)

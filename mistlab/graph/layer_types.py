@@ -110,7 +110,7 @@ def _wide(size: Sum) -> Sum:
 
 
 def _with_more(size: Sum, ranks: Callable[[int], int]) -> Sum:
-    """A sum with each term multiplied by cp to the power ``ranks(power of s in the term)``."""
+    """Multiply each term of a sum by a power of cp, given by ``ranks`` for its power of s."""
     if "s" not in size.names:
         return size
     cp = Sum.named("cp")

@@ -33,7 +33,8 @@ _TURNS_ON_HOST = ("R", "device_to_host", "host_to_device", "S", "F", "O<", "U", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTask:
-    """A task of a pass: a ``row`` of the slot table, applied to one layer of the pass.
+    """A task of a pass: a row of the table of tasks that overlap while a layer computes (the slot
+    table), applied to one layer of the pass.
 
     ``entry`` is the place of its layer in the rings. A task of memory has no layer.
     """
@@ -76,8 +77,8 @@ class PassTasks:
             yield from self._room("close", stage_pass)
 
     def turn(self, row_and_position: tuple[Task, int]) -> int:
-        """The position of a row of the slot table in the order in which the tasks around a layer
-        are issued.
+        """The position of a task, given as a row of the slot table, in the order in which the tasks
+        around a layer are issued.
         """
         row, _ = row_and_position
         turns = _TURNS_ON_HOST if self.shape.steps_on_host else _TURNS

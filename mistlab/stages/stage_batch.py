@@ -409,7 +409,7 @@ SENDS = tuple(entry.name for entry in fields(StageTimes) if entry.metadata["is_s
 
 
 def times_of(*roles: Role) -> tuple[str, ...]:
-    """The names of the stage times that have any of these roles, such as "steady"."""
+    """The names of the stage times with any of these roles (such as "steady")."""
     return tuple(entry.name for entry in fields(StageTimes) if entry.metadata["role"] in roles)
 
 
