@@ -74,7 +74,7 @@ class Asking:
     def _turn(self) -> Iterator[None]:
         with self._lock:
             if self._waiting >= self.most_waiting:
-                reject(f"{self._waiting} questions wait already: ask again in a minute")
+                reject(f"{self._waiting} questions are already waiting: ask again in a minute")
             self._waiting += 1
         try:
             with self._running:
@@ -103,7 +103,7 @@ def _run(line: Sequence[str], seconds: float) -> CommandAnswer:
             "budget_seconds below that"
         )
     if done.returncode < 0 or "MemoryError" in done.stderr:
-        reject(f"{line[0]} needs more than {MOST_BYTES // GIB_BYTES} GiB: ask for less")
+        reject(f"{line[0]} needs more than {MOST_BYTES // GIB_BYTES} GiB of memory: ask for less")
     return CommandAnswer(
         objects=tuple(json.loads(text) for text in done.stdout.splitlines() if text[:1] == "{"),
         told=done.stderr.strip(),

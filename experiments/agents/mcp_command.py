@@ -9,8 +9,8 @@ SKILL = Path(__file__).with_name("SKILL.md")
 
 
 def mcp(options: argparse.Namespace) -> int:
-    """Tools of the Model Context Protocol for coding agents: predict, tune, fit, import, export,
-    explain, serve.
+    """Serve tools for coding agents by the Model Context Protocol: predict, tune, fit, import,
+    export, explain, serve.
 
     The server talks over standard input and output, as an agent starts it: give it the command
     `mistlab mcp`. Every question runs in a process of its own, with limits on time and memory.

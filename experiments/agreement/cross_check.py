@@ -99,7 +99,7 @@ class Population:
 
 
 def cross_check(options: argparse.Namespace) -> int:
-    """Compare the closed form with the event simulator, over random valid plans that fit.
+    """Compare the closed form with the event simulator over random valid plans that fit in memory.
 
     Both take the durations of single tasks from one place and share nothing else: the closed
     form adds slots up as if each were a barrier and all micro-batches alike, the simulator
@@ -113,7 +113,7 @@ def cross_check(options: argparse.Namespace) -> int:
     if options.space != POPULATION.space and options.order != DEFAULT_ORDER:
         reject(
             f"--order {options.order}: plans of space {options.space} are drawn with all "
-            "orders: leave --order out"
+            "pipeline schedules: leave --order out"
         )
     population = {one.space: one for one in (POPULATION, WIDE, STRAINED)}[options.space]
     study = Study.begin("cross_check", options)

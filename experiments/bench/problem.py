@@ -94,7 +94,9 @@ def check_beside_plan(line: Sequence[str], beside: Iterable[str], where: str) ->
     flags = dict.fromkeys(word.partition("=")[0] for word in line if word.startswith("--"))
     given = [flag for flag in flags if flag not in allowed]
     if given:
-        reject(f"{where}: the plan already gives what {', '.join(given)} would: leave that out")
+        reject(
+            f"{where}: the plan file already determines {', '.join(given)}: leave these options out"
+        )
 
 
 def on_cluster_with(job: Job, numbers: Mapping[str, Any]) -> Job:

@@ -116,7 +116,7 @@ class Question:
 
 
 def estimate(options: argparse.Namespace) -> int:
-    """The cost of a training: days, GPU hours, money, energy and carbon, by formula and by
+    """Estimate what a training costs: days, GPU hours, money, energy and carbon, by formula and by
     prediction.
 
     The formula is 8TP/(NFU): tokens, parameters, GPUs, their peak, and the share of it that

@@ -52,7 +52,8 @@ Row = dict[str, Any]
 
 
 def reliability(options: argparse.Namespace) -> int:
-    """Time lost to failing GPUs: the best interval between checkpoints, and the remaining goodput.
+    """Estimate the time that a training loses to failing GPUs: the best interval between
+    checkpoints, and the goodput that remains.
 
     Every GPU fails at random, all with one rate. A failure undoes the work since the last
     checkpoint; it must be noticed, the run started again and the checkpoint read. Goodput, the

@@ -179,7 +179,7 @@ MORE_NODES = (2, 4, 8, 16, 32)
 
 
 def will_it_fit(options: argparse.Namespace, line: Sequence[str]) -> int:
-    """Whether a plan fits its GPUs, the contents of their memory, and the cheapest change that
+    """Tell whether a plan fits its GPUs, what fills their memory, and the cheapest change that
     makes it fit.
 
     The plan is a file, of which --hardware changes the GPUs alone, or is described by options:

@@ -23,7 +23,8 @@ from mistlab.job.job import stated_hardware
 
 
 def calibrate(options: argparse.Namespace) -> int:
-    """Fit a hardware file to measurements: transfers, interference, operators, whole runs.
+    """Fit a hardware file to tables of measurements: transfers, interference of streams, operators,
+    whole runs.
 
     Tables are CSVs (docs/reference/measurement-tables.md). For each fit the command prints the
     error on rows that it did not see: every second size, a whole shape of group, a whole width,

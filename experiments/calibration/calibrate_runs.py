@@ -47,7 +47,8 @@ class MeasuredRun:
 
 
 def calibrate_runs(options: argparse.Namespace) -> int:
-    """Fit a few constants of a hardware file, an engine and a profile to the times of whole runs.
+    """Fit a few constants of a hardware file, an engine and a machine's profile to the times of
+    whole training runs.
 
     Tables are those of predict_runs (docs/reference/measured-runs.md). For each group that
     --leave-out names, the constants are fitted without it and the errors on its runs are
@@ -147,7 +148,7 @@ def _known(names: Sequence[str], setting: ConstantSetting) -> None:
         if name not in CONSTANTS:
             reject(f"constant {name!r} is unknown{near_matches(name, CONSTANTS)}")
         if name not in has:
-            reject(f"constant {name!r} is not fitted here: give --profile, or leave it out")
+            reject(f"constant {name!r} is fitted only with --profile: give that, or leave it out")
 
 
 def _runs(path: Path) -> Iterator[MeasuredRun]:

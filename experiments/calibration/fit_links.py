@@ -188,7 +188,7 @@ def _merged(
 
 def _transfers_of(hardware: Hardware, path: Path) -> Transfers:
     if hardware.transfers is None:
-        reject(f"{path}: {hardware.name} has no transfers yet: give --bandwidth too")
+        reject(f"{path}: {hardware.name} has no transfer times yet: give --bandwidth TABLE.csv too")
     return hardware.transfers
 
 

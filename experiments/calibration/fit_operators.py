@@ -117,7 +117,9 @@ def launch_time(path: Path, table_hardware: str | None) -> Step:
         rows = launches.read_launch_table(path, hardware=table_hardware)
         report_dropped(rows.origin.duplicates, "repeat another byte for byte")
         if hardware.compute is None:
-            reject(f"{path}: {hardware.name} has no rates of operators yet: give --operators too")
+            reject(
+                f"{path}: {hardware.name} has no rates of operators yet: give --operators TABLE.csv"
+            )
         residual = Residual(
             what="launches, row left out", rows=len(rows), held_out=launches.mean_error(rows)
         )
@@ -190,7 +192,7 @@ def collective_tests(path: Path, table_hardware: str | None) -> Step:
         tests = read_collective_tests(path, table_hardware or hardware.name)
         before = hardware.transfers
         if before is None:
-            reject(f"{path}: {hardware.name} has no rates of copies to its host: add --borrow")
+            reject(f"{path}: {hardware.name} has no rates of host copies: give --borrow HARDWARE")
         copies = max(before.groups, key=lambda group: group.host_to_device is not None)
         groups = tuple(
             GroupTransfers(
@@ -231,7 +233,7 @@ def best_products(path: Path, table_hardware: str | None) -> Step:
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         best = read_best_products(path, table_hardware or hardware.name)
         if hardware.compute is None:
-            reject(f"{path}: {hardware.name} has no rates of products yet: fit them first")
+            reject(f"{path}: {hardware.name} has no rates of GEMMs yet: fit these first")
         compute = hardware.compute
         rates = {rate.operators: rate for rate in compute.rates}
         for eight, sixteen in (

@@ -34,7 +34,7 @@ def whole_runs(path: Path) -> Step:
         if len(runs) < FEWEST_RUNS:
             reject(
                 f"{path}: {len(runs)} runs on {hardware.name}: give a table with at least "
-                f"{FEWEST_RUNS}, so that each can be left out"
+                f"{FEWEST_RUNS}, so that each can be left out of a fit once"
             )
         progress(f"fitting {len(runs)} runs, each left out in turn")
         fits = fit_sustained(runs, hardware)
@@ -80,7 +80,9 @@ def megatron_runs(paths: Sequence[Path], folds: Sequence[str]) -> Step:
         known = sorted({run.fold for run in runs})
         for fold in folds:
             if fold not in known:
-                reject(f"--folds: {fold} is not among the table's: give some of {', '.join(known)}")
+                reject(
+                    f"--folds: {fold} is not a fold of the table: give some of {', '.join(known)}"
+                )
         progress(f"fitting {sum(run.fold in folds for run in runs)} of {len(runs)} runs")
         fits = fit_launch_and_sustained(runs, hardware, folds)
         merged = replace(tables[0], sha256=" ".join(table.sha256 for table in tables))

@@ -118,7 +118,7 @@ FIGURES = ("mean", "least", "most", "mean_played", "mean_there", "most_there")
 
 
 def evaluated(options: argparse.Namespace) -> int:
-    """The published evaluation, predicted: speedups over two kinds of baselines, case by case.
+    """Predict Mist's published evaluation: speedups over two kinds of baselines, case by case.
 
     Three families in five sizes on L4 and A100, with fused attention, and GPT's written out
     too. Megatron-LM and DeepSpeed are searched twice: as published, with every block

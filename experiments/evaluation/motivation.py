@@ -75,8 +75,8 @@ PLANS: Mapping[str, Plan] = {
 
 
 def motivated(options: argparse.Namespace) -> int:
-    """The motivating case: a pipeline with full recomputation, beside ZeRO-2 with 28 of 32 blocks
-    recomputed.
+    """Compare the two plans that motivate Mist: a pipeline with full recomputation, and ZeRO-2 with
+    28 of 32 blocks recomputed.
 
     GPT-3 2.7B on four L4, sequence 4096, batch 8. Both plans are predicted, played and drawn
     one below the other, and the spaces are searched one after another: does a search find the

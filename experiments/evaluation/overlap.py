@@ -110,8 +110,8 @@ class OverlapQuestion:
 
 
 def overlapped(options: argparse.Namespace) -> int:
-    """The cost of ignoring an effect: searches whose predictor ignores overlap or first and last
-    passes, and the slowdown of the plans that they choose.
+    """Show what ignoring an effect costs: searches whose predictor ignores overlap, or first and
+    last passes, and how slow the plans are that they choose.
 
     Searches see streams that take turns (serial), that do not disturb one another (ideal),
     extras of first and last micro-batches spread (average) or dropped (blind), or everything
@@ -120,7 +120,7 @@ def overlapped(options: argparse.Namespace) -> int:
     over the published search.
     """
     if options.plans < 1:
-        reject(f"--plans {options.plans}: there is nothing to order: give at least 1")
+        reject(f"--plans {options.plans}: no plans to compare: give at least 1")
     chosen = QUICK_SIZES if options.quick else SIZES
     places = clusters(options.hardware)[: 1 if options.quick else None]
     cases = [case_of(place, "gpt3", size, "flash") for size in chosen for place in places]

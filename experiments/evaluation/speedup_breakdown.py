@@ -198,7 +198,8 @@ CHANGES: Mapping[str, Callable[[Problem], Problem]] = {
 
 
 def broken_down(options: argparse.Namespace) -> int:
-    """The gain of each component over Megatron-LM as published, cumulatively and left out singly.
+    """Predict what each part of the search space gains over Megatron-LM as published, as parts are
+    added one by one, and what is lost without each.
 
     GPT on 8, 16 and 32 L4 and A100. From 3D parallelism with every block recomputed, spaces get
     ZeRO-2 and 3, flexible checkpointing, offloading and uneven blocks, chosen for each stage.

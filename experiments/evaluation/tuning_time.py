@@ -63,7 +63,8 @@ class TuningTimeQuestion:
 
 
 def timed(options: argparse.Namespace) -> int:
-    """The time of tuning GPT-3 22B on 32 GPUs, with one kind of memory saving more in each step.
+    """Measure how long the search takes for GPT-3 22B on 32 GPUs, with one more way to save memory
+    in each step.
 
     The order is 3D, +CKPT, +ZeRO, then offloading of optimizer state, activations, gradients
     and weights. Aceso searches the same spaces, Alpa its own; times are to the end, to within 1
@@ -72,7 +73,7 @@ def timed(options: argparse.Namespace) -> int:
     are this project's.
     """
     if options.plans < 1:
-        reject(f"--plans {options.plans}: a search needs plans to ask about: give at least 1")
+        reject(f"--plans {options.plans}: a search must predict plans: give at least 1")
     (cluster,) = clusters(options.hardware)
     case = case_of(cluster, "gpt3", QUICK_SIZE if options.quick else SIZE, "flash")
     plans = min(options.plans, QUICK_PLANS) if options.quick else options.plans

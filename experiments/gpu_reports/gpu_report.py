@@ -158,8 +158,8 @@ def check_minutes(minutes: float, steps: Iterable[Estimate]) -> None:
     least = ceil((longest_s + RESERVE_S) / 60)
     if not minutes >= least:
         reject(
-            f"--minutes: {minutes:g}: a call that ends before its longest run starts that run "
-            f"again in each call: give {least} or more"
+            f"--minutes: {minutes:g}: is too short for the longest run, which would start again "
+            f"in each call: give {least} or more"
         )
 
 
@@ -397,8 +397,8 @@ class _Call:
 
 
 def work(options: argparse.Namespace) -> int:
-    """Measured beside predicted on a GPU or a node: profile it, calibrate, and run plans that were
-    never fitted.
+    """Compare measurements with predictions on a GPU or a node: profile it, fit its hardware file,
+    and run plans to which nothing was fitted.
 
     Works in calls of a few minutes that go on where the last one ended, in the same folder.
     First come short strict runs, whose losses must not depend on what is offloaded, then timed

@@ -139,8 +139,8 @@ Accept = Callable[[str, Sequence[tuple[str, Job]]], Sequence[str]]
 
 
 def check_exports(options: argparse.Namespace) -> int:
-    """Export random plans of all model families to all frameworks, and verify what each export says
-    about itself.
+    """Export random plans of all model families to all frameworks, and check that what each export
+    says about itself is true.
 
     Batches and processes have to come out, what is said exactly has to be predicted equally in
     every figure, what fitted has to fit or be told. A framework's own code takes its texts

@@ -35,7 +35,8 @@ _MODEL = frozenset(
 
 
 def check_imports(options: argparse.Namespace) -> int:
-    """Import real launch files, and compare them with facts that readers recorded.
+    """Import launch files from public repositories, and compare them with facts that people who
+    read them recorded.
 
     FOLDER holds files of public repositories as OWNER__NAME/PATH, as the list that comes with
     this package names them; the files themselves are not part of the package. Each file is

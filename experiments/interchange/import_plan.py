@@ -39,7 +39,8 @@ class ReadFile:
 
 
 def import_plan(options: argparse.Namespace) -> int:
-    """A plan file from a launch script of Megatron-LM, or from another framework's configuration.
+    """Make a plan file from a launch script of Megatron-LM, or from the configuration of another
+    framework.
 
     FILE is a launch script, a configuration of another framework, or a folder with one of them.
     Options give what FILE does not say: --set NAME=VALUE a variable of a script, arguments

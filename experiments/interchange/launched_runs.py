@@ -27,8 +27,8 @@ def launched_runs(runs: Sequence[PublishedRun], folder: Path) -> list[PublishedR
     if not launched:
         names = ", ".join([*dict.fromkeys(one.name for one in runs)][:3])
         reject(
-            f"--launch {folder}: holds no file named as a run, such as {names}: name its files so, "
-            "or give --tables with the runs that they are named for"
+            f"--launch {folder}: has no file named after a run, such as {names}: rename its files, "
+            "or give --tables with the runs that they are named after"
         )
     return launched
 

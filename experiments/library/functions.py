@@ -373,7 +373,7 @@ def predict_many(
     """
     predicted = [predict(plan, simulator=simulator, **cluster) for plan in plans]
     if not predicted:
-        reject("plans: there are none: give at least one")
+        reject("plans: the list is empty: give at least one plan")
     measured = MeasuredStep(measured_step=measured_step, measured_gib=measured_gib)
     if measured == MeasuredStep():
         return PredictedPlans(tuple(predicted))

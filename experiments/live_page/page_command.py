@@ -15,8 +15,8 @@ NEXT_PORTS = 100
 
 
 def page(options: argparse.Namespace) -> int:
-    """A live page in your browser: pick or paste a model, GPUs and a batch, turn sliders, and see
-    the best plan, its bounds, memory, timeline and proof.
+    """Start a live page in your browser: pick or paste a model, GPUs and a batch, turn sliders, and
+    see the best plan, its bounds, memory, timeline and proof.
 
     The page comes from this machine and is seen by it alone: nothing is fetched from elsewhere or
     sent there. Its answers are those of predict, tune, export and serve_plan. Ctrl-C ends it.

@@ -61,7 +61,7 @@ class Lane:
         while the question is worked on.
         """
         if self._waiting >= self.most_waiting:
-            message = f"{self._waiting} questions wait already: ask again in a few seconds"
+            message = f"{self._waiting} questions are already waiting: ask again in a few seconds"
             raise BusyError(message)
         self._waiting += 1
         try:

@@ -68,7 +68,7 @@ def _answer(question: Any, asked: Mapping[str, Any], out: IO[str]) -> dict[str, 
     except RecursionError:
         reply = {"error": "is nested too deeply: write fewer levels", "field": ""}
     except MemoryError:
-        reply = {"error": f"needs more than {MOST_BYTES // GIB_BYTES} GiB: ask for less"}
+        reply = {"error": f"needs more than {MOST_BYTES // GIB_BYTES} GiB of memory: ask for less"}
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return {**reply, "tired": _resident_bytes() > TIRED_BYTES}

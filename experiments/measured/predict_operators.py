@@ -248,8 +248,8 @@ def left_out(rows: Sequence[KernelRow]) -> Mapping[str, KernelRates]:
 
 
 def predict_operators(options: argparse.Namespace) -> int:
-    """Predict measured kernels in tables: norms, activations, rotary embedding and losses, fused or
-    not.
+    """Predict the kernels in tables of measurements: norms, activations, rotary embedding and
+    losses, fused or not.
 
     A row is one kernel (docs/reference/measured-runs.md): its name, who wrote it, its pass, the
     size that varies and others, and its GPU. What a kernel moves and computes is counted in its

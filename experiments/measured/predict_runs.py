@@ -50,7 +50,7 @@ class AnsweredRow:
 
 
 def predict_rows(options: argparse.Namespace) -> int:
-    """Predict measured runs: each row of tables of runs as a plan, beside its measured time and
+    """Predict measured training runs: each row of a table as a plan, beside its measured time and
     memory.
 
     A row tells of one run: model, GPUs, degrees, batch (docs/reference/measured-runs.md lists
@@ -118,7 +118,7 @@ class RowPredictor:
         """The answer to each row of one table, in order."""
         rows = rows_of_table(path)
         if (first := next(rows, None)) is None:
-            reject(f"{path}: has no rows below its header: give a run a line")
+            reject(f"{path}: has no rows below its header: add a line for each run")
         yield from self.answers_of(chain([first], rows))
 
     def answers_of(self, rows: Iterable[TableRow]) -> Iterator[AnsweredRow]:

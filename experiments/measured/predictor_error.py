@@ -52,7 +52,7 @@ FITTED_TO_ALL = ("l4-24gb", "a100-40gb", "a10g-24gb")
 
 
 def errors(options: argparse.Namespace) -> int:
-    """The errors of predicted iteration times and memory peaks, over published runs.
+    """Report the errors of predicted iteration times and memory peaks over published training runs.
 
     Without tables, the published figures that the project carries. With --tables DIR, the runs
     of DIR/end_to_end.csv, DIR/megatron_a100_one_node.csv and DIR/megatron_a100_many_nodes.csv

@@ -121,7 +121,7 @@ HEAD = ("", "runs", "answered", *ERROR_FORMS)
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write the page and the picture of predicted against measured runs.
+    """Write the page and the picture that compare predicted with measured training runs.
 
     Tables are those of predict_runs (docs/reference/measured-runs.md). The page has, for every
     table: errors, raw and in groups; the share of measurements within the bounds, and within

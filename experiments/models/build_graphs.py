@@ -13,7 +13,7 @@ SHIPPED = Path(mistlab.catalog.__file__).parent / "graphs"
 
 
 def build_graphs(options: argparse.Namespace) -> int:
-    """Trace the catalogue's models and write the layer graphs that are shipped."""
+    """Trace the models of the catalogue, and write the layer graphs that the package ships."""
     out: Path = options.out or SHIPPED
     out.mkdir(parents=True, exist_ok=True)
     for variant in variants():

@@ -199,7 +199,7 @@ def _ranks(cells: Mapping[str, str], nodes: int) -> tuple[int, tuple[str, ...]]:
     if ranks % nodes:
         refuse("nodes", f"{nodes} do not divide {ranks} GPUs: give a number that does")
     if ranks < 2:
-        refuse("gpus", f"{ranks} have nothing to exchange: give at least 2")
+        refuse("gpus", f"{ranks} is too few for a collective: give at least 2")
     return ranks, notes
 
 
@@ -255,7 +255,9 @@ def _network(
             assert named
             cards, gbits = int(named[1] or 1), _BY_NAME[named[2].casefold()]
         if not cards * gbits:
-            refuse("network", f"{text} moves nothing: give cards and their rate, as 8 x 400 Gb/s")
+            refuse(
+                "network", f"{text} has no bandwidth: give cards and their rate, as 8 x 400 Gb/s"
+            )
         return cards * gbits / 8, gbits / 8, ()
     rate = links.node_gbytes_per_s
     given = text_of(cells, "network")

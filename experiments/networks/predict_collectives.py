@@ -153,7 +153,7 @@ DIGITS = 4
 
 
 def predict_collectives(options: argparse.Namespace) -> int:
-    """Predict measured collectives from the links that they cross: microseconds with bounds.
+    """Predict the microseconds of measured collectives, with bounds, from the links that they use.
 
     A row is one collective or message: operation, GPUs, nodes, size in bytes, hardware, library
     and network (docs/reference/collective-tables.md). A size that is not said is taken to be a

@@ -46,8 +46,8 @@ class Analysis:
 
 
 def analyse(options: argparse.Namespace) -> int:
-    """Tell for each stage of a plan its memory by class, its peak, its host memory and its
-    operations.
+    """Show for each stage of a plan what fills its memory, the memory's peak, its host memory and
+    its operations.
 
     Bytes are those that tensors take, exact by the layer graphs; what the allocator reserves
     beyond them, what the GPU's runtime takes and times are left to predict.

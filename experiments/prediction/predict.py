@@ -125,7 +125,8 @@ class PlanAnswer:
 
 
 def predict(options: argparse.Namespace) -> int:
-    """What plans cost: iteration time with its bounds, memory, and whether they fit.
+    """Predict plans: the time of an iteration with bounds, the memory of its GPUs, and whether the
+    plan fits.
 
     Bounds hold 90 % of measurements: they come from runs that the calibration did not see, and
     widen outside of what was measured. Plans that are predicted together are compared; those
@@ -188,7 +189,7 @@ def _checked(options: argparse.Namespace) -> "tuple[Variability, int | None] | N
         if getattr(options, name) is not None and options.simulator != "events":
             reject(f"--{name} needs the event simulator: give --simulator events too")
     if options.picture is not None and len(options.plans) > 1:
-        reject(f"--picture {options.picture}: draws one plan: give one plan file")
+        reject(f"--picture {options.picture}: can draw only one plan: give one plan file")
     if options.goal is not None and options.solve is None:
         reject(f"--for {options.goal}: is the goal of --solve: give --solve too")
     if options.breakdown and options.simulator != CLOSED_FORM:

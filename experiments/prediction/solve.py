@@ -70,7 +70,7 @@ def _rate(job: Job, name: str, goal: str | None) -> Solved:
     node = job.cluster.hardware.node
     now = getattr(job.cluster, name) or getattr(node, name)
     if now is None:
-        refuse("--solve", f"{name}: the hardware has none: give a hardware file with links")
+        refuse("--solve", f"{name}: the hardware file has no such link: give one that has")
 
     def with_rate(rate: float) -> Job:
         changed: dict[str, Any] = {name: rate}
@@ -104,7 +104,7 @@ def _latency(job: Job, name: str, goal: str | None) -> Solved:
     most_s, goal_words = _goal(goal, unlimited_s)
     transfers = job.cluster.hardware.transfers
     if transfers is None:
-        reject(f"--solve {name}: the hardware has no measured transfers: calibrate them")
+        reject(f"--solve {name}: the hardware lacks transfer times: run calibrate --bandwidth")
 
     def is_short(inverse: float) -> bool:
         slower = replace(job.cluster.hardware, transfers=_later(transfers, 1 / inverse))
@@ -149,7 +149,8 @@ def _gpus(job: Job, name: str, goal: str | None) -> Solved:
     ]
     if not steps:
         reject(
-            f"--solve {name}: the plan fits on no number of replicas: search another plan with tune"
+            f"--solve {name}: the plan does not fit with any number of replicas: find another one "
+            "with tune"
         )
     most_s, goal_words = _goal(goal, min(seconds for _, seconds in steps))
     enough = [(one.plan.num_gpus, seconds) for one, seconds in steps if seconds <= most_s]

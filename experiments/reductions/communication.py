@@ -68,8 +68,9 @@ class Asked(Checked):
 
 
 def communication(options: argparse.Namespace) -> int:
-    """Data parallelism with reduced communication: seconds and bytes per reduction, scaling with
-    ranks, bounds on steps to a target loss, published figures, and eight workers that train.
+    """Compare gradient reductions that send less than an all-reduce: their seconds and bytes,
+    scaling with ranks, bounds on the steps to a target loss, published figures, and eight workers
+    that train.
 
     Kinds are averages of all ranks by a ring, by servers, of neighbours on a graph, every few
     steps, and by outer steps; with gradients whole or compressed, and what is cut off remembered.

@@ -27,7 +27,7 @@ _SOURCE = (
 
 
 def calibrate_serving(options: argparse.Namespace) -> int:
-    """Fit constants of serving engines to tables of kernels and of measured runs.
+    """Fit the constants of serving engines to tables of measured kernels and of measured runs.
 
     With --kernels the rates of single kernels are fitted, which the fit of runs then builds on.
     With --runs the constants of engines are fitted, level by level, and how far runs lie from

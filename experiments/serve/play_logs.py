@@ -30,8 +30,8 @@ _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "": "bf16"}
 
 
 def play_logs(options: argparse.Namespace) -> int:
-    """Simulate logs of served requests: each run's arrivals and lengths under its layout and
-    limits, with latencies beside the measured ones.
+    """Simulate logs of served requests, with each run's arrivals, lengths, parallel degrees and
+    limits, and compare the latencies with the measured ones.
 
     RUNS.csv has a row a run (run, model, hardware, tp, dp, ep, engine, dtype, max_num_seqs,
     max_num_batched_tokens, kv_tokens), LOGS.csv a row a request (run, arrival_s, prompt_tokens,

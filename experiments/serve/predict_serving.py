@@ -27,7 +27,8 @@ NAMES = {
 
 
 def predict_serving(options: argparse.Namespace) -> int:
-    """Predict measured serving runs: each row of tables of runs as a layout under its load.
+    """Predict measured serving runs: each row of a table is a layout (parallel degrees) and its
+    load.
 
     A table has closed loops (a column concurrency), offline throughput, or runs at a request_rate
     (docs/reference/serving.md lists the columns). Nothing that was measured is read but to hold it

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def run_serving(options: argparse.Namespace) -> int:
-    """Serve requests in phases on CPU processes: prefill under one layout, decode under another, as
-    Seesaw does on GPUs.
+    """Serve requests on CPU processes as Seesaw does on GPUs: prefill with some parallel degrees,
+    decode with others.
 
     Start as many processes as the layouts have ranks, with torchrun; a layout of one rank needs
     none. Weights and prompts are drawn by the seed. With --check the first process answers all

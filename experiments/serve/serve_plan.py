@@ -86,8 +86,9 @@ class QuestionNumbers(Checked):
 
 
 def serve_plan(options: argparse.Namespace) -> int:
-    """Plan serving: the layout with the most requests per second under latency goals, the fewest
-    GPUs for a rate, the Pareto frontier of throughput against time per token, and cost.
+    """Find how to serve a load: the parallel degrees with the most requests per second under
+    latency goals, the fewest GPUs for a request rate, the Pareto frontier of throughput and time
+    per token, and the cost.
 
     All layouts of the GPUs are timed in closed form at loads from one request to thousands, so the
     answer is the best of the space by the means of that model. The best one is then played, request
@@ -126,8 +127,8 @@ def served(options: argparse.Namespace, *, plays: bool = True) -> dict[str, Any]
     if not best:
         near = _nearest(timed, question, options, "gpus")
         reject(
-            f"no layout of {options.gpus} {question.space.gpu} meets the goals: the nearest "
-            f"is {near.plan.text}"
+            f"no layout of {options.gpus} {question.space.gpu} meets the latency goals: the "
+            f"nearest is {near.plan.text}"
         )
     return _answer(question, best, timed, options, plays=plays)
 

@@ -264,8 +264,9 @@ VARIED_REQUESTS = 400
 
 
 def serving(options: argparse.Namespace) -> int:
-    """Seesaw's evaluation: layouts that change between prefill and decode against the best static
-    layout, by model, GPU and load; ablation of each ingredient.
+    """Predict Seesaw's evaluation: parallel degrees that change between prefill and decoding
+    against the best ones that do not, by model, GPU and load; and without each of Seesaw's
+    ingredients.
 
     Every static layout that fits is played, request by request, and every pair of layouts but those
     whose lower bound is slower than a pair that was played, so the best ones are the best of their

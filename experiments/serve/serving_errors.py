@@ -27,8 +27,8 @@ QUICK_ROWS = 400
 
 
 def serving_errors(options: argparse.Namespace) -> int:
-    """Errors of serving predictions left out of the fit: by configuration, GPU and model, coverage
-    of bounds, and ranking of layouts with equal GPUs and load.
+    """Measure the errors of serving predictions on rows that the fit left out: by configuration,
+    GPU and model; how often bounds hold; and how well layouts with equal GPUs and loads are ranked.
     """
     study = Study.begin("serving_errors", options)
     rows = rows_to_fit(options.tables)

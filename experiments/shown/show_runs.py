@@ -98,7 +98,7 @@ _PART = re.compile(r"[^a-z0-9]+")
 
 
 def show(options: argparse.Namespace) -> int:
-    """One page of any runs: their reports, pictures and rows, with interactive plots.
+    """Make one page of finished runs: their reports, pictures and rows, with interactive plots.
 
     RUN is a folder that a command wrote (--out). The page is one file that needs nothing else. Each
     run's rows can be sorted, filtered and plotted: any column over any other, coloured by a third.

@@ -134,8 +134,8 @@ QUICK = {"trials": 1, "repeats": 1, "steps": 3}
 
 
 def measure(options: argparse.Namespace) -> int:
-    """Measured speedups: this package's plan against Megatron-core, DeepSpeed and FSDP2, side by
-    side.
+    """Measure the speedup of this package's plan over those of Megatron-core, DeepSpeed and FSDP2
+    on the same machine.
 
     For each model, memory cap and batch every system tries as many plans of its own, those
     predicted fastest that fit. The best one of each then runs in turn with the others, several

@@ -60,8 +60,8 @@ class LoopEntry:
 
 
 def whole_loop(options: argparse.Namespace) -> int:
-    """The whole loop on one machine: profile it, search, run a dozen plans and the baselines'
-    plans.
+    """Do everything on one machine: profile it, search for plans, run a dozen of them and the plans
+    of baselines, and compare times with predictions.
 
     The machine is profiled, unless --hardware names its file. The best plans of a search and
     plans drawn at random then run in turn, several times, with as many plans of each baseline

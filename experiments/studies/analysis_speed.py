@@ -47,8 +47,8 @@ FEW_ROUNDS = 2
 
 
 def speeds(options: argparse.Namespace) -> int:
-    """Measure how many configurations per second are analysed, beside one concrete trace and
-    evaluation.
+    """Measure how many configurations per second are predicted, beside a trace and evaluation of a
+    single one with plain numbers.
 
     Layer graphs are traced once with symbols, and their sums compiled; then whole columns of
     stage candidates are evaluated at a time. The other way is to run the model's code, without

@@ -40,7 +40,8 @@ WAYS: tuple[Arrangement, ...] = ("packed", "balanced")
 
 
 def document_lengths(options: argparse.Namespace) -> int:
-    """The duration of a plan's steps with documents of different lengths: mean and tail.
+    """Simulate how long the steps of a plan take if documents have different lengths: the mean and
+    the slowest steps.
 
     Documents come from a file or a distribution, and are padded, sorted, packed into sequences with
     attention within each, or dealt out to micro-batches by cost. Each step is played with

@@ -228,8 +228,8 @@ COARSE = (0.0, 0.5, 1.0)
 
 
 def climbed(options: argparse.Namespace) -> int:
-    """The cost of each way to save memory, and the gain from the memory that it frees: from the
-    best plan without savings to the best plan of all.
+    """Show what each way to save memory costs, and what the memory that it frees gains: step by
+    step from the best plan without savings to the best plan of all.
 
     The ladder begins at the best plan that saves nothing: no ZeRO, no recomputation, no
     offloading. Each rung takes one choice over from the best plan of equal stages that saves

@@ -311,8 +311,8 @@ CHAINS: tuple[Chain, ...] = (
 
 
 def partitions(options: argparse.Namespace) -> int:
-    """Find the partition of a chain of GEMMs over tensor-parallel ranks with the lowest
-    communication cost.
+    """Find the way to split a sequence of GEMMs over tensor-parallel ranks that costs the least
+    communication.
 
     A weight is split by rows or by columns, and an activation is whole, split, or a sum in
     parts on the ranks. So a partition is a path over layouts, and the best is a shortest path:

@@ -192,8 +192,8 @@ QUICK_GPUS = 8
 
 
 def published_configurations(options: argparse.Namespace) -> int:
-    """Published configurations of Llama 3 8B and 70B and of DeepSeek V3, beside the fastest that a
-    search finds on the same GPUs.
+    """Compare the published configurations of Llama 3 8B and 70B and of DeepSeek V3 with the
+    fastest that a search finds on the same GPUs.
 
     Megatron-Bridge publishes a configuration and a step's seconds for each release. Each is
     predicted and played; then other configurations of the same engine, GPUs, batch and

@@ -62,7 +62,8 @@ TERA = 1e12
 
 
 def scaling(options: argparse.Namespace) -> int:
-    """Study how training scales from 8 to 12,288 GPUs: published weak scaling, and searched plans.
+    """Study how training scales from 8 to 12,288 GPUs: predictions of published weak scaling, and
+    plans found by search.
 
     Megatron-LM's published table of weak scaling, 1.7 billion to a trillion parameters, stands
     beside predictions of its plans. Then plans are searched: the batch grows with the GPUs

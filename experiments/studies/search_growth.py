@@ -135,7 +135,8 @@ class GrowthQuestion:
 
 
 def grown(options: argparse.Namespace) -> int:
-    """Measure how the time of a search with proof grows, and how much each of its ideas saves.
+    """Measure how the time of a search with proof grows with the problem, and how much time each
+    idea of the search saves.
 
     One thing of a problem grows at a time: blocks, GPUs, batch, the space, the fineness of its
     ratios. Then each idea of the search is removed alone, on GPT-3 22B on 32 GPUs. Times are of

@@ -66,8 +66,8 @@ class ChangedProblem:
 
 
 def sensitivity(options: argparse.Namespace) -> int:
-    """The effect of changing one figure of the problem: batch, depth, sequence, links, memory,
-    interference.
+    """Show how the best plan changes with one figure of the problem: batch, depth, sequence length,
+    links, memory or interference.
 
     From one problem a single number is changed at a time, and plans are searched again, for
     this engine and over Megatron-LM's grid. What the best plan then does, and where the two

@@ -100,8 +100,8 @@ ATOMS_POWER = 80
 
 
 def sizes(options: argparse.Namespace) -> int:
-    """Count the plans of spaces to which one dimension after another is added, over the number of
-    blocks.
+    """Count the plans of search spaces to which one dimension after another is added, for several
+    numbers of blocks.
 
     First data and tensor parallelism alone, then pipelines of stages of any number of blocks
     and GPUs, then ZeRO levels, recomputed blocks and the four offload ratios, chosen for each

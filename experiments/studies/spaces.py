@@ -36,8 +36,8 @@ FAMILIES = ("gpt3", "llama", "falcon")
 
 
 def spaces(options: argparse.Namespace) -> int:
-    """Compare search spaces of which each contains the previous one: whether a search in a larger
-    space ends with a worse plan within the same budget.
+    """Compare search spaces each of which contains the one before it: does a search of a larger
+    space find a worse plan within the same budget?
 
     Each problem of the published evaluation is searched in spaces that contain one another, by
     the default searcher within equal budgets of evaluations. A larger space has every plan of a

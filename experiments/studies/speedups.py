@@ -33,8 +33,8 @@ QUICK = 2
 
 
 def speedups(options: argparse.Namespace) -> int:
-    """Predicted and played speedups over the grids of Megatron-LM and DeepSpeed, beside published
-    ones.
+    """Compare predicted and simulated speedups over the grids of Megatron-LM and DeepSpeed with
+    published ones.
 
     Each workload of the published evaluation is searched by mist in its own space, and all
     plans of the two baselines' spaces are predicted in their own engines; the event simulator

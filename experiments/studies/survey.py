@@ -186,8 +186,8 @@ EIGHTHS = tuple(i / 8 for i in range(9))
 
 
 def surveyed(options: argparse.Namespace) -> int:
-    """Enumerate every candidate plan of a space: which fit, and what it costs to make the others
-    fit.
+    """Evaluate every plan with equal stages of a search space: which plans fit, and what it costs
+    to make the others fit.
 
     A candidate is a pipeline of equal stages: its depth, data and tensor parallel degrees,
     micro-batch, ZeRO level, checkpointed blocks and the four offload ratios. The survey

@@ -119,8 +119,9 @@ def largest(case: OneGpu, values: Mapping[str, float]) -> tuple[int, Prediction 
 
 
 def tempo(options: argparse.Namespace) -> int:
-    """The gain of lean operators (Tempo, NeurIPS 2022): the largest batch and the throughput of
-    BERT Large, GPT-2 and RoBERTa Large on one GPU, plain, lean and recomputed, alone and combined.
+    """Predict the gain of operators that keep less for the backward pass (Tempo, NeurIPS 2022): the
+    largest batch and the throughput of BERT Large, GPT-2 and RoBERTa Large on one GPU, with and
+    without them, and with recomputation.
 
     GPU, lengths and models were fixed before anything was predicted; published gains stand beside
     those predicted. Further chapters have each kind of operator alone, fused attention, and a map

@@ -49,8 +49,8 @@ CELLS, PLANS = "cells", "plans"
 
 
 def sweep(options: argparse.Namespace) -> int:
-    """Many tuning problems at once: models by clusters by batches, each cell as tune would solve
-    it.
+    """Solve many tuning problems: every combination of models, clusters and batches in a file, each
+    as the command tune would.
 
     A file lists the problems. They are solved by processes of this machine or of a Ray cluster,
     and the answers are the same for any number of them. Each cell is kept as it ends: after a
@@ -495,7 +495,7 @@ def _only(name: str, given: Item | None, listed: Sequence[Item]) -> Item:
     if given is not None:
         return given
     if len(listed) > 1:
-        refuse(name, "missing: give it, as the list above has several")
+        refuse(name, "missing: give it, since the list of this name has several items")
     return listed[0]
 
 

@@ -32,7 +32,7 @@ def check_options(options: argparse.Namespace) -> None:
             allowed = f"of at least {least}" if most == math.inf else f"from {least} to {most:.0f}"
             reject(f"--{name} {given}: give a number {allowed}")
     if options.export_weights is not None and options.weights is None:
-        reject("--export-weights needs names of tensors: give --weights DIR too, or --export FILE")
+        reject("--export-weights takes tensor names from --weights: give that, or --export FILE")
     needing = [("--save-every", options.save_every), (f"--resume {LATEST}", goes_on(options))]
     for option, is_given in needing:
         if is_given and options.out is None:
@@ -63,7 +63,7 @@ def check_exported(options: argparse.Namespace, job: Job) -> None:
     """Refuse to export frozen weights as if they had been trained."""
     if options.export_weights is not None and job.workload.train != "all":
         reject(
-            "--export-weights writes all weights, of which workload.train: adapters trains none: "
+            "--export-weights writes weights, but workload.train: adapters trains none of them: "
             "give --export FILE, which has the adapters"
         )
 

@@ -140,7 +140,7 @@ def _documents(options: argparse.Namespace) -> "Documented | None":
     if options.lengths is None:
         for name in ("cut", "filling"):
             if getattr(options, name):
-                reject(f"--{name} is for documents: give --lengths too, or leave it out")
+                reject(f"--{name} needs documents: give --lengths too, or leave it out")
         return None
     filling: Filling = options.filling or "packed"
     kind, _, end = options.lengths.partition(":")

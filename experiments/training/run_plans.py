@@ -73,7 +73,8 @@ Key = tuple[str, str]
 
 
 def run_plans(options: argparse.Namespace) -> int:
-    """Run every plan of a folder, one after another, and collect speedups from such folders.
+    """Run every plan in a folder, one after another, and report speedups between the plans of such
+    folders.
 
     Each plan is run as run_plan does: in one process, or under a torchrun of its own where it
     takes several GPUs. A plan that fails does not stop the others. What ran is kept, so the

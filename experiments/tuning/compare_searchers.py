@@ -141,8 +141,8 @@ ASIDE = ("searchers", "out", "json", "page")
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Compare all searchers on one problem: which finds the best plan, how fast, how far from
-    optimal.
+    """Compare all searchers on one problem: which finds the best plan, how fast, and how far from
+    optimal it may be.
 
     All ask one predictor with one budget and seed; the Megatron and DeepSpeed grids search
     spaces of their own, the others the one given. Every winner is played by the event

@@ -136,7 +136,7 @@ def test_a_network_without_a_rate_is_noted_and_one_that_moves_nothing_refused(
     assert noted.notes[0].startswith("network dark fibre says no rate: ")
     assert isinstance(refused, RefusedCollective)
     assert refused.problem == (
-        "network: 8 x 0 Gb/s moves nothing: give cards and their rate, as 8 x 400 Gb/s"
+        "network: 8 x 0 Gb/s has no bandwidth: give cards and their rate, as 8 x 400 Gb/s"
     )
 
 
@@ -191,7 +191,7 @@ def test_rows_are_answered_in_order_and_what_cannot_be_says_why(
             "line 4: collective: moe dispatch is not predicted",
             "line 5: nodes: 2 do not divide 9 GPUs",
             "line 6: size_bytes: '1 MB' is not a number above 0",
-            "line 7: gpus: 1 have nothing to exchange",
+            "line 7: gpus: 1 is too few for a collective",
         ),
         strict=True,
     ):

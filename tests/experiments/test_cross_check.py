@@ -129,7 +129,7 @@ def test_plans_that_wait_are_of_all_regimes_and_near() -> None:
 def test_plans_of_today_have_their_own_orders(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(cross_check.main, ["--space", "wide-today", "--order", "gpipe"]) == 2
     assert (
-        "--order gpipe: plans of space wide-today are drawn with all orders"
+        "--order gpipe: plans of space wide-today are drawn with all pipeline schedules"
         in capsys.readouterr().err
     )
 

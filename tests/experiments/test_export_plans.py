@@ -218,7 +218,8 @@ def test_options_beside_a_plan_to_start_from_are_refused(
     path = plan_file(tmp_path, "plan.yaml")
     assert run(tune.main, ["--from", path, "--model", "gpt3-7b", "--nodes", "2"]) == 2
     assert capsys.readouterr().err == (
-        "error: --from: the plan already gives what --model, --nodes would: leave that out\n"
+        "error: --from: the plan file already determines --model, --nodes: "
+        "leave these options out\n"
     )
 
 
@@ -263,7 +264,7 @@ def test_measured_runs_take_their_plans_from_launch_lines(tmp_path: Path) -> Non
     assert predicted_s(launched, launched.cluster.hardware) == pytest.approx(
         predicted_s(described, described.cluster.hardware)
     )
-    with pytest.raises(InputError, match="holds no file named as a run, such as"):
+    with pytest.raises(InputError, match="has no file named after a run, such as"):
         launched_runs(runs, tmp_path)
     with pytest.raises(InputError, match="nosuch: is not a folder"):
         launched_runs(runs, tmp_path / "nosuch")

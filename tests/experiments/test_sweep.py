@@ -160,7 +160,7 @@ def _case(batch: int) -> dict[str, Any]:
         ("clusters: [3]", "clusters[0]: 3 is not a cluster: give hardware"),
         ("cases: [3]", "cases[0]: 3 is not a mapping: give the keys model"),
         ("cases: [{model: gtp}]", "cases[0].model: 'gtp' is unknown"),
-        (f"{SMALL}searchers: [mist, exact]", "cases[0].searcher: missing: give it, as the list"),
+        (f"{SMALL}searchers: [mist, exact]", "cases[0].searcher: missing: give it, since the list"),
     ],
 )
 def test_bad_files_are_refused_with_their_place(

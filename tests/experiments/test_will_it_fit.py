@@ -75,7 +75,10 @@ def test_options_that_a_plan_says_itself_are_refused(
 ) -> None:
     assert run(will_it_fit.main, [str(FITS), *words, "--out", str(tmp_path / "out")]) == 2
     option = words[0].partition("=")[0]
-    assert f"the plan already gives what {option} would: leave that out" in capsys.readouterr().err
+    assert (
+        f"the plan file already determines {option}: leave these options out"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "out").exists()
 
 

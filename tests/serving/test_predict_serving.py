@@ -48,7 +48,10 @@ def test_what_was_measured_changes_no_answer(
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        (PLAIN.format("", "").replace(",none", ",likely_mtp"), "speculative decoding is not built"),
+        (
+            PLAIN.format("", "").replace(",none", ",likely_mtp"),
+            "speculative decoding cannot be predicted",
+        ),
         (PLAIN.format("", "").replace("Llama-3.1-70B", "Lama"), "model: 'Lama' is unknown"),
         (PLAIN.format("", "").replace("H100", "H1000"), "hardware: 'H1000' is not a GPU"),
         (PLAIN.format("", "").replace("fp8,", "fp7,"), "weights: 'fp7' is unknown"),
@@ -144,7 +147,7 @@ def test_separate_gpus_for_prompts_under_a_rate_are_refused(
 def test_prefix_caching_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = (f"{PLAIN.format('', '')},{one}" for one in ("true", "perhaps"))
     caching, unclear = answers(tmp_path, capsys, f"{HEAD},prefix_caching", *lines)
-    assert "prefix caching is not built" in caching["error"]
+    assert "prefix caching cannot be predicted" in caching["error"]
     assert "prefix_caching: 'perhaps' is neither yes nor no" in unclear["error"]
 
 
