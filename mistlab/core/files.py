@@ -12,7 +12,6 @@ import yaml
 from mistlab.core.units import MIB_BYTES
 from mistlab.core.values import InputError, refuse, reject, shown
 
-
 # Refuses YAML that is nested too deeply, or grows without bound when its aliases are expanded,
 # before it is built.
 
