@@ -81,7 +81,7 @@ def _shares(
         rates = [one.cluster.inter_node_bytes_per_s for one in links]
         bytes_per_s = min(part[0] * rate for part, rate in zip(parts, rates, strict=True))
         parts = [[bytes_per_s / rate, *part[1:]] for part, rate in zip(parts, rates, strict=True)]
-    # A send that starts late because of its sender uses the network only for the rest of its time.
+    # The part of a send that is waiting at its sender does not use the network.
     sender = ends[0]
     in_time = 1 - float(sender.late_s[stage] / sender.send_s[stage])
     here, there = ([in_time * one for one in part] for part in parts)

@@ -36,8 +36,8 @@ from simulators.events import EventSimulator
 from simulators.memory import memory_of
 from simulators.symbolic import SymbolicPredictor, as_they_are
 
-# The text of cross-check pages: which plans were compared, and why the two predictors differ on
-# some.
+# Writes the text of cross-check pages: which plans were compared, and why the two predictors differ
+# on some.
 
 
 # Compares the closed form with the event simulator over random plans: the differences of their

@@ -297,14 +297,14 @@ def fullest_words(job: Job, prediction: Prediction) -> Iterator[str]:
     else:
         others = "" if lacking == 1 else f", and {lacking} stages in all lack memory"
         begin = f"stage {number} lacks {rest:.2f} GiB: it {what}{others}"
-    yield f"{begin}; {_held_words(fullest)}"
+    yield f"{begin}; {_peak_words(fullest)}"
     yield probable_words(peak_bounds_of(job, prediction))
     over = host_bytes_over(job.plan, prediction, job.cluster)
     if over > 0:
         yield f"the fullest node lacks {over / GIB_BYTES:.2f} GiB of host memory"
 
 
-def _held_words(stage: StagePrediction) -> str:
+def _peak_words(stage: StagePrediction) -> str:
     """When a stage's memory is fullest, and which kind of tensor takes the most bytes then, as
     text.
     """

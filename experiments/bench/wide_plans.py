@@ -47,7 +47,7 @@ EIGHTHS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WidePlan(RandomPlan):
-    """A random plan over all dimensions of plans."""
+    """A random plan in which every dimension that a plan may have is drawn."""
 
     @property
     def strata(self) -> frozenset[str]:

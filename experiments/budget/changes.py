@@ -175,7 +175,7 @@ def _count(name: str, share: float) -> Callable[[Plan], Plan | None]:
 
 
 def _micro_batch(size: int, plan: Plan) -> Plan | None:
-    """A change to smaller and proportionally more micro-batches."""
+    """A change to smaller micro-batches, of which there are more in proportion."""
     times, rest = divmod(max(stage.micro_batch for stage in plan.stages), size)
     if rest or any(stage.micro_batch % times for stage in plan.stages):
         return None

@@ -293,7 +293,7 @@ def _cheapest(asked: Tried, most: int, add: Callable[[Row], None]) -> Tried | No
     changed = [*single(asked.job)]
     progress(f"{len(changed)} plans with one change")
     tried = _predicted(changed, "single")
-    for change in _telling(tried):
+    for change in _best_of_each_kind(tried):
         add(_row(change, asked))
     fitting = [one for one in tried if one.prediction.fits]
     for number in range(2, most + 1):
@@ -318,7 +318,7 @@ def _price(change: Tried) -> tuple[float, float]:
     return watts * change.job.plan.num_gpus, change.prediction.iteration_s
 
 
-def _telling(tried: Sequence[Tried]) -> Iterator[Tried]:
+def _best_of_each_kind(tried: Sequence[Tried]) -> Iterator[Tried]:
     """For each kind of change, the fastest plan that fits; if none fits, the plan with the smallest
     memory peak.
     """

@@ -74,7 +74,7 @@ class Command:
 
     @property
     def description(self) -> str:
-        """The docstring of the command's function, whose module is not imported."""
+        """The docstring of the command's function, read without importing its module."""
         module, _, name = self.function.partition(":")
         text = (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
         _, _, after = text.partition(f"\ndef {name}(")

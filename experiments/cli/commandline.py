@@ -420,7 +420,7 @@ def shortened(message: str) -> str:
 _LONG_WORD = re.compile(r"(\S{100})\S{300,}(\S{50})")
 
 
-# Progress of long work, on standard error, with the estimated time left.
+# Reports the progress of long work on standard error, with the estimated time left.
 
 
 QUIET_S = 2.0

@@ -164,7 +164,7 @@ def check_minutes(minutes: float, steps: Iterable[Estimate]) -> None:
 
 
 def reference_hardware() -> Hardware:
-    """The catalogue's H100, with host copies by its datasheet."""
+    """The catalogue's H100 80 GB, with the rate of host copies that its datasheet gives."""
     hardware = catalog.hardware(REFERENCE)
     assert hardware.transfers is not None
     rate = LINK_SHARE * hardware.node.host_link_gbytes_per_s

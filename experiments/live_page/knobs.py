@@ -68,7 +68,8 @@ def adapted(asked: AskedProblem, given: Job, knobs: Mapping[str, Any]) -> Job:
     if rest or not gpus:
         _refuse_degree(STAGES, count, asked.cluster.num_gpus)
     stages = [
-        _turned_stage(stage, knobs, gpus) for stage in _stages_of(asked, plan, count, knobs.keys())
+        _stage_with_choices(stage, knobs, gpus)
+        for stage in _stages_of(asked, plan, count, knobs.keys())
     ]
     micro_batches = _micro_batches(asked, stages[0])
     changed = replace(
@@ -144,7 +145,7 @@ def _stages_of(asked: AskedProblem, plan: Plan, count: int, turned: Any) -> Iter
         yield first.with_values({"layers": share, **counts_within(wanted, share)})
 
 
-def _turned_stage(stage: StagePlan, knobs: Mapping[str, Any], gpus: int) -> StagePlan:
+def _stage_with_choices(stage: StagePlan, knobs: Mapping[str, Any], gpus: int) -> StagePlan:
     """A stage on this many GPUs with the sliders' choices."""
     counts = counts_of_blocks()
     values = {name: knobs[name] for name in _turned() if name in knobs and name not in counts}

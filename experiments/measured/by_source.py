@@ -100,7 +100,7 @@ class SourceErrors:
         return mean(one.is_inside for one in self.bounded) if self.bounded else None
 
     def cells(self) -> list[object]:
-        """The cells of the source's row in the page's table."""
+        """The table cells that the page shows for the source, such as its mean errors."""
         widths = [one.width for one in self.bounded]
         return [
             f"{self.name} ({self.apart})" if self.apart else self.name,

@@ -43,7 +43,7 @@ def _as_before(run: Configuration) -> Configuration:
     return replace(run, engine=name, otherwise="") if known else run
 
 
-def _untold(run: Configuration) -> Configuration:
+def _without_columns(run: Configuration) -> Configuration:
     """A run without what its row says on kernels, losses, optimizer states and offloading."""
     return replace(
         run,
@@ -67,7 +67,7 @@ def _free_hosts() -> Iterator[None]:
         ENGINES.update(kept)
 
 
-def _lent_as_it_is(gpu: str) -> Hardware | None:
+def _lent_unscaled(gpu: str) -> Hardware | None:
     """A GPU without measurements that gets the measured curves of another GPU without scaling; None
     for measured GPUs.
     """
@@ -140,9 +140,9 @@ def _as_allocated(row: Judged) -> Judged:
 
 
 PARTS: Mapping[str, PartOff] = {
-    "any GPU": PartOff(hardware=_lent_as_it_is),
+    "any GPU": PartOff(hardware=_lent_unscaled),
     "what is written": PartOff(edit=lambda run: replace(run, node_gbytes_per_s=None)),
-    "what rows say": PartOff(edit=_untold),
+    "what rows say": PartOff(edit=_without_columns),
     "engines": PartOff(edit=_as_before),
     "what grows": PartOff(within=_free_hosts),
     "memory": PartOff(allocated=True),

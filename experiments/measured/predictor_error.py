@@ -1,5 +1,5 @@
-"""The command ``predictor_error``: measured runs beside predictions, with a row for each run's time
-and each stage's memory.
+"""The command ``predictor_error``: compares measured runs with predictions, with a row for each
+run's time and each stage's memory.
 """
 
 import argparse

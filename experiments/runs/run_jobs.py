@@ -441,7 +441,7 @@ def _cluster(
     if of_caller is not None and of_caller.name == gpus.hardware:
         hardware = of_caller
     else:
-        hardware = _with_products(catalog.hardware(gpus.hardware), gpus.products_share)
+        hardware = _with_gemm_rate(catalog.hardware(gpus.hardware), gpus.products_share)
     hardware = with_kernel(hardware, *kernels[:2])
     if kernels[2]:
         hardware = with_copy_engines(hardware)
@@ -474,7 +474,7 @@ def _of_smaller_nodes(hardware: Hardware, gpus_per_node: int) -> float | None:
     return node.inter_node_gbytes_per_s * gpus_per_node / node.gpus
 
 
-def _with_products(hardware: Hardware, share: float) -> Hardware:
+def _with_gemm_rate(hardware: Hardware, share: float) -> Hardware:
     """The hardware with 16-bit GEMMs that sustain a given share of their rate."""
     compute = hardware.compute
     if share == 1 or compute is None:

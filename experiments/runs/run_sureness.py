@@ -302,7 +302,7 @@ def answered(prediction: Prediction, run_job: RunJob) -> RunAnswer:
         buffers_bytes=buffers_bytes(run_job.job),
         stages_of_node=stages_of_node(run_job.job),
         peak=peak,
-        least_s=_products_s(run_job, prediction),
+        least_s=_gemms_s(run_job, prediction),
     )
 
 
@@ -345,7 +345,7 @@ def keeps_too_much(prediction: Prediction, run_job: RunJob) -> bool:
 FORWARD_SHARE = {"all": 1 / 3, "adapters": 1 / 2}
 
 
-def _products_s(run_job: RunJob, prediction: Prediction) -> float:
+def _gemms_s(run_job: RunJob, prediction: Prediction) -> float:
     """The seconds that all GEMMs of a step take at the GPUs' peak rate, including those that are
     recomputed.
     """

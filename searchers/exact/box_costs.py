@@ -28,9 +28,9 @@ from mistlab.stages.stage_batch import TIMES, StageBatch, StageCosts, StagesInOr
 from searchers.exact.candidates import (
     Options,
     StagePosition,
+    compared_columns,
     least_with,
     savings_columns,
-    telling_columns,
 )
 from searchers.exact.groups import Group, LeastWork
 from searchers.exact.order_costs import OrderTraits
@@ -264,7 +264,7 @@ class BoxCosts:
         """
         sure = rows.chosen(fitting)
         sure = replace(sure, fewest=self._fewest(sure, sure.low, of_others=False))
-        true, are_best = self._true(sure)
+        true, are_best = self._smallest_strategies(sure)
         has_host = self._has_host(sure, true)
         is_open = ~rows.are_points
         if not self.group.has_formula:
@@ -277,7 +277,7 @@ class BoxCosts:
         ends = sure.chosen(has_host).closed().and_also(rows.chosen(open_rows))
         return both, ends, np.repeat([False, True], [len(closed), len(open_rows)])
 
-    def _true(self, rows: "_BoxRows") -> tuple[Options, Bools]:
+    def _smallest_strategies(self, rows: "_BoxRows") -> tuple[Options, Bools]:
         """For each box, the strategy with the smallest ratios and the fewest recomputed blocks, and
         whether it dominates the whole box. A box with several values of a ratio is never reported
         as dominated.
@@ -302,7 +302,7 @@ class BoxCosts:
             times.forward_s - times.through_forward_s,
             times.backward_s - times.through_backward_s,
         )
-        columns = [*telling_columns(true, with_host=True), *lost]
+        columns = [*compared_columns(true, with_host=True), *lost]
         best[several] = np.logical_and.reduce(
             [column[several] <= column[len(rows) :] for column in columns]
         )

@@ -22,8 +22,8 @@ from searchers.exact.box_costs import HALVED, Asked, BoxCosts, Boxes, Pool
 from searchers.exact.candidates import (
     Options,
     StagePosition,
+    compared_columns,
     hopeful_s,
-    telling_columns,
     undominated,
 )
 from searchers.exact.groups import Group, LeastWork
@@ -74,7 +74,7 @@ class BoxMenus:
         """The candidates for a stage that ``prepare`` has evaluated."""
         if position not in self._best:
             pool = self._pools[position]
-            rows = undominated(telling_columns(pool.options, with_host=self.with_host))
+            rows = undominated(compared_columns(pool.options, with_host=self.with_host))
             self._best[position] = pool.options.chosen(rows), rows
         return self._best[position][0]
 
@@ -84,7 +84,7 @@ class BoxMenus:
         """
         asked = [self._whole(place) for place in sorted(set(places) - self._pools.keys())]
         for position, pool in self._costs.pools(asked, limit_s):
-            self._pools[position] = self._tidied(pool)
+            self._pools[position] = self._undominated(pool)
 
     def least(
         self, places: Sequence[StagePosition], limit_s: float
@@ -98,7 +98,7 @@ class BoxMenus:
         """The boxes that a search starts with for a stage, for every range of recomputed blocks."""
         key = position.mesh, position.layers, position.is_alone
         if key not in self._largest:
-            self._largest[key] = whole_boxes(self._ways(position), self._runs_of(position.layers))
+            self._largest[key] = first_boxes(self._ways(position), self._runs_of(position.layers))
         counts, boxes = self._largest[key]
         return Asked(place=position, counts=counts, boxes=boxes)
 
@@ -148,7 +148,7 @@ class BoxMenus:
             asked.append(Asked(place=position, counts=counts, boxes=boxes))
             self._pools[position] = pool.chosen(~chosen)
         for position, new in self._costs.pools(asked, limit_s):
-            self._pools[position] = self._tidied(self._pools[position].and_also(new))
+            self._pools[position] = self._undominated(self._pools[position].and_also(new))
             self._best.pop(position, None)
 
     def _wanted(self, codes: Mapping[tuple[Mesh, bool], set[int]]) -> dict[StagePosition, Bools]:
@@ -178,7 +178,7 @@ class BoxMenus:
         fastest: list[int] = np.argsort(seconds, kind="stable")[:SHORT_LIST].tolist()
         return fastest
 
-    def fall_to(self, limit_s: float) -> None:
+    def lower_limit_to(self, limit_s: float) -> None:
         """Lower the upper bound to ``limit_s``, and prune candidates that no pipeline faster than
         this can contain.
         """
@@ -188,7 +188,7 @@ class BoxMenus:
                 self._pools[position] = pool.chosen(hopeful)
                 self._best.pop(position, None)
 
-    def heed_hosts(self) -> None:
+    def count_host_memory(self) -> None:
         """Keep slower candidates that need less host memory from now on, since the stages on a node
         share its host memory.
         """
@@ -211,13 +211,13 @@ class BoxMenus:
     def _least_s(self, position: StagePosition, options: Options) -> Floats:
         return hopeful_s(self.problem, self.group, self.work, position, options)
 
-    def _tidied(self, pool: Pool) -> Pool:
+    def _undominated(self, pool: Pool) -> Pool:
         """Prunes candidates that are dominated by a candidate with a single strategy. A box is
         pruned only if that strategy dominates all of the box.
         """
         if not len(pool.is_open):
             return pool
-        columns = np.stack(telling_columns(pool.options, with_host=True), axis=1)
+        columns = np.stack(compared_columns(pool.options, with_host=True), axis=1)
         left = np.flatnonzero(pool.is_open)
         closed = np.flatnonzero(~pool.is_open)
         closed = closed[undominated([*columns[closed].T])] if len(closed) else closed
@@ -239,7 +239,7 @@ def halvings(boxes: int) -> int:
     return max(HALVED, (FEW_PARTS // max(1, boxes)).bit_length() - 1)
 
 
-def whole_boxes(whole: Boxes, runs: Runs) -> tuple[Ints, Boxes]:
+def first_boxes(whole: Boxes, runs: Runs) -> tuple[Ints, Boxes]:
     """The boxes that a search of a stage starts with: a copy of ``whole`` for each range of
     recomputed blocks. Also returns how many blocks each box recomputes, at the fewest, or runs in
     other ways.

@@ -103,7 +103,7 @@ def _without_formula_s(
     others = [
         least_s
         for group, least_s in whole.least_s.items()
-        if _has_arithmetic_alone(problem, space, group)
+        if _may_lack_schedules(problem, space, group)
     ]
     bounds = [float("inf")]
     if orders:
@@ -114,7 +114,7 @@ def _without_formula_s(
     return min([*bounds, *others])
 
 
-def _has_arithmetic_alone(problem: Problem, space: SearchSpace, group: Group) -> bool:
+def _may_lack_schedules(problem: Problem, space: SearchSpace, group: Group) -> bool:
     """Whether some pipelines of a group may be able to run none of the space's schedules. Their
     only lower bound is then that of the least times of their blocks.
     """

@@ -109,7 +109,7 @@ def fastest(options: Options, grain: Grain) -> Options:
     return options.chosen(undominated(columns))
 
 
-def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
+def compared_columns(options: Options, *, with_host: bool) -> list[Column]:
     """The columns in which a candidate must be no larger to dominate another: the latency of a
     micro-batch, the time of all passes, the last backward pass, first and last passes with
     overlapped work, host times, gradient reductions and sends.

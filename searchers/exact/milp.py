@@ -134,7 +134,7 @@ class ChosenStage:
 
     @property
     def places(self) -> set[StagePosition]:
-        """The stage positions of the candidates."""
+        """Which stage (mesh, blocks, ranks) each candidate is for."""
         return {place for place, _ in self.candidates}
 
 

@@ -161,7 +161,7 @@ class _GroupProof:
         if self._may_be_relaxed and group not in self.known.relaxed:
             return self._relaxed_s()
         relaxed = self.known.relaxed.get(group)
-        menus.fall_to(limit_s)
+        menus.lower_limit_to(limit_s)
         completions = None
         if relaxed is None:
             stages = places_by_stage(menus, limit_s)
@@ -186,7 +186,7 @@ class _GroupProof:
         if group.has_formula:
             for plan in [plan_of(menus, one) for one in closed]:
                 if not ledger.predict([plan])[0].fits and not menus.with_host:
-                    menus.heed_hosts()
+                    menus.count_host_memory()
                     return self.bound_s
         else:
             self._show(menus, closed)

@@ -65,7 +65,9 @@ class Columns:
 
     @property
     def passing(self) -> Self:
-        """A copy of the columns in which only the latencies count."""
+        """A copy of the columns of the linear programme for which only the latency of one
+        micro-batch counts.
+        """
         return replace(self, is_passage=True)
 
     @property
@@ -93,7 +95,7 @@ class Columns:
             **least,
         )
 
-    def passages_s(self, stages: int) -> Floats:
+    def latencies_s(self, stages: int) -> Floats:
         """The latency of a micro-batch through a stage, a row for each position in the pipeline and
         a column for each kind of stage considered; the last stage sends nothing on.
         """
@@ -155,7 +157,9 @@ class Prices:
         return type(self).made(weights, self.layers_s, self.gpus_s)
 
     def raised(self, factor: float) -> Self:
-        """A copy of the prices with all weights multiplied by a factor."""
+        """A copy of the dual prices with the weights of all positions and shares multiplied by a
+        factor.
+        """
         return replace(
             self,
             positions=factor * self.positions,
@@ -178,9 +182,9 @@ class Prices:
         weights = self.positions[:, None] + (
             self.of_layers * columns.share_of_layers + self.of_gpus * columns.share_of_gpus
         )
-        return columns.passages_s(stages) + weights * columns.waits_s(stages)
+        return columns.latencies_s(stages) + weights * columns.waits_s(stages)
 
-    def beyond_s(self, columns: Columns) -> Floats:
+    def reduced_cost_s(self, columns: Columns) -> Floats:
         """The reduced cost in seconds of each column of the linear programme at each position in
         the pipeline: its cost minus what its blocks and GPUs are worth.
         """
@@ -191,11 +195,11 @@ class Prices:
         """The lower bound in seconds that these prices give for all pipelines composed of these
         columns.
         """
-        least_s = self.beyond_s(columns).min(axis=1).sum()
+        least_s = self.reduced_cost_s(columns).min(axis=1).sum()
         return float(least_s + self.layers_s + self.gpus_s)
 
 
-def dearest(
+def best_prices(
     columns: Columns, stages: int, near: Prices | None, enough_s: float
 ) -> tuple[Prices, float]:
     """The dual prices with the highest lower bound for pipelines of ``stages`` stages, and that
@@ -238,7 +242,7 @@ def _solved(columns: Columns, stages: int, far_s: float) -> Prices:
             np.column_stack([np.concatenate(totals), np.array(off), np.zeros((2, 1))]),
         ]
     )
-    cost = np.concatenate([columns.passages_s(stages).reshape(-1), np.full(4, far_s), [1.0]])
+    cost = np.concatenate([columns.latencies_s(stages).reshape(-1), np.full(4, far_s), [1.0]])
     solution = linprog(
         cost,
         A_ub=most.tocsr(),
@@ -306,10 +310,10 @@ class Relaxed:
             before = None
             for stages in range(2, _most_stages(menus) + 1):
                 menus.ledger.check_time()
-                stage_prices, bound_s = dearest(columns, stages, before, limit_s)
+                stage_prices, bound_s = best_prices(columns, stages, before, limit_s)
                 before = stage_prices
                 if bound_s < limit_s:
-                    passage, _ = dearest(columns.passing, stages, None, limit_s)
+                    passage, _ = best_prices(columns.passing, stages, None, limit_s)
                     prices[stages], least_s[stages] = (stage_prices, passage), bound_s
         return cls(meshes=meshes, columns=columns, prices=prices, least_s=least_s, front=front)
 
@@ -339,8 +343,8 @@ class Relaxed:
         may = np.zeros(len(self.columns), dtype=np.bool_)
         for stages, (stage_prices, _) in self.prices.items():
             if stages > after and self.least_s[stages] < limit_s:
-                beyond_s = stage_prices.beyond_s(self.columns)[after]
-                may |= self.least_s[stages] + beyond_s - beyond_s.min() < limit_s
+                reduced_cost_s = stage_prices.reduced_cost_s(self.columns)[after]
+                may |= self.least_s[stages] + reduced_cost_s - reduced_cost_s.min() < limit_s
         layers_of: dict[Mesh, set[int]] = {}
         for row in np.flatnonzero(may).tolist():
             layers_of.setdefault(self.meshes[row], set()).add(int(self.columns.layers[row]))

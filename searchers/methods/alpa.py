@@ -206,17 +206,17 @@ def _seconds(costs: StageCosts, batch: StageBatch, micro_batches: int) -> Floats
 
 # The two-level dynamic programme of Alpa (Zheng et al., OSDI 2022), without memory savings.
 #
-# Inside a stage: of the degrees that a submesh (some of the GPUs) can have, the fastest that fits,
-# with none or all of its blocks recomputed, the lowest ZeRO level and nothing offloaded. Across
-# stages: for each number of micro-batches G, blocks and GPUs are divided so that
+# The lower level finds the fastest parallel degrees of each possible stage that fit in memory, with
+# none or all of its blocks recomputed, the lowest ZeRO level and nothing offloaded. The upper level
+# divides blocks and GPUs among stages, for each number of micro-batches G, so that
 #
 #     sum t_i + (G - 1) max t_i
 #
-# is minimal, by a programme over stages from the last one, once for each bound on max t_i. t_i is a
-# steady-state micro-batch with its send to the next stage, and a G-th of the work done once an
-# iteration.
+# is minimal: a dynamic programme over stages, from the last one, for each bound on max t_i. t_i is
+# a steady-state micro-batch of stage i with its send to the next stage, and a G-th of the work that
+# is done once per iteration.
 #
-# Axes: B blocks and D GPUs of the stages so far (0 to all).
+# Axes of arrays: B blocks and D GPUs of the stages so far (0 to all).
 
 
 # Two bounds on the slowest stage's time count as one if they differ by less than this factor.

@@ -175,7 +175,7 @@ def undercut_waits(seed: int) -> bool:
     for after in range(stages):
         own = StageTimes(**{name: column[[after]] for name, column in times.items()})
         chains = prepended(own, chains, micro_batches, after + 1)
-    passed_s = columns.passages_s(stages).diagonal().sum()
+    passed_s = columns.latencies_s(stages).diagonal().sum()
     longest_s = columns.waits_s(stages).diagonal().max()
     return bool(passed_s + longest_s > chains.whole[0] * (1 + EXACT))
 
