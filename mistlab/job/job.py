@@ -36,12 +36,8 @@ from mistlab.plan.workload import ModelSpec, Workload, unsupported
 from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
 from mistlab.stages.plan_orders import check_order
 
-# Turns names and paths in a plan file into values: model, hardware, profile, network and order.
-#
-# The search space that a command names is looked up in the same way.
-#
-# A text is a path if it contains a slash or has the extension of such a file. A path is relative to
-# the folder of the plan file.
+# Turns names and paths in a plan file into values: a model, hardware, a profile (a cluster's
+# delays), a network, an order of passes.
 
 
 MODEL = "workload.model"
@@ -49,12 +45,16 @@ HARDWARE = "cluster.hardware"
 CONFIG = "config.json"
 # Separates the path of a model's configuration from the part to read: ``config.json#text_config``.
 _PART = "#"
-# The key by which a search space names the space whose other choices it takes.
+# A search space names under this key another space, from which it takes all other choices.
 LIKE = "like"
 
 
 def model_from(plain: object, folder: Path) -> ModelSpec:
-    """The model that ``workload.model`` names in a plan file in ``folder``."""
+    """The model that ``workload.model`` names in a plan file in ``folder``.
+
+    A text is a path if it contains a slash or has the extension of such a file; it is relative to
+    ``folder``.
+    """
     if isinstance(plain, ModelSpec):
         return plain
     if isinstance(plain, Mapping):
@@ -246,7 +246,7 @@ def _hardware_file(path: str) -> Hardware:
 
 @contextmanager
 def _in_file(holder: str, path: str) -> Iterator[None]:
-    """Prefix an error in a file with the plan file's key that names this file."""
+    """Put the key of a plan file that names another file in front of an error in that file."""
     try:
         yield
     except FieldError as error:
@@ -268,10 +268,8 @@ def _relative(path: str, folder: Path) -> str:
     return path if Path(path).is_absolute() else os.path.relpath(path, folder)
 
 
-# Reads a cluster of several groups of nodes from a plan file or a command line.
-#
-# In a plan file ``cluster.hardware`` is then a list with the hardware and the number of nodes of
-# each group. On a command line ``--hardware`` is ``l4-24gb:1,a100-40gb:2``.
+# Reads a cluster of several groups of nodes from a plan file, or from ``--hardware`` on a command
+# line (``l4-24gb:1,a100-40gb:2``).
 
 
 def with_groups(plain: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
@@ -414,8 +412,8 @@ def job_from_mapping(mapping: object, folder: Path = HERE) -> Job:
     return from_mapping(Job, resolved)
 
 
-# Engines of older plan files that trained adapters, and the engine that replaces each; that
-# adapters are trained is now a field of the workload.
+# Engines of older plan files that trained adapters, each with the engine that replaces it; now a
+# field of the workload says that adapters are trained.
 _OF_ADAPTERS = {
     f"{name}-adapters": name for name in ("megatron-core", "megatron-bridge", "fsdp", "fsdp-eager")
 }
@@ -483,7 +481,9 @@ def _layers_problem(job: Job) -> FieldError | None:
 
 
 def _stage_problem(job: Job, step: Step) -> FieldError | None:
-    """The first problem that one step's checks find in the choices of the stages, if any."""
+    """The first problem with the choices of the stages that the checks of one step find, or
+    None.
+    """
     rows = [(name, row) for name, row in DIMENSIONS.items() if step in row.checks]
     for index, stage in enumerate(job.plan.stages):
         setting = Setting(
@@ -578,7 +578,8 @@ def _order_problem(job: Job) -> FieldError | None:
     return None
 
 
-# The checks of a job, each of which finds at most one problem; errors report all problems.
+# The checks of a job, each of which finds at most one problem; an error reports the problems of all
+# checks.
 _CHECKS: tuple[Callable[[Job], FieldError | None], ...] = (
     _model_problem,
     _precision_problem,

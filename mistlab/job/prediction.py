@@ -11,7 +11,7 @@ from mistlab.core.values import Checked, bounded, check_fields, name_in, refuse
 from mistlab.engines.engine import names_for_plans
 from mistlab.plan.plan import Plan
 
-# The breakdown of an iteration's time on a GPU by cause: parts that add up to it.
+# Splits the iteration time of a GPU by cause, into parts that add up to it.
 
 
 _SECONDS = bounded(minimum=0)
@@ -98,10 +98,8 @@ class Breakdown:
         )
 
 
-# The predicted cost of a plan, and the interface of predictors.
-#
-# Names and units are the same as in predictions in JSON. A plan that does not fit in memory has a
-# prediction like any other, with ``fits`` false.
+# Defines the predicted cost of a plan, and the interface of predictors. A plan that does not fit in
+# memory is predicted like any other, with ``fits`` false.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +205,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Checked):
-    """By what factor a second plan takes longer than a first one, and whether the difference
+    """The factor by which a second plan is slower than a first one, and whether the difference
     exceeds the predictions' bounds.
 
     ``exceeds_bounds`` says whether the difference is larger than the two plans' bounds leave open.
@@ -239,7 +237,7 @@ class Predictor(Protocol):
         ...
 
 
-# The measured cost of a plan, with the names and units of a prediction.
+# Defines the measured cost of a plan, with the names and units of a prediction.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds, StagesInOrder
 
 
-# If a stage recomputes at least this many blocks, and at least one block not, then recomputing one
-# more changes how many time slots (in each of which one layer computes) are of each kind, but adds
-# no kind.
+# With at least this many recomputed blocks, and at least one that is not, recomputing one more
+# changes only how often each combination of neighbouring layers occurs, not which ones occur.
 FEWEST_ALIKE = 2
 
 Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE", "BUDGET", "REFUSED"]
@@ -132,16 +131,17 @@ class StageCostModel(Protocol):
 
 @runtime_checkable
 class StageBoundModel(StageCostModel, Protocol):
-    """The interface of predictors that also give lower bounds of stages' costs, over ranges of
-    offload ratios and of numbers of recomputed blocks.
+    """The interface of predictors that also give lower bounds of stages' costs, for all candidates
+    with choices in given ranges.
     """
 
     def stage_bounds(
         self, least: "StageBatch", most: "StageBatch", *, engine: str = "mistlab"
     ) -> "StageCosts | None":
         """Lower bounds of the costs of all candidates whose choices lie between those of ``least``
-        and ``most``; ``fits`` says whether any of these may fit in memory. None if the engine has
-        no such bounds.
+        and ``most``; None if the engine has no such bounds.
+
+        ``fits`` says whether any of these may fit in memory.
 
         The two differ in positive ratios, and in numbers of recomputed blocks of which there are
         ``FEWEST_ALIKE`` at least and one block less than all at most.
@@ -151,8 +151,9 @@ class StageBoundModel(StageCostModel, Protocol):
     def part_seconds(
         self, least: "StageBatch", most: "StageBatch | None" = None, *, engine: str = "mistlab"
     ) -> "StageSeconds":
-        """The times of parts of a model (chunks of stages), for orders of passes other than 1F1B;
-        with ``most``, lower bounds over all candidates between ``least`` and ``most``.
+        """The times of parts of a model (chunks of stages), for orders of passes other than 1F1B.
+
+        With ``most``, lower bounds over all candidates between ``least`` and ``most``.
         """
         ...
 
@@ -164,8 +165,10 @@ class StageBoundModel(StageCostModel, Protocol):
         engine: str = "mistlab",
         of_others: bool = False,
     ) -> "Bools":
-        """Whether each candidate for a stage fits in the memory of its GPUs. More recomputed blocks
-        (from one on) or larger offload ratios (above zero) never need more memory.
+        """Whether each candidate for a stage fits in the memory of its GPUs.
+
+        More recomputed blocks (from one on) or larger offload ratios (above zero) never need more
+        memory.
 
         With ``in_order`` candidates hold what stages in these places hold, and the rule does not
         always hold. So ``of_others`` asks whether a candidate may fit that has smaller positive

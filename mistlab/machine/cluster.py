@@ -81,8 +81,10 @@ class Profile:
             refuse("source", "is empty: name the runs in which these delays were measured")
 
     def block_s(self, ranks: Ranks, *, in_pipeline: Flags) -> Values:
-        """The extra seconds that a host takes to issue the kernels of a block's forward and
-        backward pass, where ``ranks`` tensor-parallel ranks share the block.
+        """The extra seconds that a host of this cluster takes to issue the kernels of a block's
+        forward and backward pass.
+
+        The block is shared by ``ranks`` tensor-parallel ranks.
         """
         waits = in_pipeline & (ranks >= self.block_ranks)
         return waits * self.block_ms * MILLISECONDS * ranks**self.block_power
@@ -95,8 +97,9 @@ class Profile:
         return is_wide & (data_ranks > 1) & (micro_batches >= self.whole_micro_batches)
 
     def send_s(self, ranks: Ranks, gpus: int, *, beside_whole: Flags | bool = False) -> Values:
-        """The extra seconds that a send between stages takes, where ``ranks`` tensor-parallel ranks
-        share a block.
+        """The extra seconds that a send between stages takes on this cluster.
+
+        A block is shared by ``ranks`` tensor-parallel ranks.
         """
         is_late = beside_whole | (ranks >= self.send_ranks) | (gpus >= self.send_gpus)
         late: Values = is_late.astype(float) * (self.send_ms * MILLISECONDS)
@@ -218,7 +221,7 @@ class Cluster:
 
     @property
     def of_groups(self) -> tuple[Self, ...]:
-        """For each group of nodes, a copy of this cluster in which all nodes have that group's
+        """Copies of this cluster, one for each group of nodes, in which all nodes have that group's
         hardware.
         """
         if not self.others:
@@ -246,8 +249,10 @@ class Cluster:
 
     def like_rank(self, first_rank: int, num_gpus: int) -> int:
         """The lowest rank at which a stage of ``num_gpus`` GPUs costs the same as at
-        ``first_rank``: on nodes of the same kind, at the same position in a node, and next to nodes
-        of another kind only if the stage at ``first_rank`` is.
+        ``first_rank``.
+
+        That is on nodes of the same kind, at the same position in a node, and next to nodes of
+        another kind only if the stage at ``first_rank`` is.
         """
         gpus = self.ranks_alike
         if not self.others:
@@ -330,8 +335,8 @@ class Cluster:
 
     @property
     def ranks_alike(self) -> int:
-        """The distance in ranks at which stages lie equally: at the same position in a node, and in
-        each unit (rack, pod) of the network.
+        """The distance in ranks after which stages have the same position in a node and in the
+        network's racks and pods.
         """
         if self.network is None:
             return self.gpus_per_node

@@ -9,14 +9,15 @@ from typing import Any, TypeAlias
 from mistlab.core.units import GIB_BYTES, MIB_BYTES, TFLOP
 from mistlab.core.values import refuse
 
-# Values of ``mistlab.machine.hardware`` and ``mistlab.machine.cluster``, which import this file.
+# These types stand for values of ``mistlab.machine.hardware`` and ``mistlab.machine.cluster``,
+# which import this file.
 Hardware: TypeAlias = Any
 DatasheetFigures: TypeAlias = Any
 Line: TypeAlias = Any
 Rate: TypeAlias = Any
 Cluster: TypeAlias = Any
 
-# The units of figures with examples, for error messages.
+# Error messages name the unit of a figure with one of these texts, each with an example.
 IN_GIB = "GiB (81,920 MiB are 80)"
 OF_MEMORY = "GB/s (3.35 TB/s are 3350, as are 26,800 Gb/s)"
 OF_PEAK = "TFLOP/s (0.989 PFLOP/s are 989)"
@@ -28,8 +29,8 @@ OF_NODE = "GiB of the node (2 TB are 2048, 524,288 MiB are 512)"
 OF_TIME = "microseconds (0.04 ms are 40)"
 IN_MIB = "MiB (0.5 GiB are 512)"
 
-# Plausible ranges of figures, far beyond all datasheets: others are in another unit. PCIe 3.0 with
-# one lane has 0.985 GB/s (datasheet).
+# The plausible ranges of figures, wider than all datasheets; a figure outside is in another unit.
+# PCIe 3.0 with one lane has 0.985 GB/s (datasheet).
 _USUAL: dict[str, tuple[float, float, str]] = {
     "memory_gbytes_per_s": (60, 40_000, OF_MEMORY),
     "peak_tflops.fp16": (3, 100_000, OF_PEAK),
@@ -38,8 +39,8 @@ _USUAL: dict[str, tuple[float, float, str]] = {
     "host_link_gbytes_per_s": (0.95, 2000, OF_HOST),
 }
 _GIB, _HOST_GIB, _HOST_GIB_OF_GPU = (1, 1500), (4, 8192), (1, 1024)
-# The least and the most of a figure, as multiples of another one, by datasheets: fewer bits are
-# never slower, links read the GPU's memory, and GPUs reach one another by the host's links.
+# The smallest and the largest factor between two figures, by datasheets: fewer bits are never
+# slower, links read the GPU's memory, and GPUs can always communicate through the host.
 _AGREEING: tuple[tuple[str, float, float, str, str], ...] = (
     ("peak_tflops.bf16", 1 / 64, 8, "peak_tflops.fp16", OF_PEAK),
     ("peak_tflops.fp32", 1 / 256, 1, "peak_tflops.fp16", OF_PEAK),
@@ -50,28 +51,33 @@ _AGREEING: tuple[tuple[str, float, float, str, str], ...] = (
     ("intra_node_gbytes_per_s", 0, 0.5, "memory_gbytes_per_s", OF_LINK),
     ("host_link_gbytes_per_s", 0, 0.5, "memory_gbytes_per_s", OF_HOST),
 )
-# The network of a GPU: at most so many times its host link, and so many GB/s.
+# A GPU's network is at most this many times as fast as its link to the host, and has at most this
+# many GB/s.
 _OF_HOST_LINK, _MOST_NETWORK_OF_GPU = 2.5, 200
-# Microseconds of a launch, and the least latency of a transfer, where they are not 0: measured ones
-# begin at 5.
+# The plausible range of the time to launch a kernel, and the smallest plausible latency of a
+# transfer unless it is 0, in microseconds; measured latencies begin at 5.
 _LAUNCH_US, _LEAST_LATENCY_US = (0.2, 5000), 0.05
 _LEAST_MIB = 1
-# The tolerance, as a factor, for curves above datasheet figures; and the size of GEMMs compared.
+# Measured curves may exceed datasheet figures by this factor. Then, the size of the square GEMM at
+# which they are compared.
 _SLACK, _SIDE = 1.0625, 8192
-# Rates of attention are divided by the shares that engines reach, before they are multiplied again.
+# The tolerance for attention is larger, since its measured rates were divided by the share that
+# engines reach.
 _SLACK_OF_ATTENTION = 4
-# Measured curves below this share of what is stated are in a unit a thousand times as large.
+# A measured curve that reaches less than this share of the datasheet figure is in a unit a thousand
+# times as large.
 _LEAST_SHARE = 0.002
 _OR_EDITED = "give a lower rate, or measured_with, the figures under which it was measured"
-# Classes of operators that only move bytes, and the peak that bounds each of the others.
+# These operator classes only move bytes. Below, the peak rate that bounds each of the other
+# classes.
 _MOVING = ("memory", "scan", "step")
 _PEAK_OF: dict[str, str] = {
     **dict.fromkeys(("matmul", "grouped_matmul", "attention_forward", "attention_backward"), ""),
     **dict.fromkeys(("matmul_8bit", "grouped_matmul_8bit"), "fp8"),
     "matmul_4bit": "fp4",
 }
-# GB/s of the fastest links of an architecture by datasheets, each way: between GPUs, of a GPU's
-# network, to the host.
+# The GB/s in one direction of the fastest links of each GPU architecture, by datasheets: between
+# GPUs, of a GPU's network, to the host.
 _LINKS_OF = {
     "volta": (150, 12.5, 15.75),
     "turing": (50, 12.5, 15.75),
@@ -85,15 +91,17 @@ _LINKS_OF = {
     "cdna3": (448, 50, 63),
     "cdna4": (537.6, 100, 63),
 }
-# Memory of GPUs has at most so many GB/s for each GiB, and networks have at least so many GB/s.
+# A GPU's memory has at most this many GB/s for each GiB, and a network has at least this many GB/s;
+# other figures get a note.
 _USUAL_OF_GIB, _SLOW_NETWORK = 90, 1.0
-# Figures above these of datasheets by more than this factor are asked about.
+# A figure gets a note if it exceeds those of datasheets by more than this factor.
 _DOUBTFUL = 1.1
 
 
 def check_consistency(hardware: Hardware) -> None:
-    """Refuse figures in another unit, and figures or curves that contradict one another; hosts that
-    stand for GPUs have figures of any size, and so have nodes whose links were measured.
+    """Refuse figures that are in another unit, and figures or curves that contradict one another.
+
+    Hosts that stand for GPUs have figures of any size, and so have nodes whose links were measured.
     """
     if _is_stated(hardware):
         node = hardware.node
@@ -110,7 +118,7 @@ def check_consistency(hardware: Hardware) -> None:
 
 
 def _is_stated(hardware: Hardware) -> bool:
-    """Whether somebody wrote down the figures of a machine with GPUs."""
+    """Whether the figures were written down by a person, for a machine with GPUs."""
     return hardware.gpu.cores is None and hardware.provenance.node.kind != "measured"
 
 
@@ -129,7 +137,8 @@ def _check_figures(hardware: Hardware, figures: DatasheetFigures, holder: str) -
             _in_range(path_of(name), value, least, most, usual)
     for name, least, most, other, usual in _AGREEING:
         if holder and other == "memory_gib":
-            # The memory size may be edited; curves were measured whatever it is.
+            # A user may change the memory size, but curves were measured with the original one, so
+            # they are not compared with it.
             continue
         value = attrgetter(name)(figures)
         unit = attrgetter(other)(hardware.gpu if other == "memory_gib" else figures)
@@ -142,7 +151,9 @@ def _check_figures(hardware: Hardware, figures: DatasheetFigures, holder: str) -
 
 
 def _too_fast(figures: DatasheetFigures, gpus: int) -> str:
-    """What is wrong with a network that no node of these GPUs has; empty if nothing is."""
+    """What is wrong with a network that is faster than any node of these GPUs has; empty if nothing
+    is.
+    """
     network = figures.inter_node_gbytes_per_s
     of_gpu = min(_MOST_NETWORK_OF_GPU, _OF_HOST_LINK * figures.host_link_gbytes_per_s)
     if network <= of_gpu * gpus:
@@ -151,7 +162,7 @@ def _too_fast(figures: DatasheetFigures, gpus: int) -> str:
 
 
 def _check_launches(hardware: Hardware) -> None:
-    """Refuse times of launches and memory outside torch that are in another unit."""
+    """Refuse launch times, and memory outside of torch, that are in another unit."""
     compute, allocator = hardware.compute, hardware.allocator
     if compute is not None and compute.launch_us > 0:
         _in_range("compute.launch_us", compute.launch_us, *_LAUNCH_US, OF_TIME)
@@ -162,7 +173,7 @@ def _check_launches(hardware: Hardware) -> None:
 
 
 def _check_rates(hardware: Hardware) -> None:
-    """Refuse rates of operators above the stated ones, or far below."""
+    """Refuse measured rates of operators that are above the datasheet's, or far below."""
     figures, compute = hardware.measured_with or hardware.figures, hardware.compute
     peaks = figures.peak_tflops
     for index, rate in enumerate(() if compute is None else compute.rates):
@@ -202,14 +213,18 @@ def _check_rates(hardware: Hardware) -> None:
 
 
 def _reached_tflops(rate: Rate) -> float:
-    """The rate of a product of large square matrices, or of operators with as many bytes."""
+    """The TFLOP/s that operators reach in a GEMM of large square matrices, or with as many
+    bytes.
+    """
     flop = 2.0 * _SIDE**3
     seconds: float = flop * rate.s_per_flop + 6.0 * _SIDE**2 * rate.s_per_byte
     return flop / seconds / TFLOP
 
 
 def _check_lines(hardware: Hardware) -> None:
-    """Refuse curves of transfers above the stated rates of links, or far below."""
+    """Refuse measured curves of transfers that are above the datasheet rates of links, or far
+    below.
+    """
     figures = hardware.measured_with or hardware.figures
     most_mib = hardware.gpu.memory_gib * GIB_BYTES / MIB_BYTES
     for path, name, line, share, stated in _lines(hardware, figures):
@@ -239,8 +254,8 @@ def _check_lines(hardware: Hardware) -> None:
 def _lines(
     hardware: Hardware, figures: DatasheetFigures
 ) -> Iterator[tuple[str, str, Line, float, float]]:
-    """Each curve of transfers with its path, its name, the share of its bytes that one link moves,
-    and the stated rate of that link. What shares of a network several nodes take is not known.
+    """The measured curves of transfers, each with its path, its name, the share of its bytes that
+    one link carries, and the datasheet rate of that link.
     """
     transfers = hardware.transfers
     if transfers is None:
@@ -263,7 +278,7 @@ def _lines(
 
 
 def doubtful_figures(cluster: Cluster) -> tuple[str, ...]:
-    """Notes on figures that a machine may have, but that are likelier meant in another unit."""
+    """Notes on figures that are possible for a machine, but were probably meant in another unit."""
     return tuple(_doubts(cluster)) if _is_stated(cluster.hardware) else ()
 
 

@@ -53,7 +53,8 @@ OperatorClass = Literal[
     "scan",
     "step",
 ]
-# Classes of operators with a rate in every hardware file; other classes may use one of these.
+# The classes of operators that have a rate in every hardware file; other classes may use one of
+# their rates.
 OPERATOR_CLASSES: tuple[OperatorClass, ...] = (
     *("matmul", "batched_matmul"),
     *("attention_forward", "attention_backward", "memory"),
@@ -71,7 +72,9 @@ EIGHT_BIT = ("matmul_8bit", "grouped_matmul_8bit", "matmul_4bit")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """The rate of one class of operators: 16-bit TFLOP/s, and GB/s of memory; None takes no time.
+    """The rate of one class of operators: TFLOP/s in 16 bits, and GB/s of memory.
+
+    A rate of None takes no time.
 
     Products with weights are ``matmul``, products of written-out attention ``batched_matmul``.
     Fused attention has two classes of its own. Operators that only move bytes are ``memory``.
@@ -216,7 +219,8 @@ class Transfers:
 # Constants fitted to whole runs: memory besides tensors, and bounds of predicted times.
 
 
-# The largest half-width of bounds, as a share; a larger one is in per cent.
+# The largest half-width of bounds that is accepted, as a share; a larger number was probably meant
+# in per cent.
 MOST_FAR_OFF = 3
 OF_SHARE = "as a share (8 % are 0.08)"
 
@@ -272,13 +276,16 @@ class MeasuredAt(Checked):
         return {name: max(pair) / min(pair) for name, pair in pairs.items()}
 
     def doublings(self, other: "MeasuredAt") -> float:
-        """The distance to another run's size: doublings of the three sizes, added up."""
+        """The distance to the size of another run: the doublings of width, GPUs and sequence
+        length, added up.
+        """
         return sum(map(math.log2, self.ratios(other).values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCalibration:
-    """How far an engine's measured runs lie from predictions, which gives predictions' bounds.
+    """How far an engine's measured runs are from their predictions, which gives the bounds of
+    predictions.
 
     90 % of measurements lie within ``half_width`` of the prediction, as a share of it, for runs
     that were left out of the fit while other runs ``at`` their place were in it. ``far_half_width``
@@ -306,7 +313,7 @@ class EngineCalibration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnRuns(Checked):
-    """How far the runs of a user's own cluster and software lie from their predictions on average.
+    """How far the runs of a user's own cluster and software are from their predictions on average.
 
     ``offset`` is their mean, in roots of their ways (``mistlab.cost.confidence``); above 0 they are
     slower. ``runs`` count those that no fitted constant has used up.
@@ -327,10 +334,11 @@ _PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp8", "fp4", "fp32")
 # Nodes with more GPUs than this are racks of trays, such as NVL72.
 MOST_IN_BOX = 16
 CALIBRATED = ("interference", "transfers", "compute", "allocator", "engines")
-# Groups of figures that may come from another GPU's hardware file; engines' constants may not.
+# The groups of figures that may be taken from another GPU's hardware file.
 LENT = CALIBRATED[:-1]
-# The largest half-width of errors with which a GPU lends its rates to others, by hand: the best
-# engine's is 0.36 on the A10G, where only unfused attention was measured, at most 0.1 elsewhere.
+# A GPU's rates are used for other GPUs only if predictions for it have at most this half-width of
+# errors. Chosen by hand: the best engine's is 0.36 on the A10G, where only unfused attention was
+# measured, and at most 0.1 elsewhere.
 MOST_HALF_WIDTH = 0.3
 
 
@@ -386,9 +394,11 @@ ARCHITECTURES: Mapping[ArchitectureName, Architecture] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu(Checked):
-    """A GPU's figures. ``memory_gib`` is the part of its memory that torch can use, ``board_watts``
-    its power limit. ``cores`` is only given for a CPU that is used in place of a GPU. If the GPU
-    was not measured, its ``architecture`` determines whose calibrated rates are used.
+    """A GPU's figures, such as ``memory_gib``, the part of its memory that torch can use.
+
+    ``board_watts`` is its power limit. ``cores`` is only given for a CPU that is used in place of a
+    GPU. If the GPU was not measured, its ``architecture`` determines whose calibrated rates are
+    used.
     """
 
     memory_gib: float = field(metadata=quantity(usual=IN_GIB))
@@ -505,8 +515,10 @@ class Provenance(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """The content of a hardware file. The groups of figures from ``interference`` on are None until
-    they are calibrated (fitted to measurements).
+    """The content of a hardware file.
+
+    The groups of figures from ``interference`` on are None until they are calibrated (fitted to
+    measurements).
     """
 
     name: str
@@ -550,8 +562,10 @@ def is_calibrated(hardware: Hardware) -> bool:
 
 
 def can_lend(hardware: Hardware) -> bool:
-    """Whether other GPUs may use this GPU's rates: they were measured on it, and the half-width of
-    its best engine's predictions is at most ``MOST_HALF_WIDTH``, if whole runs were measured.
+    """Whether other GPUs may use this GPU's rates.
+
+    They may if the rates were measured on it, and the half-width of its best engine's predictions
+    is at most ``MOST_HALF_WIDTH``, if whole runs were measured.
     """
     compute = hardware.provenance.compute
     widths = [one.half_width for one in hardware.engines or ()]

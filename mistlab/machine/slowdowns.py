@@ -27,7 +27,9 @@ SHARED_SETS = tuple(chosen for size in (2, 3, 4) for chosen in combinations(STRE
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
     """The factor by which each stream of a set is slowed down while all streams of the set are
-    busy, in the order of ``streams``.
+    busy.
+
+    Factors are in the order of ``streams``.
     """
 
     streams: tuple[str, ...]
@@ -85,5 +87,5 @@ class Interference:
             refuse("groups", "is empty: give the slowdowns of at least one group of GPUs")
 
 
-# Slowdown factors of streams that never slow one another down.
+# The slowdown factors of a machine whose streams never slow one another down.
 NO_INTERFERENCE = Interference(groups=(GroupSlowdowns(gpus_in_node=1, nodes=1, slowdowns=()),))

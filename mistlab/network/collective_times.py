@@ -18,12 +18,12 @@ from mistlab.core.files import parse_yaml
 from mistlab.core.units import GBYTES, MICROSECONDS
 from mistlab.core.values import from_mapping
 
-# NVLink switches add up an all-reduce (NVLS) from this message size on, in groups of at least this
-# many GPUs.
+# NVLink switches add up an all-reduce themselves (NVLS) from this message size on, in groups of at
+# least this many GPUs.
 SWITCHED_BYTES, SWITCHED_GPUS = 2**21, 5
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
-# Distances between cloud nodes that communicate over sockets (TCP), by which their rates are looked
-# up.
+# How far apart two cloud nodes are that communicate over sockets (TCP); rates are looked up by
+# these names.
 SOCKET_TIERS = ("same zone", "same region", "two regions")
 SOCKETS = ("sockets", "ethernet")
 # The software that calls a collective: NCCL (or RCCL) alone or through torch; or an inference
@@ -56,8 +56,8 @@ class GpuLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveNumbers:
-    """The numbers fitted to measurements of collectives: latencies in microseconds, and rates as
-    shares of the links' rates.
+    """Latencies in microseconds, and rates as shares of the links' rates, fitted to measurements of
+    collectives.
     """
 
     launch_us: float
@@ -94,8 +94,8 @@ class CollectiveNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """The result of a fit of collective times: numbers common to all GPUs, and factors on latencies
-    by GPU generation and kind of network.
+    """The result of fitting collective times: numbers for all GPUs, and factors on latencies by GPU
+    generation and kind of network.
 
     ``latency`` multiplies what GPUs wait for, ``host`` what their hosts take for an eager call,
     ``network`` what messages between nodes wait for, by the kind of network.
@@ -111,8 +111,8 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """Collectives as columns, with an entry for each: operation, calling software, number of ranks,
-    message size and links.
+    """Collectives as columns: the operation, the calling software, the number of ranks, the message
+    size and the links of each.
 
     ``size_bytes`` is the message as nccl-tests counts it: what every rank has after an all-gather,
     before a reduce-scatter, and sends in an all-to-all. Rates are GB/s in one direction; those of
@@ -136,14 +136,15 @@ class Collectives:
         return len(self.ranks)
 
     def where(self, kept: Bools) -> Self:
-        """The collectives that a mask selects."""
+        """Select the collectives by a mask."""
         columns = {entry.name: getattr(self, entry.name)[kept] for entry in fields(self)}
         return type(self)(**columns)
 
     @property
     def kinds(self) -> Column:
-        """For each collective the kind by which its error bounds are looked up: the links that
-        limit it or, for inference engines' own all-reduces, "direct".
+        """The kind by which each collective's error bounds are looked up.
+
+        It is the links that limit it or, for inference engines' own all-reduces, "direct".
         """
         inside = np.where(self.is_switched, "switched", "pcie")
         inside = np.where(self._is_direct, "direct", inside)
@@ -171,9 +172,7 @@ class Collectives:
         return np.isin(self.software, DIRECT)
 
     def seconds(self, fitted: Fitted) -> Floats:
-        """The seconds of each collective when equal ones run one after another, with no other work
-        at the same time.
-        """
+        """The seconds of each collective if it is repeated, with no other work at the same time."""
         numbers = fitted.numbers
         latency = self._latency_us(fitted)
         transfer = self._transfer_us(numbers)
@@ -208,8 +207,9 @@ class Collectives:
         return latency
 
     def _steps(self, ranks: Floats) -> Floats:
-        """The number of latency steps of a collective in a ring; an all-to-all counts only 0.3
-        steps per rank, since its messages leave together.
+        """The number of latencies that add up in a collective over a ring.
+
+        An all-to-all counts only 0.3 steps per rank, since its messages leave together.
         """
         steps: Floats = (ranks - 1) * np.select(
             [self.operation == "all_reduce", self.operation == "all_to_all"], [2.0, 0.3], 1.0
@@ -257,7 +257,7 @@ class Collectives:
         added = added & (in_node >= SWITCHED_GPUS) & (self.size_bytes >= SWITCHED_BYTES)
         share = np.where(added, share * numbers.switch_gain, share)
         share = np.where(self._is_direct, numbers.direct_share, share)
-        # A send involves only two GPUs, so no others crowd its PCIe links.
+        # A send involves only two GPUs, so no other GPU competes for its PCIe links.
         others = np.where(self.operation == "send", 0.0, np.maximum(in_node - 2, 0))
         crowded = 1 + numbers.pcie_crowding * others
         return self.gpu_rate * np.where(self.is_switched, share, numbers.pcie_share / crowded)
@@ -294,8 +294,9 @@ def ethernet_rate() -> float:
 
 
 def socket_rates(tier: str, streams: float) -> float:
-    """The rate in GB/s at which a cloud node with ``streams`` processes sends over sockets (TCP) to
-    another node; ``tier`` is the distance between the nodes.
+    """The rate in GB/s at which a cloud node sends over sockets (TCP) to another node.
+
+    ``streams`` processes send; ``tier`` is the distance between the nodes.
 
     ``tier`` says how far the other node is.
     """

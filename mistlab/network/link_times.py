@@ -19,12 +19,13 @@ from mistlab.core.arrays import Bools, Floats, Ints
 from mistlab.core.units import MICROSECONDS
 from mistlab.network.tiers import ABOVE, NETWORK, NODE, Network
 
-# Latency of a message between nodes in seconds, and the rate of a tree all-reduce relative to a
-# ring's. Both are constants with which NCCL chooses between rings and trees
+# The latency of a message between nodes in seconds and, below, the rate of a tree all-reduce
+# relative to a ring's. NCCL chooses between rings and trees by the same constants
 # (https://github.com/NVIDIA/nccl, src/graph/tuning.cc: hwLat, simple protocol).
 NETWORK_HOP_S = 14.0 * MICROSECONDS
 RATE_OF_TREES = 0.9
-# The names of the two lowest tiers (inside a node, between nodes) where a network file names none.
+# The names of the two lowest tiers (inside a node, between nodes) of a cluster without a network
+# file.
 NAMES = ("node", "network")
 
 
@@ -42,8 +43,8 @@ class LinkTime:
     tier: str = ""
 
     def __call__(self, size_bytes: Floats, messages: int | Floats = 1) -> Floats:
-        """The seconds in which ``size_bytes`` are sent as this number of ``messages``, for each
-        transfer (C); zero bytes take no time.
+        """The seconds in which ``size_bytes`` are sent as this number of ``messages``; zero bytes
+        take no time.
         """
         seconds = messages * self.latency_s + size_bytes * self.s_per_byte
         if self.instead is not None:
@@ -51,8 +52,8 @@ class LinkTime:
         return np.asarray(np.where(size_bytes > 0, seconds, 0.0))
 
     def at_least(self, s_per_byte: float, tier: str) -> Self:
-        """A copy of this link time with at least ``s_per_byte`` seconds per byte, which the links
-        of ``tier`` need.
+        """A copy of this link time with at least ``s_per_byte`` seconds per byte, which ``tier``
+        causes.
         """
         if s_per_byte <= self.s_per_byte:
             return self
@@ -70,8 +71,8 @@ class LinkTime:
 
 
 class GroupSpread(NamedTuple):
-    """How a communication group lies on a cluster: the most ranks in a node, the number of nodes,
-    and how many units (racks, pods) of each tier above it spans, lowest tier first.
+    """How a communication group is spread over a cluster: the most ranks in a node, the number of
+    nodes, and the number of units (racks, pods) of each higher tier.
     """
 
     gpus_in_node: int
@@ -86,8 +87,10 @@ class GroupSpread(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierTimes:
-    """The times of messages and collectives over a cluster's tiers of switches, into the lowest of
-    which a node sends ``node_bytes_per_s``.
+    """Computes the times of messages and collectives over the tiers of switches that join a
+    cluster's nodes.
+
+    A node sends ``node_bytes_per_s`` into the lowest tier.
     """
 
     network: Network
@@ -107,9 +110,11 @@ class TierTimes:
         return self.network.latency_s(index, NETWORK_HOP_S)
 
     def collective(self, kind: str, link: LinkTime, shape: GroupSpread) -> LinkTime:
-        """The time of a collective over all tiers that its group crosses, given its time ``link``
-        if only the tier between nodes limited it: a ring, or for all-reduces a tree or in-network
-        reduction if that is faster.
+        """The time of a collective over all tiers that its group crosses, from its time ``link``
+        without the higher tiers.
+
+        It is that of a ring, or for all-reduces of a tree or in-network reduction if that is
+        faster.
         """
         passes = 2.0 if kind == "all_reduce" else 1.0
         tree, ring = link.instead, passes * (shape.ranks - 1) / shape.ranks
@@ -136,9 +141,11 @@ class TierTimes:
     def summed_in_switches(
         self, over_nodes: LinkTime, inside: LinkTime, shape: GroupSpread
     ) -> LinkTime | None:
-        """The time of an all-reduce in which the switches of all crossed tiers add up gradients,
-        after a reduction ``inside`` each node; None if a tier's switches cannot. ``over_nodes`` is
-        the time of a ring if only the tier between nodes limited it.
+        """The time of an all-reduce that the switches of all crossed tiers add up; None if a tier's
+        switches cannot.
+
+        It comes after a reduction ``inside`` each node. ``over_nodes`` is the time of a ring if
+        only the tier between nodes limited it.
         """
         crossed = [NETWORK, *(index for index, _ in self._crossed(shape))]
         tiers = self.network.tiers
@@ -156,16 +163,18 @@ class TierTimes:
         return link
 
     def _slower(self, link: LinkTime, ring: float, shape: GroupSpread) -> float:
-        """How many times as long as by its nominal rate a ring between nodes takes; measured
+        """The factor by which a ring between nodes is slower than its nominal rate: measured
         between nodes, and assumed for higher tiers.
         """
         by_rate = ring * self.gpus_per_node / shape.gpus_in_node / self.node_bytes_per_s
         return max(1.0, link.s_per_byte / by_rate)
 
     def to_all(self, link: LinkTime, shape: GroupSpread, reached: float = 1.0) -> LinkTime:
-        """The time of an all-to-all over all tiers that its group crosses, given its time ``link``
-        if only the tier between nodes limited it. Each rank sends equal parts to all others at
-        once, but to other units only the share ``reached`` of them.
+        """The time of an all-to-all over all tiers that its group crosses, from its time ``link``
+        without the higher tiers.
+
+        Each rank sends equal parts to all others at once, but to other units only the share
+        ``reached`` of them.
         """
         ranks = shape.ranks
         for index, units in self._crossed(shape):
@@ -174,8 +183,8 @@ class TierTimes:
             link = replace(link, latency_s=link.latency_s + self._later_s(index))
             link = link.at_least(elsewhere * share, self.network.tiers[index].name)
         if self._leaves_rails and shape.nodes > 1 and shape.gpus_in_node > 1:
-            # A rail is the switch that joins the GPUs at one position of all nodes; messages to
-            # GPUs at other positions of other nodes leave it.
+            # Messages to GPUs at other positions of other nodes leave their rail, the switch that
+            # joins the GPUs at one position of all nodes.
             others = reached * (shape.nodes - 1) * (shape.gpus_in_node - 1) / ranks
             share = self._gpus_of_unit(ABOVE) / self._bytes_per_s(ABOVE)
             link = link.at_least(others * share, self.network.tiers[ABOVE].name)
@@ -189,8 +198,10 @@ class TierTimes:
         return self.network.between.rails and not self._leaves_rails
 
     def send(self, link: LinkTime, index: int, senders: int) -> LinkTime:
-        """The time of a message through the tier with index ``index``, while ``senders`` GPUs of a
-        stage send; ``link`` is its time between two nodes of the same unit (rack).
+        """The time of a message through the tier with index ``index``, from its time ``link``
+        inside a unit (rack).
+
+        Meanwhile ``senders`` GPUs of a stage send.
         """
         if link.instead is not None:
             link = replace(link, instead=self.send(link.instead, index, senders))
@@ -201,8 +212,10 @@ class TierTimes:
         return link
 
     def parts_of_units(self, link: LinkTime, index: int, senders: int) -> list[float]:
-        """The share of a unit's uplink that messages at the rate of ``link`` take while ``senders``
-        GPUs of a stage send, for each tier above the one between nodes up to ``index``.
+        """The share of each higher tier's uplink that messages at the rate of ``link`` need while
+        ``senders`` GPUs of a stage send.
+
+        Of the tiers above the one between nodes, up to ``index``.
         """
         return [
             min(float(senders), self._gpus_of_unit(level))
@@ -212,7 +225,9 @@ class TierTimes:
 
     def to_offset(self, link: LinkTime, shape: GroupSpread, away: int) -> LinkTime:
         """The time in which every rank of a group sends to the rank ``away`` positions further, all
-        at once; ``link`` is the time between two nodes of the same unit (rack).
+        at once.
+
+        ``link`` is the time between two nodes of the same unit (rack).
         """
         for index, units in self._crossed(shape):
             gpus = self._gpus_of_unit(index)
@@ -228,15 +243,17 @@ class TierTimes:
         return max((place for place, _ in self._crossed(shape)), default=NETWORK)
 
     def between_ends(self, link: LinkTime, senders: int) -> LinkTime:
-        """The time of an exchange between ``senders`` GPUs at the start of the cluster and as many
-        at its end; ``link`` is the time between two nodes of the same unit (rack).
+        """The time of an exchange between GPUs at the start of the cluster and as many at its end.
+
+        There are ``senders`` of each; ``link`` is the time between two nodes of the same unit
+        (rack).
         """
         ends = np.array([0, self.nodes - 1])
         apart = [place for place in self.places if np.ptp(self.units_of(ends, place))]
         return self.send(link, max(apart, default=NETWORK), senders)
 
     def units_of(self, nodes: Ints, index: int) -> Ints:
-        """For each node, the index of its unit (rack, pod) in the tier with index ``index``."""
+        """The index of the unit (rack, pod) that each node is in, in the tier with this index."""
         network = self.network
         number, within = np.zeros_like(nodes), nodes
         for level in range(network.joins(self.nodes), index - 1, -1):
@@ -250,8 +267,10 @@ class TierTimes:
         return number
 
     def sends_through(self, first: Ints, ranks: Ints) -> Ints:
-        """The index of the highest tier that messages cross if ``ranks`` ranks from ``first`` on
-        send to the rank ``ranks`` positions further each; ``NODE`` if all are in one node.
+        """The index of the highest tier that messages from a stage to the next one cross, if each
+        has ``ranks`` ranks.
+
+        The first stage begins at rank ``first``; ``NODE`` if all are in one node.
         """
         gpus = self.gpus_per_node
         highest = np.full_like(first, NODE)
@@ -285,7 +304,7 @@ class TierTimes:
         return between.rails and not between.forwards and len(self.network.tiers) > ABOVE
 
     def _crossed(self, shape: GroupSpread) -> list[tuple[int, int]]:
-        """For each tier of which a group spans several units: the tier's index, and the number of
+        """The tiers of which a group spans several units, each with its index and the number of
         these units.
         """
         several = zip(self.places, shape.units, strict=False)

@@ -28,8 +28,10 @@ NODE, NETWORK, ABOVE = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier(Checked):
-    """A tier of a network: links and switches that connect ``gpus`` GPUs, by joining units of the
-    tier below (nodes, racks, ...).
+    """A tier of a network: links and switches that join units of the tier below (nodes, racks,
+    ...).
+
+    It connects ``gpus`` GPUs.
 
     ``gbytes_per_s`` is what a unit of the tier below sends into the tier, in one direction; or that
     is what its own units send into it over the ``oversubscription``. A message through the tier
@@ -111,8 +113,10 @@ class Network:
         return self.tiers[index - 1].gpus // self.node.gpus
 
     def nodes_alike(self, nodes: int) -> int:
-        """The number of nodes after which positions in the network repeat among the first ``nodes``
-        nodes: the size of a unit in the lowest tier that joins all of them.
+        """The number of nodes after which positions in the network repeat.
+
+        Among the first ``nodes`` nodes it is the size of a unit in the lowest tier that joins all
+        of them.
         """
         # With scattered numbering, consecutive nodes are in different units, so no two nodes have
         # the same position.
@@ -121,8 +125,8 @@ class Network:
         return self.nodes_below(self.joins(nodes))
 
     def joins(self, nodes: int) -> int:
-        """The index of the lowest tier that joins the first ``nodes`` nodes, at least that of the
-        tier between nodes.
+        """The index of the lowest tier that joins the first ``nodes`` nodes, or of the tier between
+        nodes if that is higher.
         """
         gpus = nodes * self.node.gpus
         wide = (
@@ -132,7 +136,7 @@ class Network:
 
     def bytes_per_s(self, index: int, node_bytes_per_s: float) -> float:
         """The bytes per second that a unit (a node, rack, ...) sends into the tier with this index,
-        given those that a node sends into the network.
+        derived from those that a node sends into the network.
         """
         if index == NETWORK:
             return node_bytes_per_s
@@ -144,8 +148,9 @@ class Network:
         return units * below / (tier.oversubscription or 1.0)
 
     def latency_s(self, index: int, of_network_s: float) -> float:
-        """The latency of a message through the tier with this index: the one that the highest tier
-        up to it states, otherwise ``of_network_s``.
+        """The latency of a message through the tier with this index.
+
+        It is the one that the highest tier up to it states, otherwise ``of_network_s``.
         """
         stated = (self.tiers[one].latency_us for one in range(index, NODE, -1))
         latency_us = next((one for one in stated if one is not None), None)
