@@ -426,7 +426,7 @@ def _both(
     return tuple(value for value in listed if value in others)
 
 
-# The fields of a search space that list the choices for whole plans; the next line has the fields
-# that are true or false.
+# The fields of a search space that list the choices for whole plans.
 _OF_PLANS = ("pipeline", "micro_batches", "orders")
+# The fields of a search space that are true or false.
 _FLAGS = ("unequal_stages", "unequal_meshes")

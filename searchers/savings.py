@@ -40,9 +40,11 @@ from searchers.meshes import (
 # Axes of arrays: W strategies, B ways to run a block (recomputed is one).
 
 
-# A memory-saving strategy: a value for each dimension of ``names_of("savings")``. The next line: a
-# number of blocks for each way to run them in ``counts_of_blocks()``.
+# A memory-saving strategy: a value for each dimension of ``names_of("savings")`` (ZeRO level and
+# offload ratios).
 SavingsRow = tuple[float, ...]
+# How many blocks a stage recomputes or runs in other ways: a number for each way in
+# ``counts_of_blocks()``.
 CountsRow = tuple[int, ...]
 # A function that selects some of the allowed values of a dimension.
 Thinner = Callable[[Sequence[float]], Sequence[float]]

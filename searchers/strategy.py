@@ -41,10 +41,11 @@ from searchers.savings import ways_listed, why_empty
 
 # When a budget counts evaluations, this many candidates for stages count as one plan.
 STAGES_A_PLAN = 1000
-# How many plans are predicted between two checks of the clock; the next line: how many candidates
-# for stages. Candidates with distinct ratios take up to 50 microseconds each, and twice as long
-# with more of them per batch. Plans in batches of 32 take a tenth longer than in batches of 64.
+# How many plans are predicted between two checks of the clock: 32 take a tenth longer per plan than
+# 64.
 PLANS_AT_ONCE = 32
+# How many candidates for stages are predicted between two checks of the clock. Candidates with
+# distinct ratios take up to 50 microseconds each, and twice as long with more of them per batch.
 STAGES_AT_ONCE = 1 << 14
 # The number of plans that the ledger keeps: the best one and its rivals, the next best.
 SHORT_LIST = 5

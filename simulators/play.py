@@ -88,9 +88,9 @@ class _Contention:
         # The lane of a send that other sends on its links slow down; -1 if there is none.
         self.crowded = -1
         self.since = 0.0
-        # The lane whose event is in SimPy's queue (-1 for none); the next field is the time of that
-        # event.
+        # The lane whose event is in SimPy's queue; -1 for none.
         self.next_lane = -1
+        # The time of the event that is in SimPy's queue.
         self.when = 0.0
 
     def begin(self, lane: int, seconds: float, now: float) -> _Ending:

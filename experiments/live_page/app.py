@@ -25,9 +25,10 @@ Answer = TypeVar("Answer")
 # The static files of the page, and the content type of each.
 FILES = files("experiments.live_page") / "files"
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-# The questions with streamed answers. The next table says which worker processes answer each
-# question: sliders must not wait for searches or traces.
+# The questions whose answers are streams of events.
 STREAMED = ("search", "pareto")
+# Which group of worker processes answers each question: sliders must not wait for searches or
+# traces.
 LANE_OF: Mapping[str, str] = {
     **dict.fromkeys(("names", "predict", "compare", "paste", "plan_file", "serving"), "quick"),
     **dict.fromkeys(("choices", "timeline", "trace", "gains", "serving_played"), "slow"),

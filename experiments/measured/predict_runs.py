@@ -36,8 +36,9 @@ from mistlab.plan.dimensions import DIMENSIONS
 from mistlab.plan.plan import Plan
 from simulators.symbolic import SymbolicPredictor
 
-# How many rows are predicted in one batch; the next line: the seconds between progress reports.
+# How many rows are predicted in one batch.
 AT_ONCE = 4096
+# The seconds between two progress reports.
 PATIENCE_S = 2.0
 
 

@@ -38,8 +38,9 @@ PASSES = 4
 # The share of the picture's width that the left column takes, which shows memory.
 SHARE_OF_MEMORY = 0.42
 LANE, STAGE_GAP = 12, 8
-# The width of a letter of small text in pixels. Below: the smallest area that gets a label.
+# The width of a letter of small text in pixels.
 LETTER = 6.6
+# The smallest width and height of an area that gets a label, in pixels.
 NAMED = (58.0, 32.0)
 # Parts of the iteration's time below this share of it are not drawn.
 LEAST_SHARE = 5e-3

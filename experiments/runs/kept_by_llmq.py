@@ -6,9 +6,9 @@ from experiments.runs.run_row import RunRow
 from mistlab.plan.workload import ModelSpec
 
 WIDE_BYTES, NARROW_BYTES = 2, 1
-# The kinds of recomputation for which llmq's settings say what it keeps. The next line: precisions
-# of its low-precision GEMMs.
+# The kinds of recomputation for which llmq's settings say what it keeps.
 WAYS = frozenset(("none", "cheap", "half"))
+# The low precisions in which llmq may run GEMMs.
 NARROW = frozenset(("fp8", "fp4"))
 
 

@@ -58,18 +58,19 @@ class RunRow:
 
     cells: Mapping[str, str]
 
-    # The software that ran, and the engine that predicts it. If the software has no engine of its
-    # own, ``sharded_engine`` predicts its runs with sharded weights.
+    # The software that ran.
     software: str = "other"
+    # The engine that predicts runs of this software; empty if it has none of its own.
     engine: str = ""
+    # The engine that predicts runs with sharded weights, if the software has none of its own.
     sharded_engine: str = "fsdp"
     date: str = ""
     year: int = 0
     month: int = 0
 
-    # The variant of FSDP's engine. Next: a variant for runs before a date, and flags that select
-    # variants of other engines.
+    # The variant of FSDP's engine that predicts the run.
     variant: str = "fsdp"
+    # A date, and the variant of FSDP's engine that predicts runs before it.
     variant_before: tuple[str, str] = ("", "")
     rowwise: bool = False
     whole_logits: bool = False
@@ -78,14 +79,14 @@ class RunRow:
     by_pipeline_engine: bool = False
     adapters: bool = False
     targets: AdapterTargets = "all"
-    # Whether the inputs of adapters pass a dropout. Next: whether the query, key and value
-    # projections are one GEMM.
+    # Whether the inputs of adapters pass a dropout.
     drops_adapter_inputs: bool = False
+    # Whether the query, key and value projections are one GEMM.
     fused_queries: bool = False
-    # Whether experts stay in 16 bits although the base model is stored in fewer bits. Next: the
-    # parameters of frozen embedding tables that are not part of the model's shape, such as one per
-    # block.
+    # Whether experts stay in 16 bits although the base model is stored in fewer bits.
     wide_experts: bool = False
+    # The parameters of frozen embedding tables that are not part of the model's shape, such as one
+    # per block.
     further_tables: int = 0
     # Whether the model also returns the keys and values of its blocks, as it does for generating
     # text.
@@ -114,64 +115,68 @@ class RunRow:
     # The measured TFLOP/s of GEMMs on one machine by GPU, with those of the hardware file.
     products_tflops_on: Mapping[str, tuple[float, float]] | None = None
 
-    # The pipeline schedule that the engine's name gives. Next: the one that the notes give.
+    # The pipeline schedule that the engine's name gives; empty if it gives none.
     order: str = ""
+    # The pipeline schedule that the notes of the row give; empty if they give none.
     noted_order: str = ""
     overlaps: bool = True
-    # The numbers of blocks on the first stage and, next, on the last. ``local_batch``: the
-    # sequences of a rank with which the pipeline is filled once.
+    # The number of blocks on the first pipeline stage.
     first_blocks: int | None = None
     last_blocks: int | None = None
     short_ends: bool = False
     # The numbers of layers of the stages, such as 7+9+9+9, with embedding and head counted as
     # layers.
     stage_layers: str = ""
+    # The sequences of a rank with which the pipeline is filled once.
     local_batch: int | None = None
     data_ranks: int | None = None
 
-    # How states are sharded: the ZeRO level, the implementation (next two), and the numbers of
-    # replicas and of shards.
+    # The ZeRO level at which model states are sharded.
     zero_level: int | None = None
+    # Whether FSDP shards the model states.
     by_fsdp: bool = False
     by_megatron_fsdp: bool = False
+    # How many copies of the sharded states there are, in hybrid sharding.
     replicas: int | None = None
     shards: int | None = None
     shards_in_node: bool = False
 
-    # Which states are on the host. Further fields: whether gradients are freed after each step, and
-    # whether the optimizer steps during the backward pass.
+    # Whether weights are kept on the host.
     weights_on_host: bool = False
     gradients_on_host: bool = False
     optimizer_on_host: bool = False
     activations_on_host: bool = False
     offloaded_blocks: int | None = None
+    # Whether gradients are freed only after the optimizer step.
     late_gradients: bool = False
+    # Whether the optimizer steps during the backward pass.
     steps_in_backward: bool = False
     pages_optimizer: bool = False
-    # Whether each GPU loads all weights. Next: whether gradients are kept unsharded until the last
-    # micro-batch.
+    # Whether each GPU loads all weights.
     loads_whole: bool = False
+    # Whether gradients are kept unsharded until the last micro-batch.
     whole_gradients: bool = False
     # Whether the sequence lengths of the row are exact, in tables that say so.
     lengths: Lengths = ""
     # The tokens of the longest sample in the data set, if the data set is well known and the row
     # only states at which length samples are cut.
     longest_sample: int | None = None
-    # Values in the example files of a software, used if a row states none: tokens of a sequence,
-    # sequences of a micro-batch, rank of adapters. Next: whether the batch of a step may be several
-    # micro-batches.
+    # The tokens of a sequence in the example files of the software, used if a row states none.
     usual_length: int | None = None
+    # The sequences of a micro-batch in the example files of the software.
     usual_micro_batch: int | None = None
+    # The rank of adapters in the example files of the software.
     usual_rank: int | None = None
+    # Whether the batch of a step may be divided into several micro-batches.
     accumulates: bool = True
 
     precision: str = ""
     offload: bool | None = None
     states_stay: bool = False
     offload_text: str = ""
-    # Whether settings of llmq say what a block keeps for its backward pass. The next flags name
-    # tensors that are recomputed or offloaded instead.
+    # Whether settings of the software llmq say what a block keeps for its backward pass.
     keeps_by_settings: bool = False
+    # Whether the outputs of normalisations are recomputed instead of kept.
     redoes_norms: bool = False
     redoes_queries: bool = False
     redoes_attention: bool = False
@@ -183,23 +188,24 @@ class RunRow:
     recompute: Recomputed = ""
     recomputed_blocks: int = 0
     recompute_text: str = ""
-    # The recomputation that a software's recipes use for models with more parameters than the next
-    # field says.
+    # The recomputation that the software's recipes use for models above a size.
     recipe_recompute: Recomputed = ""
+    # The number of parameters above which the software's recipes recompute.
     recipe_recompute_above: float = 0.0
 
-    # The name of the model in lower case. The next fields describe a model that is not known by
-    # name: a hybrid model of the catalogue, a similar model's sizes with a note, and a similarly
-    # built model.
+    # The name of the model in lower case.
     model: str = ""
+    # The name of the hybrid model of the catalogue that the run trains.
     hybrid: str = ""
+    # Sizes of a similar model, for a model that is not known by name.
     near_model: Mapping[str, Any] | None = None
     near_note: str = ""
+    # The name of a model that is built in the same way.
     alike: str = ""
-    # The billions of parameters, for models of which only the size is known. Later: whether each
-    # token uses only some of the parameters.
+    # The billions of parameters, for a model of which only the size is known.
     billions: float | None = None
     millions: float | None = None
+    # Whether each token uses only some of the parameters.
     has_experts: bool = False
     family: str = ""
     end: str = ""
@@ -214,8 +220,7 @@ class RunRow:
     shared_ffn: int | None = None
     dense_blocks: int | None = None
     attention: str = ""
-    # Whether the notes list all arguments of Megatron that differ from its defaults. Next: the
-    # dropout of its models and of others, and how the examples of an engine train a model.
+    # Whether the notes list all arguments of Megatron that differ from its defaults.
     arguments: bool = False
     dropout: float | None = None
     noted_dropout: float | None = None
@@ -225,9 +230,9 @@ class RunRow:
     tied_as_released: bool = False
     usual_vocab: int | None = None
 
-    # The network bandwidth in Gbit/s: of a node; in the next fields of one of its links, and per
-    # GPU.
+    # The network bandwidth of a node (or of one of its links) in Gbit/s.
     node_gbits: float | None = None
+    # The network bandwidth per GPU in Gbit/s.
     gpu_gbits: float | None = None
     node_links: float = 1.0
 
@@ -237,11 +242,11 @@ class RunRow:
     # busiest one.
     pads_experts: bool = False
 
-    # Whether the run failed. Next: whether it is a benchmark, and the stage whose memory peak was
-    # measured.
+    # Whether the run failed.
     failed: bool = False
     doubted: bool = False
     benchmark: bool = True
+    # The pipeline stage whose memory peak was measured.
     peak_of: PeakOf = "fullest"
     reserved: bool = False
     of_driver: bool = False

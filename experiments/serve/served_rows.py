@@ -28,9 +28,9 @@ Kind = Literal["closed loop", "offline", "static batch", "rate"]
 # How many requests are assumed to be in flight in an offline run: more than fit in the memory of
 # any GPUs.
 OFFLINE_IN_FLIGHT = 4096.0
-# The limit of serving engines on prompt tokens per pass, by default. Next: their limit on running
-# requests.
+# How many prompt tokens a serving engine prefills per pass at most, by default.
 BUDGET = 8192.0
+# How many requests each serving engine runs at the same time at most, by default.
 SEQUENCES = {"vllm": 1024.0, "sglang": 1024.0, "trtllm": 2048.0}
 # Engines that by default prefill all waiting prompts before they decode.
 READS_FIRST = frozenset(("sglang",))
@@ -43,8 +43,7 @@ UNSAID = "unsaid"
 # Limits for the loads of rows, far beyond measured ones: the most tokens of a prompt or answer, the
 # most requests in flight or per second, and the lowest request rate (one in twelve days).
 MOST_LENGTH, MOST_REQUESTS, LEAST_RATE = 10**7, 10**6, 1e-6
-# The precisions of weights, by their names in tables. The next table: engines, by their names in
-# tables.
+# The precision of weights that each name in tables stands for.
 _WEIGHTS = {
     "bfloat16": "bf16",
     "float16": "fp16",

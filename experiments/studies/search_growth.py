@@ -104,11 +104,12 @@ def _replaced(where: Any, name: str, weaker: Any) -> Iterator[None]:
 
 
 SECONDS, QUICK_SECONDS = 8.0, 1.0
-# The values for which a search is timed: numbers of blocks, of GPUs, and of sequences in a batch.
-# The next lines: search spaces, and numbers of steps of offload ratios. A quick run uses fewer
-# values.
+# The numbers of blocks, of GPUs, and of sequences in a batch for which a search is timed; a quick
+# run uses fewer.
 LAYERS, GPUS, BATCHES = (8, 16, 32, 64), (1, 2, 4, 8, 16), (8, 16, 32, 64, 128)
+# The search spaces for which a search is timed, from the smallest on.
 SPACES = ("3d", "+zero", "+checkpointing", "+offload", "mist", "wide")
+# The numbers of steps of offload ratios for which a search is timed.
 PARTS = (1, 2, 4, 8, 16)
 HASTE = 2
 # The model of the problem for which ideas of the search are left out.

@@ -91,8 +91,9 @@ QUICK_PROBLEMS, QUICK_SEEDS, QUICK_EVALUATIONS = 2, 2, 100
 DRAWING = ("optuna", "optuna:cmaes", "optuna:nsgaii", "optuna:random", "rl", "random")
 # The searcher that proves the best plan of a problem, and its budget in CPU seconds.
 REFERENCE, REFERENCE_S = "mist", 120.0
-# In the picture, how many budgets are shown; the next line: the largest gap that is shown.
+# For how many budgets the picture shows the gaps of plans.
 PLACES = 60
+# The largest gap to the best known plan that the picture shows.
 LARGEST_GAP = 0.5
 
 

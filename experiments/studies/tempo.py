@@ -168,9 +168,9 @@ def _again(case: OneGpu, share: float) -> dict[str, float]:
     return {RECOMPUTED: round(share * case.layers)}
 
 
-# The fields of a row that identify a case. The next line: the sections of the page whose cases are
-# compared.
+# The fields of a row that identify a case.
 CASE = ("model", "hardware", "length", "attention", "memory_gib", "gpus")
+# The sections of the page whose cases are compared.
 COMPARED = ("ways", "fused", "less memory", "others", "map")
 # The names of two ways to save memory. For each there are several values of the stage's dimensions,
 # of which the fastest counts.

@@ -16,10 +16,11 @@ from mistlab.job.job import Job, dump_job, load_job
 from mistlab.job.prediction import Prediction, compared
 from simulators.symbolic import SymbolicPredictor
 
-# How many changes are reported each alone. The next lines: how many are combined, and the least
-# gain of each.
+# How many changes are reported each by itself.
 ALONE = 5
+# How many changes are combined at most.
 STEPS = 6
+# A change is combined with others only if it shortens the iteration by at least this share.
 LEAST_GAIN = 0.005
 
 

@@ -62,9 +62,10 @@ class BoxMenus:
     _largest: dict[tuple[Mesh, int, bool], tuple[Ints, Boxes]] = field(
         default_factory=dict, init=False
     )
-    # Boxes that a search starts with, for a mesh: they recompute no blocks. The next field has the
-    # ranges of recomputed blocks for each number of blocks.
+    # The boxes (sets of strategies) that a search starts with, for each mesh; they recompute no
+    # blocks.
     _of_mesh: dict[tuple[Mesh, bool], Boxes] = field(default_factory=dict, init=False)
+    # For each number of blocks of a stage, the ranges of recomputed blocks.
     _runs: dict[int, Runs] = field(default_factory=dict, init=False)
     # For each stage, the candidates that no other candidate dominates, and their row numbers in
     # ``_pools``.

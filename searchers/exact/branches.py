@@ -25,12 +25,12 @@ from searchers.strategy import OTHER_ORDERS, BudgetSpentError, Ending, Ledger
 FEW = 256
 # The share of a budget's seconds that is spent on plans with schedule 1F1B, whose iteration time
 # has a closed form.
-#
-# The next constants are seconds: for finding plans with other schedules before these are proven,
-# and the second of the search at which that proof ends (it may take at least as long as finding the
-# plans took).
 FORMULA_SHARE = 0.6
+# How many seconds are spent on finding plans with schedules other than 1F1B before these are
+# proven.
 OTHERS_S = 30.0
+# The second of the search at which the proof for schedules other than 1F1B ends; it gets at least
+# as long as finding plans.
 UNTIL_S = 90.0
 
 

@@ -38,13 +38,15 @@ class Partials:
     gpus: Rows
     chains: Chains[Floats]
     host_bytes: Floats
-    # How each partial pipeline was made: ``places`` lists the possible first stages. Below: its
-    # first stage's index in this list, the index of that stage's candidate, and its row in
-    # ``behind``.
+    # The stages that may be the first of a partial pipeline.
     places: tuple[StagePosition, ...]
+    # For each partial pipeline, the index of its first stage in ``places``.
     place: Rows
+    # For each partial pipeline, the index of the candidate for its first stage.
     option: Rows
+    # The partial pipelines that are shorter by the first stage; None if there is no stage.
     behind: "Partials | None"
+    # For each partial pipeline, the row of the shorter one in ``behind``.
     row_behind: Rows
 
     @classmethod

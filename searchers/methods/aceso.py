@@ -266,9 +266,9 @@ _MOVES: Mapping[Resource, tuple[Move, ...]] = {
 # offloading are moves too.
 
 
-# How many moves in a row are tried at most, one limit after another; the next line says how many
-# plans are followed after each move.
+# How many moves in a row are tried at most, one limit after another.
 HOPS = (1, 2, 3, 5, 7)
+# How many plans are followed after each move.
 WAYS = 3
 
 

@@ -56,9 +56,9 @@ class PlayedRequest:
     dropped: int = 0
     # The time at which the request's keys and values are back on the GPUs.
     ready_s: float = 0.0
-    # The number of the step that makes the request's last token. The next field: the number of the
-    # step in which its decoding began.
+    # The number of the step that makes the request's last token.
     until: int = 0
+    # The number of the step in which the request's decoding began.
     since: int = 0
     token_times: list[float] = field(default_factory=list)
 

@@ -14,9 +14,9 @@ from mistlab.serving.engine_constants import DEFAULTS
 from mistlab.serving.steady import decode_step_s, prompt_pass_s
 from mistlab.serving.step_cost import LayoutColumns, RankLayout
 
-# The context lengths at which costs are tabulated. The next line: the numbers of tokens of a
-# prefill pass.
+# The context lengths at which costs are tabulated.
 CONTEXTS = (0, 256, 1024, 4096, 16384, 65536, 262144)
+# The numbers of tokens of a prefill pass at which costs are tabulated.
 PASSES = (
     1,
     32,
