@@ -37,14 +37,14 @@ from searchers.meshes import (
 # The memory-saving strategies of a stage: all combinations of the values that a search space
 # allows.
 #
-# Axes of arrays: W strategies, B ways to run a block (recomputed is one).
+# Axes of arrays: W strategies, B ways to keep fewer activations of a block (recomputation is one).
 
 
 # A memory-saving strategy: a value for each dimension of ``names_of("savings")`` (ZeRO level and
 # offload ratios).
 SavingsRow = tuple[float, ...]
-# How many blocks a stage recomputes or runs in other ways: a number for each way in
-# ``counts_of_blocks()``.
+# In how many blocks a stage uses each way to keep fewer activations: a number for each of
+# ``counts_of_blocks()`` (recomputed blocks, lean blocks, ...).
 CountsRow = tuple[int, ...]
 # A function that selects some of the allowed values of a dimension.
 Thinner = Callable[[Sequence[float]], Sequence[float]]
@@ -53,15 +53,16 @@ Thinner = Callable[[Sequence[float]], Sequence[float]]
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Way:
     """A memory-saving strategy that all stages of a pipeline share: a value for each dimension of
-    ``names_of("savings")``, and how many blocks the largest stage recomputes or runs in other ways.
+    ``names_of("savings")``, and in how many blocks the largest stage uses each way to keep fewer
+    activations, such as recomputation.
     """
 
     savings: SavingsRow
     counts: CountsRow
 
     def counts_within(self, layers: int) -> CountsRow:
-        """How many blocks a stage of ``layers`` blocks recomputes or runs in other ways under this
-        strategy.
+        """In how many of ``layers`` blocks a stage uses each way to keep fewer activations, such as
+        recomputation, under this strategy.
         """
         counts = dict(zip(counts_of_blocks(), self.counts, strict=True))
         return tuple(counts_within(counts, layers).values())
@@ -96,8 +97,8 @@ def savings_choices(
 
 
 def counts_choices(space: SearchSpace, layers: int, thinner: Thinner = tuple) -> list[CountsRow]:
-    """How many blocks a stage may recompute or run in other ways, one combination per row, at most
-    ``layers`` in all; ``thinner`` leaves out some of the numbers.
+    """In how many blocks a stage may use each way to keep fewer activations, such as recomputation,
+    at most ``layers`` in all; one combination per row. ``thinner`` leaves out some of the numbers.
     """
     choices = (thinner(_counts_of(space, name, layers)) for name in counts_of_blocks())
     every = (tuple(map(int, counts)) for counts in product(*choices))

@@ -44,7 +44,7 @@ class ResumedTable:
 
     @property
     def rows(self) -> Sequence[Mapping[str, str]]:
-        """The measured rows."""
+        """The rows of the table that have been measured so far."""
         return [*self._rows.values()]
 
     def has(self, key: Key) -> bool:

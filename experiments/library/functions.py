@@ -64,7 +64,7 @@ class TextAnswer(ABC):
 
     @abstractmethod
     def text_lines(self) -> Iterator[str]:
-        """The lines of the answer."""
+        """The lines of text that a notebook shows as the answer."""
 
     def __str__(self) -> str:
         return "\n".join(self.text_lines())
@@ -75,7 +75,7 @@ class TextAnswer(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedPlan(TextAnswer):
-    """A plan with its prediction.
+    """A training plan with its predicted time and memory.
 
     ``measured`` are the lines that hold a measured step against it, where one was given.
     """

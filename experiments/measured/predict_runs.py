@@ -116,7 +116,7 @@ class RowPredictor:
         self._told_s = self._begun_s
 
     def answers(self, path: Path) -> Iterator[AnsweredRow]:
-        """The answer to each row of one table, in order."""
+        """The predictor's answer to each row of one table, in order."""
         rows = rows_of_table(path)
         if (first := next(rows, None)) is None:
             reject(f"{path}: has no rows below its header: add a line for each run")

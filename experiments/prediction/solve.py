@@ -45,7 +45,7 @@ class Solved:
     words: str
 
     def mapping(self) -> Mapping[str, Any]:
-        """The answer as plain data for JSON."""
+        """The needed figure and the step times as plain data for JSON."""
         return {
             "solve": self.name,
             "number": self.number,

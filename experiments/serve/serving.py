@@ -54,7 +54,7 @@ class SeesawPopulation:
     within_context: bool = False
 
     def cases(self) -> Iterator["SeesawCase"]:
-        """All cases that the lists describe, in order."""
+        """All cases of the evaluation that the lists describe, in order."""
         for gpu in self.gpus:
             for count in self.counts:
                 for model in self.models:

@@ -407,7 +407,7 @@ MICROSECONDS_A_SECOND = 1e6
 def scaling_words(
     chapters: Mapping[str, Sequence[Row]], weak: Curves, strong: Curves, options: argparse.Namespace
 ) -> list[str]:
-    """The sections of the page, one after another."""
+    """The sections of the scaling study's page, one after another."""
     return [
         *_published(chapters["published"]),
         *_searched_words(chapters, weak, strong, options),

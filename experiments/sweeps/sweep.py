@@ -112,7 +112,7 @@ class Answers:
         return False
 
     def in_order(self) -> Iterator[CellAnswer]:
-        """All answers, in the order of the problems."""
+        """The answers to all tuning problems, in the order of the problems."""
         for index in sorted(self._answers):
             yield self._answers[index]
 

@@ -164,7 +164,8 @@ def _rest(first: int, count: int) -> Iterator[tuple[int, int]]:
 # the fewest blocks with which the stage fits in memory at the largest offload ratios. Lower bounds
 # are evaluated only at the two ends of this range.
 #
-# Axes of arrays: R rows, each a box for one stage; T ways to run a block (``counts_of_blocks()``).
+# Axes of arrays: R rows, each a box for one stage; T ways to keep fewer activations of a block
+# (``counts_of_blocks()``).
 
 
 # The number of boxes whose costs are computed in one batch, counted once for each stage that may
@@ -185,9 +186,9 @@ class Pool(ColumnSet):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Asked:
-    """Boxes of strategies to evaluate for one stage. Row i of ``counts`` says how many of the
-    stage's blocks box i recomputes or runs in other ways.
+class BoxQuery:
+    """Boxes of strategies to evaluate for one stage. Row i of ``counts`` says in how many of the
+    stage's blocks box i uses each way to keep fewer activations, such as recomputation.
     """
 
     place: StagePosition
@@ -207,12 +208,14 @@ class BoxCosts:
     group: Group
     work: Mapping[Mesh, LeastWork]
 
-    def pools(self, asked: Sequence[Asked], limit_s: float) -> Iterator[tuple[StagePosition, Pool]]:
+    def pools(
+        self, asked: Sequence[BoxQuery], limit_s: float
+    ) -> Iterator[tuple[StagePosition, Pool]]:
         """For each stage, the candidates that may be in a pipeline faster than ``limit_s``."""
         for part in _parts(asked):
             yield from self._pools(part, _BoxRows.of(part), limit_s)
 
-    def least(self, asked: Sequence[Asked], limit_s: float) -> Iterator[tuple[Options, Rows]]:
+    def least(self, asked: Sequence[BoxQuery], limit_s: float) -> Iterator[tuple[Options, Rows]]:
         """For each stage, lower bounds of all the candidates that ``pools`` would return, and for
         each bound the index of its stage. Columns that only a plan needs are left out.
         """
@@ -230,7 +233,7 @@ class BoxCosts:
             start += len(part)
 
     def _pools(
-        self, asked: Sequence[Asked], rows: "_BoxRows", limit_s: float
+        self, asked: Sequence[BoxQuery], rows: "_BoxRows", limit_s: float
     ) -> Iterator[tuple[StagePosition, Pool]]:
         rows, boxes = self._hopeful(rows, limit_s)
         fitting = np.flatnonzero(self._fits(rows, rows.low, rows.most, of_others=False))
@@ -430,7 +433,7 @@ class _BoxRows(ColumnSet):
     counts: Column
 
     @classmethod
-    def of(cls, asked: Sequence[Asked]) -> Self:
+    def of(cls, asked: Sequence[BoxQuery]) -> Self:
         sizes = [len(one.boxes) for one in asked]
         return cls(
             places=_columns_of([one.place for one in asked]),
@@ -472,7 +475,7 @@ class _BoxRows(ColumnSet):
         return type(self)(places=self.places, **columns)
 
 
-def _values(asked: Sequence[Asked], corner: Callable[[Boxes], Ints]) -> Column:
+def _values(asked: Sequence[BoxQuery], corner: Callable[[Boxes], Ints]) -> Column:
     """The ZeRO level and offload ratios at one corner of each box: its smallest values or its
     largest.
     """
@@ -532,7 +535,7 @@ def _nothing(rows: _BoxRows) -> Options:
     return Options(savings=rows.low, counts=rows.counts, times=times, host_bytes=none)
 
 
-def _parts(asked: Sequence[Asked]) -> Iterator[Sequence[Asked]]:
+def _parts(asked: Sequence[BoxQuery]) -> Iterator[Sequence[BoxQuery]]:
     """Divides the stages and their boxes into batches of about ``TOGETHER`` boxes at most."""
     part = np.cumsum([len(one.boxes) for one in asked]) // TOGETHER
     bounds = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(asked)]

@@ -18,7 +18,7 @@ from mistlab.graph.library import graph_of
 from mistlab.job.search import FEWEST_ALIKE, Problem
 from mistlab.plan.dimensions import RECOMPUTED, counts_of_blocks
 from mistlab.plan.space import SearchSpace
-from searchers.exact.box_costs import HALVED, Asked, BoxCosts, Boxes, Pool
+from searchers.exact.box_costs import HALVED, BoxCosts, Boxes, BoxQuery, Pool
 from searchers.exact.candidates import (
     Options,
     StagePosition,
@@ -31,9 +31,9 @@ from searchers.meshes import Mesh
 from searchers.savings import CountsRow, counts_choices, savings_choices
 from searchers.strategy import SHORT_LIST, Ledger
 
-# Two arrays with equal numbers of rows. A row of the first says how many blocks a stage recomputes
-# or runs in other ways; the second has the largest number of recomputed blocks for which the row
-# stands.
+# Two arrays with equal numbers of rows. A row of the first says in how many blocks a stage uses
+# each way to keep fewer activations, such as recomputation; the second has the largest number of
+# recomputed blocks for which the row stands.
 Runs = tuple[Ints, Ints]
 
 # If a pipeline has one stage only, this many boxes are cut in half per round: usually all that are
@@ -95,13 +95,13 @@ class BoxMenus:
         """
         return self._costs.least([self._whole(place) for place in places], limit_s)
 
-    def _whole(self, position: StagePosition) -> Asked:
+    def _whole(self, position: StagePosition) -> BoxQuery:
         """The boxes that a search starts with for a stage, for every range of recomputed blocks."""
         key = position.mesh, position.layers, position.is_alone
         if key not in self._largest:
             self._largest[key] = first_boxes(self._ways(position), self._runs_of(position.layers))
         counts, boxes = self._largest[key]
-        return Asked(place=position, counts=counts, boxes=boxes)
+        return BoxQuery(place=position, counts=counts, boxes=boxes)
 
     def _ways(self, position: StagePosition) -> Boxes:
         """The boxes (ranges of ZeRO levels and offload ratios) that a search starts with on the
@@ -146,7 +146,7 @@ class BoxMenus:
             pool = self._pools[position]
             boxes, origin = pool.boxes.chosen(chosen).halved(times)
             counts = pool.options.counts[chosen][origin]
-            asked.append(Asked(place=position, counts=counts, boxes=boxes))
+            asked.append(BoxQuery(place=position, counts=counts, boxes=boxes))
             self._pools[position] = pool.chosen(~chosen)
         for position, new in self._costs.pools(asked, limit_s):
             self._pools[position] = self._undominated(self._pools[position].and_also(new))
@@ -242,8 +242,8 @@ def halvings(boxes: int) -> int:
 
 def first_boxes(whole: Boxes, runs: Runs) -> tuple[Ints, Boxes]:
     """The boxes that a search of a stage starts with: a copy of ``whole`` for each range of
-    recomputed blocks. Also returns how many blocks each box recomputes, at the fewest, or runs in
-    other ways.
+    recomputed blocks. Also returns in how many blocks each box uses each way to keep fewer
+    activations.
     """
     counts, most = runs
     of_row = np.repeat(np.arange(len(counts)), len(whole))
@@ -253,9 +253,9 @@ def first_boxes(whole: Boxes, runs: Runs) -> tuple[Ints, Boxes]:
 
 
 def runs_of(space: SearchSpace, layers: int, *, turns: bool = False) -> Runs:
-    """How many of its blocks a stage may recompute or run in other ways, as rows of counts, each
-    with the largest number of recomputed blocks for which the row stands. If kinds of blocks
-    alternate (``turns``), a row stands for its own number only.
+    """In how many of its blocks a stage may use each way to keep fewer activations, as rows of
+    counts, each with the largest number of recomputed blocks for which the row stands. If kinds of
+    blocks alternate (``turns``), a row stands for its own number only.
     """
     at, counts = counts_of_blocks().index(RECOMPUTED), counts_choices(space, layers)
     runs: list[tuple[CountsRow, int]] = []

@@ -55,7 +55,7 @@ class Division:
 
     @property
     def sizes(self) -> list[int]:
-        """The possible numbers of GPUs of a stage."""
+        """The numbers of GPUs that a stage may have, ascending."""
         return sorted({mesh.num_gpus for mesh in self.meshes})
 
     @property

@@ -46,7 +46,7 @@ class DialectRule:
 
     def columns(self, texts: Mapping[str, str]) -> Mapping[str, Any]:
         """The typed columns that the rule sets for the texts of a row; none if the texts do not
-        match.
+        match its patterns.
         """
         if not all(_has(words_of(texts[name]), words) for name, words in self.named.items()):
             return {}
