@@ -51,7 +51,7 @@ class FieldError(InputError):
         return f"{self.path}: {self.problem}" if self.path else self.problem
 
     def within(self, holder: str) -> Self:
-        """The same error with ``holder``, which has the field, in front of the field's path."""
+        """The same error, with the name of the field's ``holder`` in front of the field's path."""
         joint = "." if holder and self.path and not self.path.startswith("[") else ""
         return type(self)(f"{holder}{joint}{self.path}", self.problem)
 
@@ -542,7 +542,7 @@ def _default(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-# A table makes (imports, for one) an entry only when it is used, not when names are listed.
+# Imports an entry of a table only when it is used, so that listing the names is fast.
 
 
 Entry = TypeVar("Entry")

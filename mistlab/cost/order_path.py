@@ -279,7 +279,7 @@ class _HostSeconds:
         self.issued_s: dict[int, Any] = {}
 
     def least_s(self, stage_pass: StagePass, part: int, through: Any) -> tuple[Any, Any]:
-        """Two lower bounds of the end of the pass that a stage's host issues next.
+        """Two lower bounds of the time at which the pass ends that a stage's host issues next.
 
         The pass computes for ``through`` seconds: all of its blocks after its first block was
         issued, or its last block after that block was issued. Weight gradients are issued together
@@ -530,7 +530,9 @@ def in_front_s(
 
 
 class _OfChunks:
-    """The times of the model's parts by chunk of the stages, a column for each stage."""
+    """The times of the model's parts that stages hold: a table for each chunk of the stages, a
+    column for each stage.
+    """
 
     def __init__(self, times: StageTimes, placement: Placement, issued_s: Floats | None) -> None:
         num_stages = placement.num_stages

@@ -491,8 +491,8 @@ def batch_of_parts(plans: Sequence[Plan], placement: Placement) -> StageBatch:
 
 
 def with_ends(batch: StageBatch, placement: Placement) -> StageBatch:
-    """Mark the stages of pipelines that have the embedding and the head in this placement of the
-    model's parts.
+    """Mark which stages have the embedding and the head, for a given placement of the model's
+    parts.
     """
     each = len(batch) // placement.num_stages
     stage = np.arange(len(batch)) // each
