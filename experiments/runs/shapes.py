@@ -191,7 +191,8 @@ def _plain(part: Any) -> Any:
 
 def _whole(known: ModelSpec, given: Mapping[str, int | None], notes: list[str]) -> Shape:
     """The shape of a hybrid model of the catalogue, or of a similar one with the sizes of a row."""
-    model = hybrid_of_sizes(known, given) if known.pattern else known
+    sizes: dict[str, Any] = {size: value for size, value in given.items() if value is not None}
+    model = hybrid_of_sizes(known, given) if known.pattern else replace(known, **sizes)
     if name := model.name or known.name:
         notes.append(f"blocks are those of {name}")
     return _shape_of_model(model)

@@ -97,6 +97,20 @@ def test_a_released_model_has_its_parameters(name: str, billions: float) -> None
     assert parameters_of(shape.model) == pytest.approx(1e9 * billions, rel=0.06)
 
 
+def test_sizes_of_a_row_take_the_place_of_those_of_a_model_of_its_name() -> None:
+    sizes = {"layers": "56", "hidden": "6144", "heads": "48", "ffn": "16384", "vocab": "32768"}
+    cells = {"engine": "Unsloth", "method": "qlora", "model": "mistral-small-22b"}
+    # Mistral Small of September 2024 had 22.2 billion parameters, later ones 23.6.
+    assert parameters_of(run(**cells, **sizes).shape.model) == pytest.approx(22.25e9, rel=1e-3)
+    assert parameters_of(run(**cells).shape.model) == pytest.approx(23.57e9, rel=1e-3)
+
+
+def test_command_r_has_one_table_of_tokens() -> None:
+    sizes = {"layers": "64", "hidden": "12288", "heads": "96", "ffn": "33792", "vocab": "256000"}
+    found = run(engine="XTuner", method="full", model="command-r-plus-104b", kv_heads="8", **sizes)
+    assert parameters_of(found.shape.model) == pytest.approx(103.8e9, rel=2e-3)
+
+
 def test_gpus_may_be_named_by_their_memory() -> None:
     for memory, hardware in BY_MEMORY.items():
         found = gpus_of(f"{memory} GB cards")
