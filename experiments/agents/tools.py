@@ -40,6 +40,7 @@ Framework = Literal[
     "trl",
     "torchtune",
     "automodel",
+    "megatron-bridge",
 ]
 Kind = Literal["models", "hardware", "spaces"]
 Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]

@@ -98,6 +98,7 @@ PLAN_COMMANDS: dict[str, Group] = {
                 choices=(
                     *("megatron", "deepspeed", "torchtitan", "torchtitan-toml", "accelerate"),
                     *("axolotl", "llama-factory", "trl", "torchtune", "automodel"),
+                    "megatron-bridge",
                 ),
             ),
             flag("--strict", "exit status 1 if the framework cannot express the plan exactly"),

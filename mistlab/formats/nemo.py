@@ -7,13 +7,15 @@ defaults.
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from mistlab.core.values import reject, word_set
 from mistlab.export.found import checked_whole
-from mistlab.export.given import Given, Imported
+from mistlab.export.given import Given, Imported, Remark
+from mistlab.export.megatron.megatron_read import engine_told
 from mistlab.formats.content import settings_of
-from mistlab.formats.flags import Flags
+from mistlab.formats.flags import RENAMED, Flags
 from mistlab.formats.launched import resolved
 from mistlab.shell.session import LaunchFile
 
@@ -256,6 +258,7 @@ _FIELDS: Mapping[str, str] = {
     "attention_dropout rotary_percent rotary_base qk_layernorm num_moe_experts moe_router_topk "
     "moe_ffn_hidden_size moe_shared_expert_intermediate_size moe_layer_freq moe_grouped_gemm "
     "moe_token_dispatcher_type moe_expert_capacity_factor moe_pad_expert_input_to_capacity "
+    "moe_aux_loss_coeff moe_router_load_balancing_type "
     "multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim "
     "mtp_num_layers recompute_granularity recompute_method recompute_num_layers recompute_modules "
     "seq_length vocab_size position_embedding_type make_vocab_size_divisible_by cp_comm_type "
@@ -264,6 +267,12 @@ _FIELDS: Mapping[str, str] = {
     "cpu_offloading_num_layers normalization pipeline_model_parallel_layout",
     "mixed_precision": "bf16 fp16 fp8 fp8_recipe fp4 grad_reduce_in_fp32",
 }
+
+
+def _option(name: str) -> str:
+    return RENAMED.get(name, f"--{name.replace('_', '-')}")
+
+
 _PRECISIONS: Mapping[str, Mapping[str, Any]] = {
     "bf16_mixed": {"bf16": True},
     "fp16_mixed": {"fp16": True},
@@ -283,17 +292,27 @@ _PRECISIONS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+# What Megatron-Bridge calls each set of Megatron-LM's options for a precision.
+PRECISION_NAMES: Mapping[frozenset[tuple[str, str | bool]], str] = {
+    frozenset((_option(name), value) for name, value in settings.items()): word
+    for word, settings in _PRECISIONS.items()
+}
+# The linear layers of Megatron-core's attention, and of its feed-forward networks.
+OF_ATTENTION = ("linear_qkv", "linear_proj")
+OF_NETWORKS = ("linear_fc1", "linear_fc2")
+_LORA_RANK = 32
+
+
 def read_bridge(source: LaunchFile, given: Given) -> Imported:
     """The job of a Megatron-Bridge configuration; refuses a file that only overrides settings of a
     recipe.
     """
     settings = resolved(settings_of(source), source.settings)
-    if settings.get("peft") is not None:
-        reject(
-            "peft: trains adapters alone, which is not supported: give a file that trains all "
-            "weights"
-        )
-    flags = Flags(where="model")
+    peft = _section(settings, "peft")
+    _check_lora(settings.get("peft"))
+    if (engine := engine_told(source.text)) is not None and given.engine is None:
+        given = replace(given, engine=engine)
+    flags = Flags(where="model", nodes=given.nodes, gpus_per_node=given.gpus_per_node)
     sections = {name: _section(settings, name) for name in (*_FIELDS, "dataset", "tokenizer")}
     for name, fields in _FIELDS.items():
         for field in fields.split():
@@ -305,7 +324,34 @@ def read_bridge(source: LaunchFile, given: Given) -> Imported:
         flags.put("seq_length", sections["dataset"].get("seq_length"))
     if sections["model"].get("num_layers") is None:
         _of_recipe(settings, flags, given)
-    return flags.read(given)
+    imported = flags.read(given)
+    return _with_adapters(peft, imported) if peft else imported
+
+
+def _check_lora(peft: object) -> None:
+    """Refuse adapters of Megatron-Bridge other than LoRA."""
+    kind = str(peft.get("_target_", "")) if isinstance(peft, Mapping) else str(peft or "")
+    name = kind.rpartition(".")[2]
+    if name and name.lower() not in ("lora", "canonicallora"):
+        reject(f"peft: trains by {name}, which is not supported: give LoRA, or leave peft out")
+
+
+def _with_adapters(peft: Mapping[str, Any], imported: Imported) -> Imported:
+    """The job with low-rank adapters: their rank, and the linear layers that have them."""
+    rank, names = peft.get("dim"), peft.get("target_modules")
+    modules = names if isinstance(names, list) and names else [*OF_ATTENTION, *OF_NETWORKS]
+    is_wide = any("linear_fc" in str(module) for module in modules)
+    remarks = imported.remarks
+    if rank is None:
+        text = f"{_LORA_RANK}, Megatron-Bridge's default"
+        remarks = (Remark(kind="assumed", choice="adapter_rank", text=text), *remarks)
+    workload = replace(
+        imported.job.workload,
+        train="adapters",
+        adapter_rank=_LORA_RANK if rank is None else checked_whole("peft.dim", rank),
+        adapter_targets="all" if is_wide else "attention",
+    )
+    return Imported(job=replace(imported.job, workload=workload), remarks=remarks)
 
 
 def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:

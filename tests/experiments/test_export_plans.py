@@ -65,9 +65,10 @@ def test_a_recipe_is_printed_or_the_plan_refused(
     assert run(export.main, [plan, "--to", name, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["text"].startswith("# Add ")
-    assert run(export.main, [plan_file(tmp_path, "piped.yaml"), "--to", name]) == 2
+    status = run(export.main, [plan_file(tmp_path, "piped.yaml"), "--to", name])
     refused = "plan.stages: 2 stages, and recipes of .* have no pipelines: give one stage"
-    assert re.search(refused, capsys.readouterr().err)
+    told = re.search(refused, capsys.readouterr().err)
+    assert (status, told is None) == ((0, True) if name == "megatron-bridge" else (2, False))
     assert run(export.main, [plan, "--to", name, "--check"]) == 2
     assert "classes are not asked here: leave it out" in capsys.readouterr().err
 

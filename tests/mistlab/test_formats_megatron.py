@@ -292,8 +292,11 @@ def test_changes_of_a_recipe_need_the_model() -> None:
         "what the recipe says and the file does not is not read"
         in texts(found, "ignored")["recipe"]
     )
-    with pytest.raises(InputError, match="peft: trains adapters alone"):
-        imported("peft: {dim: 8}\n" + text)
+    adapted = imported("peft: {dim: 8}\n" + text, **given, sequence_length=4096, micro_batch=1)
+    workload = adapted.job.workload
+    assert (workload.train, workload.rank, workload.adapter_targets) == ("adapters", 8, "all")
+    with pytest.raises(InputError, match="peft: trains by DoRA, which is not supported: give LoRA"):
+        imported("peft: {_target_: megatron.bridge.peft.dora.DoRA, dim: 8}\n" + text)
 
 
 def test_flagscale_and_the_yaml_of_megatron_are_its_options() -> None:

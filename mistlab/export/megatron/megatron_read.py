@@ -278,8 +278,7 @@ def _read_launch(launch: Launch, source: LaunchFile, given: Given) -> Imported:
     _check_stage(options)
     if given.model is None:
         _check_shape(launch, options)
-    if match := _ENGINE.search(source.text):
-        draft.engine = match[1]
+    draft.engine = engine_told(source.text)
     files = Files(written=launch.written, source=source, unknown=launch.unknown_in)
     read_ranks(launch, source.text, draft, given, files.text)
     _world(options, draft)
@@ -301,6 +300,12 @@ def _read_launch(launch: Launch, source: LaunchFile, given: Given) -> Imported:
 def engines_for(model: ModelSpec, precision: Precision | None) -> tuple[str, ...]:
     """The engines that may predict a launch line of this model, the best first."""
     return (*ENGINES_OF_TODAY, *ENGINES) if is_of_today(model, precision) else ENGINES
+
+
+def engine_told(text: str) -> str | None:
+    """The engine that a file's comment names; None without such a comment."""
+    match = _ENGINE.search(text)
+    return None if match is None else match[1]
 
 
 def engine_line(engine: str) -> str:

@@ -167,18 +167,25 @@ def write(job: Job) -> str:
     started = f"--nnodes {cluster.nodes} --nproc-per-node {cluster.gpus_per_node}"
     lines = [
         f"torchrun {started} {program_of(job.workload.model)}",
-        *_degrees(job),
-        *_batch(job),
-        *_states(job),
-        *_activations(job),
-        *expert_options(job),
+        *run_options(job),
         *model_options(job.workload.model, job.plan.stages[0].tensor_parallel),
         *hybrid_options(job),
     ]
-    return " \\\n  ".join(lines) + "\n" + _engine(job)
+    return " \\\n  ".join(lines) + "\n" + engine_comment(job)
 
 
-def _engine(job: Job) -> str:
+def run_options(job: Job) -> Iterator[str]:
+    """The options for what a plan decides: degrees, batch, precision, states, activations and the
+    ranks of experts.
+    """
+    yield from _degrees(job)
+    yield from _batch(job)
+    yield from _states(job)
+    yield from _activations(job)
+    yield from expert_options(job)
+
+
+def engine_comment(job: Job) -> str:
     """A comment that names the plan's engine, if the launch line would otherwise be read as another
     engine's.
     """

@@ -8,12 +8,15 @@ import numpy as np
 
 from mistlab import catalog
 from mistlab.core.values import InputError
-from mistlab.export.nearest import canonical, with_engine
+from mistlab.export.nearest import canonical, nearest, with_engine
 from mistlab.export.target import Target
+from mistlab.formats.recipes.bridge_exports import BRIDGE
 from mistlab.job.job import Job
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
+from mistlab.schedule.orders import order_of_chunks
+from mistlab.schedule.placement import even_shares
 
 # The parallel degrees that some recipes have besides replicas.
 AXES = ("tensor_parallel", "context_parallel", "sequence_parallel")
@@ -67,7 +70,8 @@ def drawn_recipes(target: Target, count: int, seed: int) -> Iterator[Job]:
     made = 0
     while made < count:
         try:
-            job = _drawn(target, draw, SPACES[target.name])
+            is_bridge = target.name == BRIDGE.name
+            job = _piped(draw) if is_bridge else _drawn(target, draw, SPACES[target.name])
         except InputError:
             continue
         made += 1
@@ -138,3 +142,64 @@ def _drawn(target: Target, draw: np.random.Generator, space: Mapping[str, tuple[
     # As the target's engine runs it, and without levels of ZeRO that a single GPU cannot have.
     job = canonical(job, shares_experts=False)
     return with_engine(job, target.engines_for(job), overlaps=True)
+
+
+# The models of Megatron-Bridge's plans: dense, with experts, with latent attention.
+PIPED_MODELS = ("llama3-8b", "qwen3-8b", "llama-7b", "qwen3-30b-a3b", "deepseek-v2-lite")
+
+
+def _piped(draw: np.random.Generator) -> Job:
+    """A random job with pipelines and all degrees, as Megatron-Bridge comes closest to it."""
+
+    def pick(*options: Any) -> Any:
+        return options[draw.integers(len(options))]
+
+    model = catalog.model(pick(*PIPED_MODELS))
+    data, tensor, context, stages = pick(1, 2, 4), pick(1, 1, 2, 4), pick(1, 1, 2), pick(1, 2, 4)
+    micro_batch, steps = pick(1, 2), pick(4, 8)
+    layers = [*even_shares(model.layers, stages)]
+    if stages > 1 and draw.random() < 0.3:
+        layers[0], layers[-1] = layers[0] - 1, layers[-1] + 1
+    shape = {
+        "data_parallel": data,
+        "tensor_parallel": tensor,
+        "context_parallel": context,
+        "sequence_parallel": int(tensor > 1 and draw.random() < 0.5),
+        "expert_parallel": pick(1, 2) if model.experts is not None and data % 2 == 0 else 1,
+        "micro_batch": micro_batch,
+        "zero": pick(0, 1) if stages > 1 else pick(0, 1, 2, 3),
+        "offload_optimizer": pick(0.0, 0.0, 0.5, 1.0),
+        "offload_activations": pick(0.0, 0.0, 0.25) if stages == 1 else 0.0,
+    }
+    recomputed = pick(0.0, 0.0, 0.5, 1.0)
+    counts = [int(recomputed * count) for count in layers]
+    trained: dict[str, Any] = {}
+    if draw.random() < 0.5:
+        trained = {"train": "adapters", "adapter_rank": pick(8, 32)}
+        trained["adapter_targets"] = pick("all", "attention")
+    world = data * tensor * context * stages
+    job = Job(
+        workload=Workload(
+            model=model,
+            sequence_length=pick(2048, 4096),
+            global_batch=data * micro_batch * steps,
+            attention=pick("flash", "flash", "math"),
+            precision=pick("bf16", "bf16", "fp16", "fp32", "fp8"),
+            **trained,
+        ),
+        cluster=Cluster(
+            hardware=catalog.hardware("h100-80gb"),
+            nodes=-(-world // 8),
+            gpus_per_node=min(world, 8),
+        ),
+        plan=Plan(
+            engine=pick("mistlab", "megatron", "megatron-core", "megatron-bridge"),
+            micro_batches=steps,
+            order=pick("1f1b", order_of_chunks(2)),
+            stages=tuple(
+                StagePlan.of_values({"layers": own, "checkpointed_layers": count, **shape})
+                for own, count in zip(layers, counts, strict=True)
+            ),
+        ),
+    )
+    return nearest(job, BRIDGE).job

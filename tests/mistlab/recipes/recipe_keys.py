@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from mistlab.core.files import format_yaml
+from mistlab.formats.recipes.bridge_exports import DECIDED
 from mistlab.formats.recipes.component_exports import BUILDERS
 from mistlab.formats.recipes.exports import RECIPES
 from tests.mistlab.recipes.drawn_recipes import drawn_recipes
@@ -56,6 +57,8 @@ _AUTOMODEL = "nemo_automodel"
 _PARTS = f"{_AUTOMODEL}/components"
 _TRAINS = f"{_AUTOMODEL}/recipes/llm/train_ft.py TrainFinetuneRecipeForNextTokenPrediction.setup"
 _INSTANTIATED = f"{_PARTS}/config/loader.py ConfigNode.instantiate:self"
+_BRIDGE = "src/megatron/bridge"
+_REDUCES = "@megatron.core.distributed.distributed_data_parallel_config"
 _ADAMW = "@torch.optim.adamw AdamW.__init__"
 SOURCES: Mapping[str, Source] = {
     "axolotl": Source(
@@ -110,6 +113,25 @@ SOURCES: Mapping[str, Source] = {
             "loss": (_COMPONENT,),
         },
     ),
+    "megatron-bridge": Source(
+        version=("src/megatron/bridge/package_info.py", r"(?:MAJOR|MINOR|PATCH) = (\d+)"),
+        places={
+            "": (f"{_BRIDGE}/training/config.py ConfigContainer",),
+            "model": (
+                f"{_BRIDGE}/models/gpt_provider.py GPTModelProvider",
+                "@megatron.core.transformer.transformer_config TransformerConfig",
+                "@megatron.core.model_parallel_config ModelParallelConfig",
+            ),
+            "train": (f"{_BRIDGE}/training/config.py ConfigContainer:self.train",),
+            "ddp": (f"{_REDUCES} DistributedDataParallelConfig",),
+            "optimizer": ("@megatron.core.optimizer.optimizer_config OptimizerConfig",),
+            "dataset": (f"{_BRIDGE}/training/config.py GPTDatasetConfig",),
+            "peft": (
+                f"{_BRIDGE}/peft/lora.py LoRA",
+                f"{_BRIDGE}/peft/module_matcher.py ModuleMatcher",
+            ),
+        },
+    ),
     "automodel": Source(
         version=("nemo_automodel/package_info.py", r"(?:MAJOR|MINOR|PATCH) = (\d+)"),
         places={
@@ -156,6 +178,10 @@ def written_keys(name: str) -> Mapping[str, tuple[Any, ...]]:
         for path, value in paths_of(yaml.safe_load(target.write(job))):
             if value not in found.setdefault(path, []):
                 found[path].append(value)
+    if name == "megatron-bridge":
+        for section, names in DECIDED.items():
+            for key in names:
+                found.setdefault(f"{section}.{key}", [])
     return {path: tuple(values) for path, values in found.items()}
 
 
@@ -222,6 +248,8 @@ def components_of(name: str) -> set[str]:
     values = {str(value) for values in written_keys(name).values() for value in values}
     package = {"torchtune": "torchtune.", "automodel": "nemo_automodel."}.get(name, "?")
     named = {value for value in values if value.startswith(package)}
+    if name == "megatron-bridge":
+        named = set(map(str, written_keys(name)["mixed_precision"]))
     if name == "torchtune":
         for place in BUILDERS.values():
             module, _, builder = place.partition(".")
@@ -238,7 +266,8 @@ def _is_defined(path: str, checkout: str) -> bool:
     words = path.split(".")
     # A class's method is looked for as the class; a model's module is a folder.
     name = words[-2] if words[-1] == "from_pretrained" else words[-1]
-    folder = "/".join(words[:3]) if words[1] == "models" else words[0]
+    folder = "/".join(words[:3]) if words[1:2] == ["models"] else words[0]
+    folder = _BRIDGE if len(words) == 1 else folder
     command = ["git", "-C", checkout, "grep", "-qE", rf"^(def|class) {name}\b", "HEAD"]
     command += ["--", folder]
     return subprocess.run(command, check=False).returncode == 0

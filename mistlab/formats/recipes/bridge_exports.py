@@ -1,0 +1,161 @@
+"""Writes plans as overrides of a Megatron-Bridge recipe: degrees, batch, precision, savings, and
+LoRA.
+
+The recipe, a Python function, has the model; its configuration's sections have Megatron-core's
+fields. Names are those of Megatron-Bridge 0.7 (``ConfigContainer``) over Megatron-core 0.16.
+"""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from mistlab.core.files import format_yaml
+from mistlab.core.values import refuse
+from mistlab.export.accelerate import SPLITS_TOKENS
+from mistlab.export.given import Given, Imported
+from mistlab.export.megatron.megatron_read import ENGINES, ENGINES_OF_TODAY
+from mistlab.export.megatron.megatron_write import MEGATRON, engine_comment, run_options
+from mistlab.export.target import Row, Target
+from mistlab.formats.flags import RENAMED
+from mistlab.formats.nemo import OF_ATTENTION, OF_NETWORKS, PRECISION_NAMES, read_bridge
+from mistlab.formats.recipes.recipe_rules import RANK, header, workload_row
+from mistlab.job.job import Job
+from mistlab.shell.session import LaunchFile
+
+# The fields that a plan decides, by the section of the configuration that has them.
+DECIDED: Mapping[str, tuple[str, ...]] = {
+    "model": (
+        *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+        *("expert_model_parallel_size", "expert_tensor_parallel_size", SPLITS_TOKENS),
+        *("virtual_pipeline_model_parallel_size", "pipeline_model_parallel_layout"),
+        *("cp_comm_type", "seq_length", "recompute_granularity", "recompute_method"),
+        *("recompute_num_layers", "recompute_modules", "cpu_offloading_num_layers"),
+        *("moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity", "moe_grouped_gemm"),
+        *("moe_token_dispatcher_type", "moe_aux_loss_coeff", "moe_router_load_balancing_type"),
+    ),
+    "train": ("micro_batch_size", "global_batch_size"),
+    "ddp": (
+        *("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"),
+        *("use_megatron_fsdp", "data_parallel_sharding_strategy"),
+    ),
+    "optimizer": (
+        *("optimizer_cpu_offload", "optimizer_offload_fraction", "use_precision_aware_optimizer"),
+    ),
+}
+_PLACES: Mapping[str, tuple[str, str]] = {
+    RENAMED.get(name, f"--{name.replace('_', '-')}"): (section, name)
+    for section, names in DECIDED.items()
+    for name in names
+}
+_LISTS = ("recompute_modules",)
+# Options of Megatron-LM for a precision, each a part of the setting's name in Megatron-Bridge.
+_OF_PRECISION = ("--bf16", "--fp16", "--fp8-format", "--fp8-recipe", "--fp4-format", "--fp4-recipe")
+
+
+def _options(job: Job) -> dict[str, str | bool]:
+    """Megatron-LM's options for what a plan decides, with their values; True for switches."""
+    words = shlex.split(" ".join(run_options(job)))
+    options: dict[str, str | bool] = {}
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--"):
+            options[word] = True if following.startswith("--") else following
+    return options
+
+
+def write(job: Job) -> str:
+    """The overrides of a job that Megatron-Bridge can express."""
+    content: dict[str, dict[str, Any]] = {section: {} for section in DECIDED}
+    options = _options(job)
+    for option, value in options.items():
+        if option not in _PLACES:
+            continue
+        section, name = _PLACES[option]
+        plain = value if value is True or name.endswith("_layout") else yaml.safe_load(str(value))
+        content[section][name] = [value] if name in _LISTS else plain
+    if "cpu_offloading_num_layers" in content["model"]:
+        content["model"]["cpu_offloading"] = True
+    of_precision = {option: options[option] for option in _OF_PRECISION if option in options}
+    others: dict[str, Any] = {"dataset": {"seq_length": job.workload.sequence_length}}
+    if of_precision:
+        others["mixed_precision"] = PRECISION_NAMES[frozenset(of_precision.items())]
+    workload = job.workload
+    if workload.train == "adapters":
+        networks = OF_NETWORKS if workload.adapter_targets == "all" else ()
+        others["peft"] = {
+            "dim": workload.rank,
+            "alpha": 2 * workload.rank,
+            "target_modules": [*OF_ATTENTION, *networks],
+        }
+    kind = "its LoRA recipe" if workload.train == "adapters" else "its recipe"
+    name = workload.model.name or "the model"
+    cluster = job.cluster
+    start = (
+        f"torchrun --nnodes {cluster.nodes} --nproc-per-node {cluster.gpus_per_node} SCRIPT "
+        "--config-file FILE"
+    )
+    head = header((f"{name} by {kind} of megatron.bridge", "data", "a tokenizer"), start)
+    sections = {section: values for section, values in content.items() if values}
+    return head + format_yaml({**sections, **others}) + engine_comment(job)
+
+
+def _without_pattern(job: Job) -> Job:
+    if job.workload.model.pattern:
+        refuse(
+            "workload.model",
+            f"{job.workload.model.name or 'its mapping'} is a hybrid, whose pattern the recipe "
+            "has: export to megatron, or change the recipe's hybrid_layer_pattern",
+        )
+    return job
+
+
+def _bits_of_base(job: Job) -> Job:
+    if job.workload.base != "16bit":
+        refuse(
+            "workload.base",
+            f"{job.workload.base}, and Megatron-Bridge's LoRA keeps frozen weights in 16 bits: "
+            "give base: 16bit, or export to trl",
+        )
+    return job
+
+
+def _notes(job: Job) -> Iterator[str]:
+    yield "the model is the recipe's: give that of this model, with its data and learning rate"
+    options = _options(job)
+    if "--use-megatron-fsdp" in options:
+        yield "Megatron-FSDP needs checkpoint.ckpt_format: fsdp_dtensor"
+    if "--optimizer-cpu-offload" in options:
+        yield "the host steps what is offloaded of the optimizer; the prediction swaps it instead"
+
+
+def _read(text: str, given: Given) -> Imported:
+    return read_bridge(LaunchFile(text=text), given)
+
+
+BRIDGE = Target(
+    name="megatron-bridge",
+    title="Megatron-Bridge",
+    package="megatron-bridge==0.7.0",
+    engines=ENGINES,
+    rows=(
+        Row(choices=("pattern",), nearest=_without_pattern, because="has no hybrids here"),
+        Row(choices=("base",), nearest=_bits_of_base, because="has no such bases"),
+        workload_row("loss", "whole", "has no loss in chunks: give loss: whole"),
+        workload_row("states", "mixed", "keeps 32-bit states: give states: mixed"),
+        *(row for row in MEGATRON.rows if row.choices != ("model",)),
+        RANK,
+    ),
+    write=write,
+    read=_read,
+    notes=_notes,
+    own_engines={
+        name: name if name.startswith("megatron-bridge") else engine
+        for name, engine in MEGATRON.own_engines.items()
+    },
+    engines_of_today=ENGINES_OF_TODAY,
+    precisions=MEGATRON.precisions,
+    optimizers=("adamw",),
+    drops_tokens=True,
+    beside=("model", "nodes", "gpus_per_node", "attention"),
+)
