@@ -36,10 +36,12 @@ def read_adapters(top: Section, draft: Found, *, rank: int = 8, usual: bool = Fa
     ``rank``.
     """
     kind = _kind(top)
-    is_on = any(top.switch(name) for name in _SWITCHES if not _is_number(top, name))
+    are_on = [top.switch(name) for name in _SWITCHES if not _is_number(top, name)]
     given = [top.whole(name) for name in _RANKS if top.has(name)]
     base = _base(top)
-    if not (kind in _LORA or is_on or (given and kind != "full") or (usual and kind != "full")):
+    if not (
+        kind in _LORA or any(are_on) or (given and kind != "full") or (usual and kind != "full")
+    ):
         _check_base(kind, base)
         return
     draft.trained |= {"train": "adapters", "adapter_rank": next(iter(given), None) or rank}
@@ -68,9 +70,12 @@ def _base(top: Section) -> Base:
     bits = top.whole("quantization_bit")
     if bits is not None and bits not in (4, 8):
         reject(f"quantization_bit: {bits} is not supported: give 4 or 8")
-    if bits == 4 or any(top.switch(name) for name in _FOUR):
+    # All switches are read, also those behind one that is on: unread ones are told as ignored.
+    are_four = [top.switch(name) for name in _FOUR]
+    are_eight = [top.switch(name) for name in _EIGHT]
+    if bits == 4 or any(are_four):
         return "4bit"
-    return "8bit" if bits == 8 or any(top.switch(name) for name in _EIGHT) else "16bit"
+    return "8bit" if bits == 8 or any(are_eight) else "16bit"
 
 
 def _check_base(kind: str, base: Base) -> None:

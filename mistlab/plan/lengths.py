@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 
 from mistlab.core.arrays import Floats, Ints
-from mistlab.core.values import MOST_TOKENS, Checked, bounded, refuse, reject
+from mistlab.core.values import MOST_TOKENS, Checked, bounded, reject
 
 # A distribution of document lengths is represented by this many quantiles, at the midpoints of
 # equal probabilities.
@@ -155,5 +155,5 @@ def _from_file(path: Path) -> DocumentLengths:
         tokens.append(length)
         counts.append(count)
     if not tokens:
-        refuse("--lengths", f"{path} has no lengths: give a document's tokens on each line")
+        reject(f"--lengths {path}: has no lengths: give a document's tokens on each line")
     return DocumentLengths.of(np.array(tokens), np.array(counts))

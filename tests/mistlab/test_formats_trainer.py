@@ -376,6 +376,16 @@ def test_adapters_of_recipes_are_read(text: str, more: str, said: tuple[int, str
     assert trained(imported(f"{text.strip()}\n{more}\n", gpus_per_node=8)) == ("adapters", *said)
 
 
+def test_a_switch_that_is_off_is_read_also_behind_one_that_is_on() -> None:
+    off = "adapter: qlora\nload_in_8bit: false\nload_in_4bit: true\nlora_r: 8"
+    assert "load_in_8bit" not in texts(
+        imported(f"{AXOLOTL.strip()}\n{off}\n", gpus_per_node=8), "ignored"
+    )
+    off = "use_peft: true\nlora_r: 8\nq_lora: false\nload_in_4bit: true\nload_in_8bit: false"
+    ignored = texts(imported(f"{RECIPE.strip()}\n{off}\n", gpus_per_node=8), "ignored")
+    assert not {"q_lora", "load_in_8bit"} & {*ignored}
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [

@@ -160,3 +160,10 @@ def test_played_steps_are_as_long_as_replayed_ones(monkeypatch: pytest.MonkeyPat
     rows = command._replayed(argparse.Namespace(quick=False, seed=0))
     assert [row["arrangement"] for row in rows] == ["packed", "balanced"]
     assert max(abs(row["timing"]["apart"]) for row in rows) < 0.03
+
+
+def test_a_file_without_lengths_is_refused_under_the_option_s_name(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text("tokens,documents\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"^--lengths .*lengths\.csv: has no lengths: give"):
+        lengths_from(str(path))
