@@ -9,6 +9,7 @@ from typing import Any
 
 from experiments.bench.bench import Bench
 from experiments.bench.problem import load_equal, problem_of
+from experiments.budget.bill_units import UNITS, Unit, units_of
 from experiments.budget.rented import rented
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options, progress
 from experiments.cli.live import Live
@@ -19,12 +20,14 @@ from mistlab import catalog
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import from_mapping, near_matches, reject
 from mistlab.economy.bill import (
+    OPERATIONS_FROZEN,
     Prices,
     batch_of,
     bill_of,
     chinchilla_tokens,
     gpu_hours_of,
     model_parameters,
+    operations_of,
     steps_of,
     training_s,
     utilisation_of,
@@ -64,7 +67,7 @@ class Question:
 
     def formula(self) -> Row:
         """The days and the cost of a training by the formula 8TP/(NFU): tokens T, parameters P,
-        GPUs N, peak rate F, utilisation U.
+        GPUs N, peak rate F, utilisation U; with frozen weights 6TP/(NFU).
         """
         return self._row("formula", training_s(**self._sizes, utilisation=self.utilisation))
 
@@ -91,13 +94,13 @@ class Question:
 
     @property
     def _sizes(self) -> dict[str, Any]:
-        """The numbers that the formula 8TP/(NFU) needs: parameters P, tokens T, GPUs N, and the
+        """The numbers that the formula needs: operations, parameters P, tokens T, GPUs N, and the
         rate F of a GPU.
         """
         cluster, work = self.problem.cluster, self.problem.workload
         peak = cluster.peak_flop_per_s(work.precision)
         sizes = {"tokens": self.tokens, "parameters": self.parameters, "gpus": cluster.num_gpus}
-        return {**sizes, "peak_flop_per_s": peak}
+        return {**sizes, "peak_flop_per_s": peak, "operations": operations_of(work)}
 
     def _row(self, way: str, seconds: float) -> Row:
         cluster = self.problem.cluster
@@ -107,6 +110,7 @@ class Question:
             "way": way,
             "tokens": self.tokens,
             "parameters": self.parameters,
+            "operations": self._sizes["operations"],
             "gpus": gpus,
             "hardware": cluster.hardware.name,
             "days": seconds / DAY_S,
@@ -123,9 +127,10 @@ def estimate(options: argparse.Namespace) -> int:
     they sustain. Beside it stand predictions: of the plan that Megatron-LM's authors' rule
     gives (every block recomputed), of the plan that mist finds, or of the plan of --plan.
     Tokens are those that the model was published with (--tokens published), 20 a parameter
-    (--tokens chinchilla), or a number. Prices and intensities are yours to give. Below stand
-    runs that were published. With --prices, a table of kinds of GPUs with its date and source,
-    it tells hours and dollars on each kind instead, and which to rent.
+    (--tokens chinchilla), or a number. Without --nodes and --attention it is one node and flash;
+    for gpt3-175b 128 nodes and math, as published. Prices and intensities are yours to give.
+    Below stand runs that were published. With --prices, a table of kinds of GPUs with its date
+    and source, it tells hours and dollars on each kind instead, and which to rent.
     """
     if options.gpu_hours is not None:
         return _billed(options)
@@ -233,8 +238,18 @@ def _problem(options: argparse.Namespace) -> Problem:
     tokens = BATCH_TOKENS if trained is None else trained.batch_tokens or BATCH_TOKENS
     if options.global_batch is None and options.sequence_length > 0:
         options.global_batch = batch_of(tokens, options.sequence_length)
+    _set_defaults(options)
     workload, cluster = problem_of(options)
     return Problem(workload=workload, cluster=cluster)
+
+
+def _set_defaults(options: argparse.Namespace) -> None:
+    """Set the nodes and the attention that are left out: those of the published run for its model,
+    else one node and fused attention.
+    """
+    nodes, attention = (128, "math") if options.model == GPT else (1, "flash")
+    options.nodes = nodes if options.nodes is None else options.nodes
+    options.attention = options.attention or attention
 
 
 def _tokens(options: argparse.Namespace, work: Workload, parameters: int) -> float:
@@ -275,6 +290,7 @@ def _billed(options: argparse.Namespace) -> int:
     if not 0 < options.gpu_hours < math.inf:
         reject(f"--gpu-hours: {options.gpu_hours:g} is not above 0: give hours above 0")
     options.global_batch = options.global_batch or 1
+    _set_defaults(options)
     _, cluster = problem_of(options)
     prices = _prices(options, cluster)
     study = Study.begin("estimate", options)
@@ -287,7 +303,7 @@ def _billed(options: argparse.Namespace) -> int:
 
 
 WAYS = {
-    "formula": "8TP/(NFU)",
+    "formula": "{operations:g}TP/(NFU)",
     "rule": "predicted, plan by the rule",
     "mist": "predicted, plan found by mist",
     "plan": "predicted, plan given",
@@ -301,19 +317,20 @@ def report_of(study: Study, prices: Prices) -> Report:
     runs = [row for row in study.rows if row["way"] == "published run"]
     bills = [row for row in study.rows if row["way"] == "published bill"]
     dated = [row for row in estimates if row["days"] is not None]
-    paragraphs = [_own(estimates), _price_words(prices), *_plans(estimates)]
+    paragraphs = [_own(estimates), _price_words(estimates, prices), *_plans(estimates)]
     if runs:
         paragraphs += ["Published runs by the formula:", _runs(runs)]
         paragraphs += ["Published bills from their GPU hours:", _bills(bills)]
     pictures = []
+    time = units_of(estimates)["days"]
     if dated:
         pictures = [
             Bars(
                 name="estimate",
-                caption="Days of training, by the formula and by predictions.",
+                caption=f"{time.head.capitalize()} of training, by the formula and by predictions.",
                 groups=[*dict.fromkeys(row["run"] for row in dated)],
-                series=_by_way(dated),
-                y="days",
+                series=_by_way(dated, time),
+                y=time.head,
                 number=".1f",
             )
         ]
@@ -325,58 +342,55 @@ def report_of(study: Study, prices: Prices) -> Report:
     )
 
 
-def _by_way(rows: Sequence[Row]) -> dict[str, list[float | None]]:
-    """For each published run, its training days by each way to estimate them."""
-    days = {(row["run"], row["way"]): row["days"] for row in rows}
+def _by_way(rows: Sequence[Row], time: Unit) -> dict[str, list[float | None]]:
+    """For each run, its training time by each way to estimate it."""
+    times = {(row["run"], _way(row)): row["days"] * time.factor for row in rows}
     runs = [*dict.fromkeys(row["run"] for row in rows)]
-    ways = dict.fromkeys(row["way"] for row in rows)
-    return {WAYS[way]: [days.get((run, way)) for run in runs] for way in ways}
+    ways = dict.fromkeys(_way(row) for row in rows)
+    return {way: [times.get((run, way)) for run in runs] for way in ways}
 
 
 def _own(rows: Sequence[Row]) -> str:
-    head = [
-        "run",
-        "GPUs",
-        "by",
-        "days",
-        "90 % within",
-        "U",
-        "MFU",
-        "GPU hours",
-        "M$",
-        "MWh",
-        "t CO2",
-    ]
-    return table(head, [_cells(row) for row in rows])
+    units = units_of(rows)
+    heads = [unit.head for unit in units.values()]
+    head = ["run", "GPUs", "by", heads[0], "90 % within", "U", "MFU", *heads[1:]]
+    return table(head, [_cells(row, units) for row in rows])
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, units: Mapping[str, Unit]) -> list[str]:
     if row.get("gpu_hours") is None:
-        return [row["run"], "", WAYS[row["way"]], "nothing fits", *[""] * 7]
+        return [row["run"], "", _way(row), "nothing fits", *[""] * 7]
     between = ""
     if "days_low" in row:
-        between = f"{row['days_low']:.1f} to {row['days_high']:.1f}"
+        between = " to ".join(units["days"].text(row[name]) for name in ("days_low", "days_high"))
     return [
         row["run"],
         f"{row['gpus']:,} {row['hardware']}" if "gpus" in row else "",
-        WAYS[row["way"]],
-        number(row["days"], ",.1f", none=""),
+        _way(row),
+        units["days"].text(row["days"]),
         between,
         number(row.get("utilisation"), ".2f", none=""),
         number(row.get("mfu"), ".2f", none=""),
-        f"{row['gpu_hours']:,.0f}",
-        f"{row['usd'] / 1e6:,.2f}",
-        f"{row['kwh'] / 1e3:,.0f}",
-        f"{row['carbon_kg'] / 1e3:,.0f}",
+        *(units[name].text(row[name]) for name, *_ in UNITS[1:]),
     ]
 
 
-def _price_words(prices: Prices) -> str:
+def _way(row: Row) -> str:
+    """How a row was estimated, as text; the formula has its operations per parameter and token."""
+    return WAYS[row["way"]].format(operations=row.get("operations", 0.0))
+
+
+def _price_words(rows: Sequence[Row], prices: Prices) -> str:
+    counted = "eight operations a parameter and token (everything recomputed)"
+    if any(row.get("operations") == OPERATIONS_FROZEN for row in rows):
+        counted = (
+            "six operations a parameter and token (everything recomputed, no gradients of frozen "
+            "weights)"
+        )
     return (
         f"At {prices.usd_per_gpu_hour:g} $ a GPU hour, {prices.watts:g} W a GPU, "
         f"{prices.overhead:g} W of the building for each, and {prices.kg_per_kwh:g} kg of carbon "
-        "dioxide a kilowatt hour. U counts eight operations a parameter and token (everything "
-        "recomputed), MFU those of the model alone."
+        f"dioxide a kilowatt hour. U counts {counted}, MFU those of the model alone."
     )
 
 
@@ -385,7 +399,7 @@ def _plans(rows: Sequence[Row]) -> Iterator[str]:
         if row.get("plan"):
             plan = row["plan"]
             more = "; the other stages are unlike" if len(plan) > 2 else ""
-            yield f"{row['run']}, {WAYS[row['way']]}: {plan[0]}; {plan[1]}{more}."
+            yield f"{row['run']}, {_way(row)}: {plan[0]}; {plan[1]}{more}."
 
 
 def _runs(rows: Sequence[Row]) -> str:

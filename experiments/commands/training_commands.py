@@ -50,11 +50,11 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 **experiment("estimate"),
                 "model": "gpt3-175b",
                 "hardware": "a100-80gb",
-                "nodes": 128,
+                "nodes": None,
                 "gpus_per_node": 8,
                 "sequence_length": 2048,
                 "global_batch": None,
-                "attention": "math",
+                "attention": None,
             },
             option("--tokens", "a number, published or chinchilla (%(default)s)", "published"),
             option("--plan", "predict this plan", **path("PLAN.yaml")),
@@ -99,12 +99,13 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 metavar="X",
             ),
             examples={
-                "days and dollars": "--model llama3-8b --tokens 1e12 --usd-per-gpu-hour 2.5",
+                "days and dollars": (
+                    "--model llama3-8b --nodes 16 --tokens 1e12 --usd-per-gpu-hour 2.5"
+                ),
                 "of a plan of yours": "--plan plan.yaml --tokens chinchilla",
                 "which GPUs to rent for a fine-tuning": (
                     "--model llama3-8b --train lora --rank 16 --base 4bit --precision bf16 "
-                    "--attention flash --tokens 2e8 --global-batch 64 --prices prices.yaml "
-                    "--by friday --under 500"
+                    "--tokens 2e8 --global-batch 64 --prices prices.yaml --by friday --under 500"
                 ),
             },
         ),

@@ -35,13 +35,28 @@ def model_parameters(workload: Workload) -> int:
 # 2203.15556).
 CHINCHILLA_TOKENS_A_PARAMETER = 20.0
 OPERATIONS_RECOMPUTED = 8.0
+# Frozen weights have no gradients: two operations less.
+OPERATIONS_FROZEN = 6.0
+
+
+def operations_of(workload: Workload) -> float:
+    """The operations per parameter and token with full recomputation: eight, or six where the
+    weights are frozen.
+    """
+    return OPERATIONS_FROZEN if workload.train == "adapters" else OPERATIONS_RECOMPUTED
 
 
 def training_s(
-    *, tokens: float, parameters: float, gpus: int, peak_flop_per_s: float, utilisation: float
+    *,
+    tokens: float,
+    parameters: float,
+    gpus: int,
+    peak_flop_per_s: float,
+    utilisation: float,
+    operations: float = OPERATIONS_RECOMPUTED,
 ) -> float:
     """The seconds of a training run by the formula 8 T P / (N F U), where its GPUs sustain the
-    share U of their peak.
+    share U of their peak; ``operations`` stands in place of 8.
 
     >>> seconds = training_s(
     ...     tokens=300e9, parameters=175e9, gpus=1024, peak_flop_per_s=312e12, utilisation=0.44
@@ -49,12 +64,17 @@ def training_s(
     >>> round(seconds / 86400, 1)
     34.6
     """
-    operations = OPERATIONS_RECOMPUTED * tokens * parameters
-    return operations / (gpus * peak_flop_per_s * utilisation)
+    return operations * tokens * parameters / (gpus * peak_flop_per_s * utilisation)
 
 
 def utilisation_of(
-    *, tokens: float, parameters: float, gpus: int, peak_flop_per_s: float, seconds: float
+    *,
+    tokens: float,
+    parameters: float,
+    gpus: int,
+    peak_flop_per_s: float,
+    seconds: float,
+    operations: float = OPERATIONS_RECOMPUTED,
 ) -> float:
     """The share U of the GPUs' peak with which the formula 8 T P / (N F U) gives this duration."""
     at_peak_s = training_s(
@@ -63,6 +83,7 @@ def utilisation_of(
         gpus=gpus,
         peak_flop_per_s=peak_flop_per_s,
         utilisation=1.0,
+        operations=operations,
     )
     return at_peak_s / seconds
 

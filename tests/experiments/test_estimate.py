@@ -130,3 +130,43 @@ def test_bad_input_is_refused_before_anything_is_written(
     assert run(estimate.main, [*SMALL, option, value, "--out", str(out)]) == 2
     assert message in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_a_small_training_is_told_in_hours_and_dollars(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*SMALL, "--tokens", "1e7", "--quick", "--out", str(tmp_path)]
+    assert run(estimate.main, options) == 0
+    text = capsys.readouterr().out
+    head, _, formula, *_ = (line for line in text.splitlines() if line.startswith("|"))
+    cells = dict(zip(_cells(head), _cells(formula), strict=True))
+    # 8 x 1e7 tokens x 1.418e9 parameters at 0.44 of two L4's 121 TFLOP/s are 0.592 GPU hours.
+    assert (cells["hours"], cells["GPU hours"], cells["$"]) == ("0.3", "0.6", "1.18")
+    assert cells["kWh"] == "0.04"
+    assert "days" not in cells
+
+
+def test_frozen_weights_take_six_operations_a_parameter_and_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = (*SMALL, "--tokens", "1e9", "--out", str(tmp_path))
+    full = answer(capsys, *common)
+    lora = answer(capsys, *common, "--train", "lora", "--rank", "1")
+    parameters = lora["formula"]["parameters"] / full["formula"]["parameters"]
+    ratio = lora["formula"]["days"] / full["formula"]["days"]
+    assert ratio == pytest.approx(6 / 8 * parameters)
+    assert "6TP/(NFU)" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_only_the_published_question_has_the_published_nodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--gpus-per-node", "1", "--hardware", "a100-80gb", "--global-batch", "8")
+    model = ("--model", "gpt3-1.3b", "--tokens", "1e9", "--out", str(tmp_path))
+    assert answer(capsys, *model, *asked)["formula"]["gpus"] == 1
+    assert "--nodes 1 " in (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "--attention flash" in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]

@@ -1,0 +1,40 @@
+"""The units of a bill: days or hours, millions or dollars, by the largest value of a column."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from experiments.pages.tables import Row, number
+
+# For each column of a total, its unit for long trainings and for short ones: the row's field, the
+# least value for the former, and for both a heading, a factor and a format.
+UNITS: tuple[tuple[str, float, tuple[str, float, str], tuple[str, float, str]], ...] = (
+    ("days", 2.0, ("days", 1.0, ",.1f"), ("hours", 24.0, ",.1f")),
+    ("gpu_hours", 1e3, ("GPU hours", 1.0, ",.0f"), ("GPU hours", 1.0, ",.1f")),
+    ("usd", 1e5, ("M$", 1e-6, ",.2f"), ("$", 1.0, ",.2f")),
+    ("kwh", 1e4, ("MWh", 1e-3, ",.0f"), ("kWh", 1.0, ",.2f")),
+    ("carbon_kg", 1e4, ("t CO2", 1e-3, ",.0f"), ("kg CO2", 1.0, ",.2f")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The unit of one column of estimates: its heading, the factor to it, and a number's format."""
+
+    head: str
+    factor: float
+    form: str
+
+    def text(self, value: float | None) -> str:
+        """A value of the column as text; empty if it is missing."""
+        return number(None if value is None else value * self.factor, self.form, none="")
+
+
+def units_of(rows: Sequence[Row]) -> dict[str, Unit]:
+    """The unit of each total, such that the largest is no tiny fraction: hours in place of days,
+    dollars in place of millions.
+    """
+    largest = {name: max((row.get(name) or 0.0 for row in rows), default=0.0) for name, *_ in UNITS}
+    return {
+        name: Unit(*(long if largest[name] >= least else short))
+        for name, least, long, short in UNITS
+    }
