@@ -111,12 +111,15 @@ def open_tokens(path: Path, *, length: int, vocab: int, seed: int) -> TokenFile:
     index = path.with_suffix(".idx")
     kind, stated = _megatron(index) if index.exists() else (_plain_type(vocab), size)
     if size < stated or size % kind.itemsize:
-        what = (
-            f"fewer than the {stated} of its index"
-            if size < stated
-            else f"not a multiple of a token's {kind.itemsize}"
+        if size < stated:
+            reject(
+                f"--data {path}: {size} bytes are fewer than the {stated} of its index: the file "
+                "is truncated, copy it again"
+            )
+        reject(
+            f"--data {path}: {size} bytes are not a multiple of a token's {kind.itemsize}: the "
+            "file is truncated, copy it again"
         )
-        reject(f"--data {path}: {size} bytes are {what}: the file is truncated, copy it again")
     if size // kind.itemsize <= length:
         reject(
             f"--data {path}: {size // kind.itemsize} tokens are too few for a sequence of {length} "

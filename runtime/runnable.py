@@ -18,7 +18,6 @@ from mistlab.stages.stage_shape import StageShape, replicas_of, shares_table
 TREATED_OWN = frozenset({PLAIN, "recomputed"})
 # The optimizers that the runtime supports.
 TRAINED_OPTIMIZERS = ("adamw", "adamw-bf16")
-LEAVE_DOCUMENTS = "leave --lengths out"
 REMEDY_OWN = "and names no factory: trace package.module:factory, without --blocks"
 
 
@@ -45,8 +44,9 @@ def _check_alone(plan: Plan, stage: int, started: int) -> None:
     rank.
     """
     if not 0 <= stage < plan.num_stages:
-        alone, several = "stage 0 alone: give 0", f"stages 0 to {plan.num_stages - 1}: give one"
-        reject(f"--stage {stage}: the plan has {alone if plan.num_stages == 1 else several}")
+        if plan.num_stages == 1:
+            reject(f"--stage {stage}: the plan has stage 0 alone: give 0")
+        reject(f"--stage {stage}: the plan has stages 0 to {plan.num_stages - 1}: give one of them")
     gpus = plan.stages[stage].num_gpus
     if gpus > 1:
         reject(
@@ -100,20 +100,21 @@ def check_documents(job: Job, device: str, *, kernel: str, captures: bool) -> No
     }
     for kind, is_there in kinds.items():
         if is_there:
-            reject(f"workload.model: {kind} with documents is not trained yet: {LEAVE_DOCUMENTS}")
+            reject(f"workload.model: {kind} with documents is not trained yet: leave --lengths out")
     if workload.averages_weights or workload.reduction.asynchronous:
         reject(
-            f"workload.reduction.kind: {workload.reduction.kind}, whose ranks step by losses of "
-            f"their own, and documents give them unequal tokens: leave it out, or {LEAVE_DOCUMENTS}"
+            f"workload.reduction.kind: {workload.reduction.kind}, whose ranks step by losses "
+            "of their own, and documents give them unequal tokens: leave it out, or leave "
+            "--lengths out"
         )
     for number, stage in enumerate(job.plan.stages):
         if (ranks := stage.token_split.ranks) > 1:
             reject(
                 f"plan.stages[{number}].context_parallel: {ranks} ranks that share documents are "
-                f"not trained yet: give 1, or {LEAVE_DOCUMENTS}"
+                f"not trained yet: give 1, or leave --lengths out"
             )
     if captures:
-        reject(f"--cuda-graphs: a step's documents differ: leave it out, or {LEAVE_DOCUMENTS}")
+        reject("--cuda-graphs: a step's documents differ: leave it out, or leave --lengths out")
     if device != "cpu" and workload.attention == "flash" and not (model.window or model.sinks):
         _check_varied(workload, device, kernel)
 
@@ -123,17 +124,17 @@ def _check_varied(workload: Workload, device: str, kernel: str) -> None:
     if kernel != "flash":
         reject(
             f"--attention-kernel {kernel}: documents run in flash: leave it out, or "
-            f"{LEAVE_DOCUMENTS}"
+            f"leave --lengths out"
         )
     if workload.precision == "fp32":
         reject(
             f"workload.precision: fp32 on {device}, whose kernel for documents has 16 bits: give "
-            f"bf16, attention: math, or {LEAVE_DOCUMENTS}"
+            f"bf16, attention: math, or leave --lengths out"
         )
     if (channels := workload.model.head_dim) % 8:
         reject(
             f"workload.model.head_dim: {channels} on {device}, whose kernel for documents takes "
-            f"multiples of 8: give one, attention: math, or {LEAVE_DOCUMENTS}"
+            f"multiples of 8: give one, attention: math, or leave --lengths out"
         )
 
 
@@ -168,22 +169,23 @@ def check_norms(plan: Plan, workload: Workload, asked_by: str) -> None:
     """
     if not (workload.reduction.asynchronous and asked_by):
         return
-    first, why = plan.data_ranks[0], "an asynchronous server clips and skips each rank's gradients"
+    first = plan.data_ranks[0]
     for number, stage in enumerate(plan.stages):
         if plan.data_ranks[number] != first:
             reject(
-                f"{asked_by}: {why}, and plan.stages[{number}].data_parallel is "
-                f"{plan.data_ranks[number]}, but {first} in the first stage: give all stages the "
-                f"same, or leave {asked_by} out"
+                f"{asked_by}: an asynchronous server clips and skips each rank's gradients, and "
+                f"plan.stages[{number}].data_parallel is {plan.data_ranks[number]}, but {first} in "
+                f"the first stage: give all stages the same, or leave {asked_by} out"
             )
         tensor, *of_experts = (
             ranks_of(group, stage.degree) for group in ("tensor", "experts", "expert tensor")
         )
         if workload.model.experts and prod(of_experts) != tensor:
             reject(
-                f"{asked_by}: {why}, and each rank of plan.stages[{number}] has all experts once "
-                f"where expert_parallel times expert_tensor_parallel is {tensor}, as tensor "
-                "parallelism: give degrees with that product, or leave it out"
+                f"{asked_by}: an asynchronous server clips and skips each rank's gradients, and "
+                f"each rank of plan.stages[{number}] has all experts once where expert_parallel "
+                f"times expert_tensor_parallel is {tensor}, as tensor parallelism: give degrees "
+                f"with that product, or leave {asked_by} out"
             )
 
 
@@ -235,26 +237,29 @@ def _check_context(plan: Plan, workload: Workload) -> None:
     model, first = workload.model, plan.stages[0].token_split.ranks
     for number, stage in enumerate(plan.stages):
         ranks, way = stage.token_split
-        problem = ""
+        field = f"plan.stages[{number}].context_parallel"
         if ranks != first:
-            problem = (
-                f", and {first} in stage 0, can be predicted but not trained yet: give all stages "
-                "the same"
+            reject(
+                f"{field}: {ranks}, and {first} in stage 0, can be predicted but not trained yet: "
+                "give all stages the same"
             )
-        elif ranks > 1 and workload.attention == "math":
-            problem = (
-                " with attention math can be predicted but not trained yet: give "
+        if ranks == 1:
+            continue
+        if workload.attention == "math":
+            reject(
+                f"{field}: {ranks} with attention math can be predicted but not trained yet: give "
                 "workload.attention: flash"
             )
-        elif ranks > 1 and way != HEADS and (model.window or model.sinks):
-            problem = (
-                " with windows or sinks is trained where ranks exchange heads: give "
-                f"context_exchange: {HEADS}"
+        if way != HEADS and (model.window or model.sinks):
+            reject(
+                f"{field}: {ranks} with windows or sinks is trained where ranks exchange heads: "
+                f"give context_exchange: {HEADS}"
             )
-        elif ranks > 1 and model.is_encoder:
-            problem = " with an encoder, whose tokens attend to all tokens, is not trained: give 1"
-        if problem:
-            reject(f"plan.stages[{number}].context_parallel: {ranks}{problem}")
+        if model.is_encoder:
+            reject(
+                f"{field}: {ranks} with an encoder, whose tokens attend to all tokens, is not "
+                "trained: give 1"
+            )
 
 
 def _check_encoder(plan: Plan, workload: Workload) -> None:

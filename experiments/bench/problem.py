@@ -44,13 +44,6 @@ Fit = Literal["yes", "near", "no"]
 # The workload and the cluster that the options of a command describe.
 
 
-# What a command says that supports only clusters of equal nodes.
-EQUAL_NODES = (
-    "this command takes equal nodes alone: give one hardware, or ask tune, compare_searchers or "
-    "predict"
-)
-
-
 def load_equal(path: Path) -> Job:
     """The job of a plan file, for a command that supports only clusters of equal nodes."""
     job = load_job(path)
@@ -61,7 +54,10 @@ def load_equal(path: Path) -> Job:
 def check_equal(job: Job, path: Path) -> None:
     """Refuse a plan on different kinds of nodes, for a command that supports only equal nodes."""
     if job.cluster.others:
-        reject(f"{path}: cluster.hardware: {job.cluster.name}: {EQUAL_NODES}")
+        reject(
+            f"{path}: cluster.hardware: {job.cluster.name}: this command takes equal nodes "
+            "alone: give one hardware, or ask tune, compare_searchers or predict"
+        )
 
 
 def numbers_of(options: argparse.Namespace) -> Mapping[str, Any]:
@@ -178,7 +174,11 @@ def _nodes_of(options: argparse.Namespace, *, takes_groups: bool) -> dict[str, A
     if not groups:
         return {"hardware": hardware_from(options.hardware, Path()), "nodes": options.nodes}
     if len(groups) > 1 and not takes_groups:
-        refuse("hardware", f"{options.hardware}: {EQUAL_NODES}")
+        refuse(
+            "hardware",
+            f"{options.hardware}: this command takes equal nodes alone: give one hardware, or "
+            "ask tune, compare_searchers or predict",
+        )
     fields = fields_of(groups)
     # A cluster file may set another number of nodes if the option has its default value.
     if options.nodes not in (PROBLEM["nodes"], fields["nodes"]):

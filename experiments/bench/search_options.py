@@ -8,7 +8,7 @@ from typing import cast
 from experiments.bench.problem import problem_of
 from experiments.cli.commandline import as_options
 from mistlab.core.files import about
-from mistlab.core.values import near_matches, reject
+from mistlab.core.values import near_matches, one_of, reject
 from mistlab.engines.engine import ENGINES, names_for_plans
 from mistlab.job.job import space_from
 from mistlab.job.search import Budget, Problem, StageCostModel
@@ -35,10 +35,12 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
         space = space.beside(workload.reduction)
     problem = Problem(workload=workload, cluster=cluster)
     for engine in space.engines:
-        if why := ENGINES[engine].precision_problem(workload.precision):
-            every, precision = names_for_plans(), workload.precision
-            able = [name for name in every if precision in ENGINES[name].memory]
-            reject(f"--precision {why}, or --engine {able[0]}")
+        if (precision := workload.precision) not in ENGINES[engine].memory:
+            able = [name for name in names_for_plans() if precision in ENGINES[name].memory]
+            reject(
+                f"--precision {precision}, but engine {engine} does not train in it: give "
+                f"{one_of([*ENGINES[engine].memory])}, or --engine {able[0]}"
+            )
     if reason := why_empty(problem, space):
         reject(f"--global-batch {workload.global_batch} on {cluster.num_gpus} GPUs: {reason}")
     return problem, space

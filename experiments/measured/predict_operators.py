@@ -132,7 +132,7 @@ def _read(row: TableRow) -> KernelRow:
     hardware = catalog.hardware(gpus_of(text_of(row.cells, "hardware")).hardware)
     unit = text_of(row.cells, "unit")
     if unit not in ("", "ms"):
-        refuse("unit", f"{shown(unit)} is not known: give ms, or nothing")
+        refuse("unit", f"{shown(unit)} is not known: give ms, or leave it empty")
     took = number_of(row.cells, "p50")
     return KernelRow(
         row=row,
@@ -170,7 +170,10 @@ def _sizes(row: TableRow) -> tuple[dict[str, float], float]:
     try:
         extra = json.loads(text) if text.startswith("{") else {}
     except ValueError:
-        refuse("extra", f"{shown(text)} is not JSON: give the other sizes as an object, or nothing")
+        refuse(
+            "extra",
+            f"{shown(text)} is not JSON: give the other sizes as an object, or leave it empty",
+        )
     dtype = str(extra.get("dtype", "float32")).removeprefix("torch.")
     if dtype not in WIDTHS:
         refuse("extra", f"dtype {shown(dtype)} is unknown: give {one_of([*WIDTHS])}")

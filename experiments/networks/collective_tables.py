@@ -164,8 +164,7 @@ def _operation(text: str) -> str:
     if not name:
         refuse("collective", f"is empty: give one of {', '.join(OPERATIONS)}")
     if name not in OPERATIONS:
-        near = near_matches(name, OPERATIONS)
-        refuse("collective", f"{text} is not predicted{near}")
+        refuse("collective", f"{text} is not predicted{near_matches(name, OPERATIONS)}")
     return name
 
 
@@ -180,8 +179,10 @@ def hardware_named(text: str) -> str:
             return name
     if re.search(r"(?<![A-Z0-9])GH(?![A-Z0-9])", text.upper()):
         return "GH200"
-    near = near_matches(text, known)
-    return refuse("hardware", f"{text or 'nothing'} is not a GPU whose links are known{near}")
+    return refuse(
+        "hardware",
+        f"{text or 'nothing'} is not a GPU whose links are known{near_matches(text, known)}",
+    )
 
 
 def _ranks(cells: Mapping[str, str], nodes: int) -> tuple[int, tuple[str, ...]]:

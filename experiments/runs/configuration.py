@@ -502,7 +502,10 @@ def zero_of(row: RunRow, engine: str) -> tuple[int, str]:
         return row.zero_level, ""
     column = "zero"
     if text := row.text(column):
-        raise FieldError(column, f"{shown(text)} is not a ZeRO level: give 0 to 3, or nothing")
+        raise FieldError(
+            column,
+            f"{shown(text)} is not a ZeRO level: give 0 to 3, or leave it empty",
+        )
     level = 3 if ENGINES[engine].system == "fsdp" else 1
     return level, f"zero is empty: level {level} assumed"
 
@@ -537,7 +540,7 @@ def precision_of(row: RunRow, engine: str) -> tuple[Precision, str]:
         if name == row.precision:
             return name, "" if text else f"precision is empty: {name} assumed, as examples have it"
     raise FieldError(
-        column, f"{shown(text)} is unknown: give bf16, fp16, fp8, fp4 or fp32, or nothing"
+        column, f"{shown(text)} is unknown: give bf16, fp16, fp8, fp4 or fp32, or leave it empty"
     )
 
 

@@ -63,9 +63,11 @@ def recomputed(run: Configuration, layers: int) -> dict[str, int]:
     """
     way = run.recompute.way
     if way == "unknown":
-        problem = f"{shown(run.recompute.text)} cannot be said"
-        problem += ": give none, full, selective, core_attn, selective:moe or block N"
-        refuse("recompute", problem)
+        refuse(
+            "recompute",
+            f"{shown(run.recompute.text)} is unknown: give none, full, selective, core_attn, "
+            "selective:moe or block N",
+        )
     if way == "selective":
         # By default, torchtitan's selective recomputation recomputes single operators, and
         # Megatron's the attention core.

@@ -50,7 +50,8 @@ def number_of(row: Mapping[str, str], column: str) -> float | None:
     if not math.isfinite(number) or number <= 0:
         refuse(
             column,
-            f"{shown(text)} is not a number above 0: give a number without a unit, or nothing",
+            f"{shown(text)} is not a number above 0: give a number without a unit, or leave "
+            "it empty",
         )
     return number
 
@@ -62,10 +63,13 @@ def count_of(row: Mapping[str, str], column: str) -> int | None:
         return None
     if number > MOST:
         digits = f"{number:,.0f}" if number < MOST**2 else f"{number:g}"
-        refuse(column, f"{digits} is too large: give at most {MOST:,.0f}, or nothing")
+        refuse(column, f"{digits} is too large: give at most {MOST:,.0f}, or leave it empty")
     if number != int(number):
         near = max(1, round(number))
-        refuse(column, f"{number:g} is not a whole number: give one such as {near}, or nothing")
+        refuse(
+            column,
+            f"{number:g} is not a whole number: give one such as {near}, or leave it empty",
+        )
     return int(number)
 
 

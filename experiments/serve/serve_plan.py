@@ -119,7 +119,7 @@ def served(options: argparse.Namespace, *, plays: bool = True) -> dict[str, Any]
     Where nobody ``plays`` the best layout, there are no percentiles: they take most of the time.
     """
     if options.fewest:
-        refuse("fewest", "the command alone searches numbers of GPUs: mistlab serve_plan --fewest")
+        refuse("fewest", "True, but only the command searches for it: mistlab serve_plan --fewest")
     with as_options():
         question = _question(options)
     timed = _timed(question, options.gpus)
@@ -204,11 +204,11 @@ def _load(options: argparse.Namespace, model: ModelSpec) -> ServingLoad:
         file = LoadFile(rows=read_csv(Path(path)), name=str(path), context=context, remedy=remedy)
         return file.histogram(count, draw, options.rate) if options.histogram else file.trace()
     if options.prompt + options.output > context:
-        name = f" of {model.name}" if options.context is None else ""
         refuse(
             "prompt",
             f"{options.prompt:g}, with an output of {options.output:g}, is more than the context "
-            f"of {context}{name}: give fewer tokens, or {remedy}",
+            f"of {context}{f' of {model.name}' if options.context is None else ''}: give fewer "
+            "tokens, or --context with the tokens that your weights were trained for",
         )
     lengths = (
         Lengths(shape=options.lengths, tokens=options.prompt),

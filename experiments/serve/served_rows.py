@@ -299,7 +299,7 @@ def _layouts(
             refuse(
                 "gpus",
                 f"{gpus} is not a multiple of the {layout.gpus} of a replica (tp x pp x dp): "
-                "give a multiple, or nothing",
+                "give a multiple, or leave it empty",
             )
         if gpus and gpus > layout.gpus:
             if count_of(cells, "dp") is None and layout.ep > layout.tp:
@@ -329,7 +329,7 @@ def _layouts(
 def _count(cells: Mapping[str, str], column: str, most: int) -> int | None:
     count = count_of(cells, column)
     if count is not None and count > most:
-        refuse(column, f"{count} is too large: give at most {most}, or nothing")
+        refuse(column, f"{count} is too large: give at most {most}, or leave it empty")
     return count
 
 

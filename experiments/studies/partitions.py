@@ -187,8 +187,10 @@ def shortest(
         if (moved := _moved(before, changes.get((layout, end)), size, "the end")) is not None
     ]
     if not ends:
-        given = ", ".join(collectives) or "no collective"
-        reject(f"no way from {start} to {end} with {given}: give other collectives or layouts")
+        reject(
+            f"no way from {start} to {end} with {', '.join(collectives) or 'no collective'}: give "
+            "other collectives or layouts"
+        )
     return min(ends, key=lambda partition: partition.rank)
 
 

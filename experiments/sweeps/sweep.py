@@ -21,6 +21,7 @@ from experiments.sweeps.cell import Cell, CellAnswer, solved
 from experiments.sweeps.workers import Workers, here, workers
 from mistlab.core.files import about, format_yaml, read_json, read_yaml
 from mistlab.core.values import (
+    THIS_VALUE,
     FieldError,
     InputError,
     bounded,
@@ -462,7 +463,9 @@ def _model(plain: Any, folder: Path) -> ModelSpec:
 
 def _cluster(plain: Any, folder: Path) -> Cluster:
     if not isinstance(plain, Mapping):
-        refuse("", f"{shown(plain)} is not a cluster: give hardware, nodes and gpus_per_node")
+        refuse(
+            THIS_VALUE, f"{shown(plain)} is not a cluster: give hardware, nodes and gpus_per_node"
+        )
     with _at("", "cluster"):
         resolved = dict(with_groups(plain, folder))
     for key, value_from in (("hardware", hardware_from), ("profile", profile_from)):

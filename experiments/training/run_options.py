@@ -29,8 +29,9 @@ def check_options(options: argparse.Namespace) -> None:
     for name, (least, most) in bounds.items():
         given = getattr(options, name.replace("-", "_"))
         if not least <= given <= most:
-            allowed = f"of at least {least}" if most == math.inf else f"from {least} to {most:.0f}"
-            reject(f"--{name} {given}: give a number {allowed}")
+            if most == math.inf:
+                reject(f"--{name} {given}: give a number of at least {least}")
+            reject(f"--{name} {given}: give a number from {least} to {most:.0f}")
     if options.export_weights is not None and options.weights is None:
         reject("--export-weights takes tensor names from --weights: give that, or --export FILE")
     needing = [("--save-every", options.save_every), (f"--resume {LATEST}", goes_on(options))]
@@ -56,7 +57,10 @@ def check_stage(options: argparse.Namespace) -> None:
     for name in ("--save-every", "--resume", "--export", "--export-weights"):
         given = getattr(options, name[2:].replace("-", "_"))
         if options.stage is not None and given:
-            reject(f"{name} needs the whole model: leave it out, or --stage {options.stage}")
+            reject(
+                f"{name} needs the whole model, and --stage {options.stage} trains a part of it: "
+                f"leave out {name}, or leave out --stage"
+            )
 
 
 def check_exported(options: argparse.Namespace, job: Job) -> None:

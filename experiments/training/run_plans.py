@@ -114,8 +114,10 @@ def _found(folder: Path, *, quick: bool) -> list[Path | Row]:
     plans named in its rows.
     """
     if not folder.is_dir():
-        what = "is a file" if folder.exists() else f"is not there{_near(folder)}"
-        reject(f"{folder}: {what}: give a folder of plan files, or of results of run_plans")
+        reject(
+            f"{folder}: {'is a file' if folder.exists() else f'is not there{_near(folder)}'}: give "
+            "a folder of plan files, or of results of run_plans"
+        )
     if (folder / "rows.jsonl").is_file():
         return [*read_rows(folder / "rows.jsonl")]
     plans = sorted(folder.glob("*.yaml"))

@@ -328,5 +328,5 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if len(content) < len(pairs):
         unlike = [key for key, value in pairs if content[key] != value]
         if unlike:
-            refuse("", f"key {unlike[0]!r} stands twice in one object: remove one of them")
+            reject(f"key {unlike[0]!r} stands twice in one object: remove one of them")
     return content

@@ -77,6 +77,8 @@ def within(holder: str) -> Iterator[None]:
 
 # An error message lists up to 30 names; if there are more, it lists five.
 MOST_LISTED, FEW = 30, 5
+# The path of an error about a whole value; the code that holds the value adds the field's name.
+THIS_VALUE = ""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -263,15 +265,15 @@ _NUMBERS = {int: "a whole number", float: "a number"}
 _PLAIN = {bool: "true or false", str: "text"}
 
 
-def _refuse_number(value: Any, noun: str, give: str) -> NoReturn:
+def _refuse_number(value: Any, noun: str, allowed: str) -> NoReturn:
     number = _number_in_text(value)
     if number is None:
-        refuse("", f"{shown(value)} is not {noun}: give {give}")
-    refuse("", f"{shown(value)} is text in YAML, not {noun}: write {number} without quotes")
+        refuse(THIS_VALUE, f"{shown(value)} is not {noun}: give {allowed}")
+    refuse(THIS_VALUE, f"{shown(value)} is text in YAML, not {noun}: write {number} without quotes")
 
 
 def _number_check(kind: type[int] | type[float], bounds: NumberRange) -> Check:
-    give = wanted(kind, bounds)
+    allowed = wanted(kind, bounds)
     number_of = _whole_number if kind is int else _finite_number
     low = -sys.float_info.max if bounds.minimum is None else bounds.minimum
     tops = [limit for limit in (bounds.maximum, bounds.most) if limit is not None]
@@ -282,37 +284,37 @@ def _number_check(kind: type[int] | type[float], bounds: NumberRange) -> Check:
         # Nearly all numbers are valid, so this path for them is fast.
         if is_closed and type(value) is kind and low <= value <= high:
             return value
-        number = number_of(value, give)
+        number = number_of(value, allowed)
         if problem := bounds.refusal(number):
-            refuse("", f"{shown(number)} is {problem}: give {give}")
+            refuse(THIS_VALUE, f"{shown(number)} is {problem}: give {allowed}")
         if problem := bounds.far_outside(number):
-            refuse("", f"{shown(number)} is {problem}")
+            refuse(THIS_VALUE, f"{shown(number)} is {problem}")
         return number
 
     return check
 
 
-def _whole_number(value: Any, give: str) -> int:
+def _whole_number(value: Any, allowed: str) -> int:
     if type(value) is int:
         return value
     if isinstance(value, Integral) and not isinstance(value, bool):
         return int(value)
     if isinstance(value, float) and value.is_integer():
-        refuse("", f"{shown(value)} is not a whole number: write {int(value)}")
-    _refuse_number(value, "a whole number", give)
+        refuse(THIS_VALUE, f"{shown(value)} is not a whole number: write {int(value)}")
+    _refuse_number(value, "a whole number", allowed)
 
 
-def _finite_number(value: Any, give: str) -> float:
+def _finite_number(value: Any, allowed: str) -> float:
     if type(value) is float and math.isfinite(value):
         return value
     if not isinstance(value, Real) or isinstance(value, bool):
-        _refuse_number(value, "a number", give)
+        _refuse_number(value, "a number", allowed)
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        refuse("", f"{shown(value)} is not a finite number: give {give}")
+        refuse(THIS_VALUE, f"{shown(value)} is not a finite number: give {allowed}")
     return number
 
 
@@ -329,12 +331,12 @@ def _number_in_text(value: object) -> str | None:
     return digits.replace("e", ".0e") if "." not in digits else digits
 
 
-def _instance_check(kind: type, give: str) -> Check:
-    noun = "a mapping" if is_dataclass(kind) else give
+def _instance_check(kind: type, allowed: str) -> Check:
+    noun = "a mapping" if is_dataclass(kind) else allowed
 
     def check(value: Any) -> Any:
         if not isinstance(value, kind):
-            refuse("", f"{shown(value)} is not {noun}: give {give}")
+            refuse(THIS_VALUE, f"{shown(value)} is not {noun}: give {allowed}")
         return value
 
     return check
@@ -343,7 +345,7 @@ def _instance_check(kind: type, give: str) -> Check:
 def _name_check(names: Callable[[], Iterable[str]]) -> Check:
     def check(value: Any) -> Any:
         if type(value) is not str or value not in names():
-            refuse("", f"{shown(value)} is unknown{near_matches(value, names())}")
+            refuse(THIS_VALUE, f"{shown(value)} is unknown{near_matches(value, names())}")
         return value
 
     return check
@@ -351,11 +353,11 @@ def _name_check(names: Callable[[], Iterable[str]]) -> Check:
 
 def _tuple_check(annotation: Any, bounds: NumberRange) -> Check:
     item_check = check_of(get_args(annotation)[0], bounds)
-    give = wanted(annotation, bounds)
+    allowed = wanted(annotation, bounds)
 
     def check(value: Any) -> Any:
         if not isinstance(value, tuple):
-            refuse("", f"{shown(value)} is not a list: give {give}")
+            refuse(THIS_VALUE, f"{shown(value)} is not a list: give {allowed}")
         return tuple(_item(item_check, item, index) for index, item in enumerate(value))
 
     return check
@@ -501,7 +503,7 @@ def _checks(kind: "type[DataclassInstance]") -> tuple[tuple[str, Check], ...]:
 def _decoded_value(kind: type[Value], plain: object) -> Value:
     types = _field_types(kind)
     if not isinstance(plain, Mapping):
-        refuse("", f"{shown(plain)} is not a mapping: give the keys {', '.join(types)}")
+        refuse(THIS_VALUE, f"{shown(plain)} is not a mapping: give the keys {', '.join(types)}")
     for key in plain:
         if key not in types:
             refuse(str(key), f"unknown key{near_matches(key, types)}")

@@ -13,8 +13,8 @@ from mistlab.economy.bill import OF_AN_HOUR
 # The fields that a file of GPU prices must have, with what to write in each; a price is useless
 # without its date.
 _NEEDED = {
-    "date": "the day that the prices are of, as 2026-11-28",
-    "source": "where they are from, as a page of the provider's",
+    "date": "the day of the prices, as 2026-11-28",
+    "source": "where the prices are from, as a page of the provider's",
     "gpus": "a list of kinds, as - {hardware: h100-80gb, usd_per_gpu_hour: 2.5}",
 }
 
@@ -53,11 +53,19 @@ class PriceTable:
         try:
             date.fromisoformat(self.date)
         except ValueError:
-            refuse("date", f"{shown(self.date)} is not a day: give {_NEEDED['date']}")
+            refuse(
+                "date",
+                f"{shown(self.date)} is not a day: give the day of the prices, as 2026-11-28",
+            )
         if not self.source.strip():
-            refuse("source", f"is empty: give {_NEEDED['source']}")
+            refuse(
+                "source", "is empty: give where the prices are from, as a page of the provider's"
+            )
         if not self.gpus:
-            refuse("gpus", f"is empty: give {_NEEDED['gpus']}")
+            refuse(
+                "gpus",
+                "is empty: give a list of kinds, as - {hardware: h100-80gb, usd_per_gpu_hour: 2.5}",
+            )
         names = [one.hardware for one in self.gpus]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             refuse("gpus", f"{', '.join(twice)} is listed twice: give each kind one price")

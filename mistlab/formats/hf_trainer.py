@@ -221,15 +221,14 @@ def _known(settings: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
     return known
 
 
-_NOT_SUPPORTED = "which is not supported: give a run that trains a decoder by next-token prediction"
-
-
 def _refuse_others(top: Section, trainer: Trainer, command: Command | None) -> None:
     for key, what in OTHERS.items():
         value = top.get(key)
         if value not in (None, False, "", 0, "none", "None", "false", "False"):
-            name = trainer.names.get(key, key)
-            reject(f"{name}: this run of {trainer.title} trains {what}, {_NOT_SUPPORTED}")
+            reject(
+                f"{trainer.names.get(key, key)}: this run of {trainer.title} trains {what}, which "
+                "is not supported: give a run that trains a decoder by next-token prediction"
+            )
     for key in ("tuner_type", "train_type"):
         if top.text(key, "full") not in ("full", "none"):
             reject(f"{key}: {top.get(key)} is not supported: give full")
@@ -243,9 +242,15 @@ def refuse_program(command: Command) -> None:
         parts = _parts(program)
         reason = next((PROGRAMS[word] for word in parts if word in PROGRAMS), None)
         if reason is not None:
-            reject(f"{program}: trains {reason}, {_NOT_SUPPORTED}")
+            reject(
+                f"{program}: trains {reason}, which is not supported: give a run that trains a "
+                "decoder by next-token prediction"
+            )
         if (reason := refusal_of(program)) is not None:
-            reject(f"{program}: {reason}, {_NOT_SUPPORTED}")
+            reject(
+                f"{program}: {reason}, which is not supported: give a run that trains a decoder by "
+                "next-token prediction"
+            )
 
 
 # Words in the names of programs that train adapters.

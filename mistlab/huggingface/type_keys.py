@@ -171,8 +171,11 @@ class TypeKeys:
         """The value of a key that every model of this type must have, as a whole number."""
         value = self.whole(key, minimum)
         if value is None:
-            problem = "None is not a whole number" if self.has(key) else "missing"
-            refuse(self.name(key), f"{problem}: give the number that the model has")
+            refuse(
+                self.name(key),
+                f"{'None is not a whole number' if self.has(key) else 'missing'}: give the number "
+                "that the model has",
+            )
         return value
 
     def flag(self, key: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, get_args
 from mistlab import catalog
 from mistlab.core.files import about, read_json, read_yaml, write_yaml
 from mistlab.core.values import (
+    THIS_VALUE,
     FieldError,
     InputError,
     check_fields,
@@ -163,7 +164,10 @@ def space_from(plain: object, folder: Path) -> SearchSpace:
     if isinstance(plain, str):
         return space_of(plain)
     if not isinstance(plain, Mapping) or not isinstance(plain.get(LIKE), str):
-        refuse("", f"{shown(plain)} is not a space: give its name, or a mapping with {LIKE}: NAME")
+        refuse(
+            THIS_VALUE,
+            f"{shown(plain)} is not a space: give its name, or a mapping with {LIKE}: NAME",
+        )
     changes = {key: value for key, value in plain.items() if key != LIKE}
     if "name" not in changes:
         refuse("name", "missing: give the search space a name, which tables show")

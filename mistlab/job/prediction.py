@@ -314,13 +314,17 @@ class Measurement:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.fits != bool(self.samples_s):
-            remedy = "at least one sample" if self.fits else "no samples, or fits: true"
+        if self.fits and not self.samples_s:
+            refuse("samples_s", "0 samples, but fits is True: give at least one sample")
+        if self.samples_s and not self.fits:
             refuse(
                 "samples_s",
-                f"{len(self.samples_s)} samples, but fits is {self.fits}: give {remedy}",
+                f"{len(self.samples_s)} samples, but fits is False: give no samples, or fits: true",
             )
         for name in ("iteration_s", "iteration_s_low", "iteration_s_high", "tokens_per_s", "mfu"):
             if (getattr(self, name) is None) == self.fits:
-                remedy = "give its value" if self.fits else "leave it null"
-                refuse(name, f"{getattr(self, name)}, but fits is {self.fits}: {remedy}")
+                refuse(
+                    name,
+                    f"{getattr(self, name)}, but fits is {self.fits}: "
+                    f"{'give the measured value' if self.fits else 'leave it null'}",
+                )

@@ -127,7 +127,10 @@ class Compute:
         needed = sorted({*given, *OPERATOR_CLASSES})
         if given != needed:
             classes = ", ".join(OPERATOR_CLASSES)
-            refuse("rates", f"are of {', '.join(given) or 'nothing'}: give each of {classes} once")
+            refuse(
+                "rates",
+                f"are of {', '.join(given) or 'nothing'}: give a rate of each of {classes} once",
+            )
 
     def rate(self, operators: OperatorClass) -> Rate:
         """The rate of one class of operators, such as GEMMs."""
@@ -538,7 +541,10 @@ class Hardware:
         check_fields(self)
         for group in CALIBRATED:
             if (getattr(self, group) is None) != (getattr(self.provenance, group) is None):
-                refuse(f"provenance.{group}", f"goes with {group}: give both, or neither")
+                refuse(
+                    f"provenance.{group}",
+                    f"one of {group} and provenance.{group} is missing: give both, or neither",
+                )
         if not self.name.strip():
             refuse("name", "is empty: give the hardware a name")
         check_consistency(self)

@@ -161,19 +161,19 @@ def _check_nests(below: Tier, tier: Tier) -> None:
     """Refuse a tier whose size is not a multiple of the size of the tier below, and a tier of the
     same size.
     """
-    subject = f"{tier.gpus} of tier {tier.name}"
     if tier.gpus % below.gpus:
         down = tier.gpus // below.gpus * below.gpus
         near = " or ".join(f"{one}" for one in (down, down + below.gpus) if one)
         refuse(
             "gpus",
-            f"{subject} do not nest: units of tier {below.name} have {below.gpus} GPUs, so give a "
-            f"multiple of that, such as {near}",
+            f"{tier.gpus} of tier {tier.name} do not nest: units of tier {below.name} have "
+            f"{below.gpus} GPUs, so give a multiple of that, such as {near}",
         )
     if tier.gpus == below.gpus:
         refuse(
             "gpus",
-            f"{subject} are one unit of tier {below.name}: give several, or leave the tier out",
+            f"{tier.gpus} of tier {tier.name} are one unit of tier {below.name}: give several, or "
+            "leave the tier out",
         )
 
 
@@ -200,7 +200,11 @@ def _check_place(tier: Tier, index: int) -> None:
             )
         for name in ("oversubscription", "reduces", "scattered", "rails"):
             if getattr(tier, name):
-                refuse(name, f"given for tier {tier.name}, inside a node: leave it out")
+                refuse(
+                    name,
+                    f"{getattr(tier, name)} for tier {tier.name}, which is inside a node and has "
+                    f"no {name}: leave it out",
+                )
         return
     if tier.rails and index != NETWORK:
         refuse("rails", "only the tier between nodes has rails: give them to the second tier")

@@ -302,11 +302,11 @@ class ModelSpec:
     def _check_rotary(self) -> None:
         is_rotary = self.position_embedding == "rotary"
         if is_rotary != (self.rotary_fraction > 0):
-            remedy = "a share above 0" if is_rotary else "0, or position_embedding: rotary"
             refuse(
                 "rotary_fraction",
                 f"{self.rotary_fraction:g} does not go with position_embedding "
-                f"{self.position_embedding}: give {remedy}",
+                f"{self.position_embedding}: give "
+                f"{'a share above 0' if is_rotary else '0, or position_embedding: rotary'}",
             )
         if not is_rotary and self.rotary_scaling is not None:
             refuse(

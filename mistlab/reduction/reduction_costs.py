@@ -169,10 +169,17 @@ class Reduction:
                 given = given.kind
             if isinstance(given, tuple):
                 given = ", ".join(map(str, given))
-            problem = f"{given}, and kind is {self.kind}, which has none"
             if entry.name == "every":
-                problem = f"{given}, and kind {self.kind} exchanges in every step"
-            refuse(entry.name, f"{problem}: give kind: {one_of(kinds)}, or leave it out")
+                refuse(
+                    "every",
+                    f"{given}, and kind {self.kind} exchanges in every step: give kind: "
+                    f"{one_of(kinds)}, or leave it out",
+                )
+            refuse(
+                entry.name,
+                f"{given}, and kind is {self.kind}, which has none: give kind: {one_of(kinds)}, or "
+                "leave it out",
+            )
 
     @property
     def is_plain(self) -> bool:

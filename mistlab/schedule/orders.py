@@ -404,18 +404,13 @@ def dualpipe_v(num_stages: int, micro_batches: int) -> str:
 
     Refuses fewer micro-batches than the model has parts.
     """
-    if problem := _too_few(num_stages, micro_batches):
-        refuse("plan.order", f"dualpipe-v, but {problem}")
+    if micro_batches < 2 * num_stages:
+        refuse(
+            "plan.order",
+            f"dualpipe-v, but there are {micro_batches} micro-batches for {2 * num_stages} "
+            f"parts of the model: give at least {2 * num_stages} micro-batches, or order zb-v",
+        )
     return dualpipe_v_text(num_stages, micro_batches)
-
-
-def _too_few(num_stages: int, micro_batches: int) -> str:
-    if micro_batches >= 2 * num_stages:
-        return ""
-    return (
-        f"there are {micro_batches} micro-batches for {2 * num_stages} parts of the model: give "
-        "as many at least, or zb-v"
-    )
 
 
 def order_of_chunks(chunks: int) -> str:
@@ -491,8 +486,11 @@ def order_problem(order: str, num_stages: int, micro_batches: int, most_chunks: 
     The pipeline has these numbers of stages, micro-batches and chunks per stage (at most).
     """
     chunks = chunks_of(order)
-    if order == "dualpipe-v" and (problem := _too_few(num_stages, micro_batches)):
-        return problem
+    if order == "dualpipe-v" and micro_batches < 2 * num_stages:
+        return (
+            f"there are {micro_batches} micro-batches for {2 * num_stages} parts of the model: "
+            f"give at least {2 * num_stages} micro-batches, or order zb-v"
+        )
     if order in INTERLEAVED and micro_batches % num_stages:
         return (
             f"there are {micro_batches} micro-batches for {num_stages} stages: give a multiple of "

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
-from mistlab.core.values import bounded, check_fields, refuse, within
+from mistlab.core.values import THIS_VALUE, bounded, check_fields, refuse, within
 
 Kind = Literal["F", "B", "W", "S", "U", "R", "P", "G", "O", "A", "X", "Y"]
 Direction = Literal["<", ">"]
@@ -50,12 +50,12 @@ class Action:
     def __post_init__(self) -> None:
         check_fields(self)
         if (self.direction is not None) != (self.kind in SWAP_KINDS):
-            problem = (
-                f"missing for the swap {self.kind}: give < (in) or > (out)"
-                if self.direction is None
-                else f"{self.direction!r} given for {self.kind}, which is not a swap: leave it out"
+            if self.direction is None:
+                refuse("direction", f"missing for the swap {self.kind}: give < (in) or > (out)")
+            refuse(
+                "direction",
+                f"{self.direction!r} given for {self.kind}, which is not a swap: leave it out",
             )
-            refuse("direction", problem)
 
     @property
     def of_pass(self) -> tuple[Kind, int]:
@@ -78,7 +78,9 @@ class Action:
 def _parts(text: str) -> dict[str, Any]:
     match = _TEXT.fullmatch(text)
     if match is None:
-        refuse("", "is not stage, kind, layer and micro-batch: write it like 2F.7m0 or 2O<.8m0")
+        refuse(
+            THIS_VALUE, "is not stage, kind, layer and micro-batch: write it like 2F.7m0 or 2O<.8m0"
+        )
     layer = match["layer"]
     return {
         "stage": int(match["stage"]),

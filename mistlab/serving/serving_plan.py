@@ -40,8 +40,11 @@ class ServingPlan:
         check_layout(self.layout)
         two = self.scheduler in ("disaggregated", "changing layouts")
         if two != (self.prefill is not None):
-            remedy = "give the layout that reads prompts" if two else "leave it out"
-            refuse("prefill", f"{self.prefill} with {self.scheduler}: {remedy}")
+            refuse(
+                "prefill",
+                f"{self.prefill} with {self.scheduler}: "
+                f"{'give the layout that reads prompts' if two else 'leave it out'}",
+            )
         if self.scheduler == "disaggregated" and not self.prefill_replicas:
             refuse("prefill_replicas", "0 with disaggregated: give at least 1")
         if self.scheduler == "changing layouts" and self.prefill is not None:

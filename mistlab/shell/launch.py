@@ -157,8 +157,12 @@ def _at_line(session: Session, candidates: Sequence[Candidate], line: int) -> Ca
     here = _distinct(each for each in candidates if each.stands_at(session, line))
     if not here:
         lines = sorted({session.at(each.line) for each in candidates})
-        known = f"give one of {', '.join(lines)}" if lines else "the script starts none"
-        reject(f"--line {line}: no command that starts training is there: {known}")
+        if not lines:
+            reject(f"--line {line}: no line of the script starts training: give another script")
+        reject(
+            f"--line {line}: no command that starts training is there: give one of "
+            f"{', '.join(lines)}"
+        )
     if len({each.signature for each in here}) > 1:
         _refuse(session, here)
     return here[0]
@@ -172,14 +176,22 @@ def _refuse(session: Session, candidates: Sequence[Candidate]) -> NoReturn:
         raise InputError(message)
     lines = sorted({each.line for each in candidates})
     shown = [f"{session.at(line)} ({_shown(candidates, line)})" for line in lines[:8]]
-    remedy = "give --line N with the line of the one to import"
     callers = sorted({line for each in candidates for line in each.started.callers[:1]})
-    if len(lines) == 1 and len(callers) > 1:
+    if len(lines) > 1:
+        reject(
+            f"{len(candidates)} commands start training, at {', '.join(shown)}: give --line N with "
+            "the line of the one to import"
+        )
+    if len(callers) > 1:
         called = ", ".join(session.at(line) for line in callers[:8])
-        remedy = f"called from {called}: give --line N with the line of the call to import"
-    elif len(lines) == 1:
-        remedy = "give by --set what makes them differ"
-    reject(f"{len(candidates)} commands start training, at {', '.join(shown)}: {remedy}")
+        reject(
+            f"{len(candidates)} commands start training, at {', '.join(shown)}: called from "
+            f"{called}: give --line N with the line of the call to import"
+        )
+    reject(
+        f"{len(candidates)} commands start training, at {', '.join(shown)}: give by --set what "
+        "makes them differ"
+    )
 
 
 def _shown(candidates: Sequence[Candidate], line: int) -> str:

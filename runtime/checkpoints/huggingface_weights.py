@@ -476,13 +476,12 @@ def check_checkpoint(workload: Workload, folder: TensorFolder) -> None:
         if path not in sources:
             reject(f"{where}: it has no tensor for {path}: start from random weights")
         if (made_shape := sources[path].shape(folder)) != shape:
-            remedy = f"workload.model: {folder.folder / CONFIG}"
-            if path == "embedding.positions":
-                remedy = f"workload.sequence_length: {made_shape[0]}"
-            names = sources[path].tensors
+            is_positions = path == "embedding.positions"
+            made, remedy = sources[path].tensors[0], f"model: {folder.folder / CONFIG}"
             reject(
-                f"{where}: {names[0]} makes {path} of shape {made_shape}, the plan's model has "
-                f"{shape}: give {remedy}"
+                f"{where}: {made} makes {path} of shape {made_shape}, the plan's model has "
+                f"{shape}: give "
+                f"workload.{f'sequence_length: {made_shape[0]}' if is_positions else remedy}"
             )
     _check_unused(folder, sources, copies_in(spec, folder))
     _check_copies(spec, folder, sources)

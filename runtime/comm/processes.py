@@ -141,7 +141,10 @@ def device_of(name: str, world: World) -> torch.device:
     if world.local_rank >= present:
         if not present:
             why = why_no_gpu() if name == "cuda" else ""
-            reject(f"--device {name}: there is no {kind} device ({why or 'none is visible'})")
+            reject(
+                f"--device {name}: there is no {kind} device ({why or 'none is visible'}): "
+                "give --device cpu"
+            )
         reject(
             f"--device {name}: there are {present} of them, and rank {world.rank} needs one of its "
             "own: start fewer ranks on this node, or give --device cpu (of a GPU in slices, MIG, "

@@ -34,9 +34,13 @@ def check_captures(job: Job, training: Training, device: str) -> None:
     """
     model, workload = job.workload.model, job.workload
     if driver_of(torch.device(device)) is None:
-        reject(f"{FLAG}: {device} has no graphs: give --device cuda, or leave {FLAG} out")
+        reject(
+            f"--cuda-graphs: {device} has no graphs: give --device cuda, or leave --cuda-graphs out"
+        )
     if training.steps_on_host:
-        reject(f"{FLAG}: the host waits for gradients: leave --step-on-cpu out, or {FLAG}")
+        reject(
+            "--cuda-graphs: the host waits for gradients: leave out --step-on-cpu or --cuda-graphs"
+        )
     obstacles = {
         "workload.model.experts": (model.experts, "the host reads how many rows each expert gets"),
         "workload.model.dropout": (
@@ -51,7 +55,7 @@ def check_captures(job: Job, training: Training, device: str) -> None:
     }
     for field, (is_there, why) in obstacles.items():
         if is_there:
-            reject(f"{field}: {why}, so no iteration can be captured: leave {FLAG} out")
+            reject(f"{field}: {why}, so no iteration can be captured: leave --cuda-graphs out")
 
 
 def own_compute(device: torch.device, *, captures: bool) -> AbstractContextManager[object]:

@@ -28,22 +28,30 @@ def check_kernel(
     if kernel == "flash":
         return
     if attention != "flash":
-        problem = "the plan computes attention product by product"
-        remedy = "give workload.attention: flash, or leave the option out"
-    elif device == "cpu":
-        problem, remedy = "it runs on GPUs alone", "give --device cuda, or leave the option out"
-    elif precision == "fp32":
-        problem = "it has no 32-bit arithmetic"
-        remedy = "give workload.precision: bf16, or leave the option out"
-    elif kernel == "flash-attn" and not _is_installed("flash_attn"):
-        problem = "the package is not installed"
-        remedy = "pip install --no-build-isolation '.[flash]', or leave the option out"
-    elif kernel == "cudnn" and torch.are_deterministic_algorithms_enabled():
-        problem = "its gradient may differ from run to run"
-        remedy = "leave out the option, or --deterministic"
-    else:
-        return
-    reject(f"{OPTION} {kernel}: {problem}: {remedy}")
+        reject(
+            f"--attention-kernel {kernel}: the plan computes attention product by product: give "
+            "workload.attention: flash, or leave the option out"
+        )
+    if device == "cpu":
+        reject(
+            f"--attention-kernel {kernel}: it runs on GPUs alone: give --device cuda, or leave the "
+            "option out"
+        )
+    if precision == "fp32":
+        reject(
+            f"--attention-kernel {kernel}: it has no 32-bit arithmetic: give workload.precision: "
+            "bf16, or leave the option out"
+        )
+    if kernel == "flash-attn" and not _is_installed("flash_attn"):
+        reject(
+            "--attention-kernel flash-attn: the package is not installed: pip install "
+            "--no-build-isolation '.[flash]', or leave the option out"
+        )
+    if kernel == "cudnn" and torch.are_deterministic_algorithms_enabled():
+        reject(
+            "--attention-kernel cudnn: its gradient may differ from run to run: leave out the "
+            "option, or --deterministic"
+        )
 
 
 def settled_kernel() -> AttentionKernel:

@@ -53,7 +53,10 @@ def _made(kind: str, given: Mapping[str, Any]) -> Any:
 
 def _unbuilt(kind: str, error: Exception) -> InputError:
     reason = str(error).strip().partition("\n")[0]
-    return InputError(f"{kind}: transformers raised {type(error).__name__}: {reason}")
+    return InputError(
+        f"model_type {kind}: transformers refuses the configuration ({type(error).__name__}: "
+        f"{reason}): correct the config.json"
+    )
 
 
 # Makes functions that build Hugging Face models from a ``config.json``; nothing is downloaded.

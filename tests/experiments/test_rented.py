@@ -76,9 +76,9 @@ def test_a_question_that_nothing_answers_says_so(
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"date": None}, r"prices.yaml.date: missing: give the day that the prices are of"),
+        ({"date": None}, r"prices.yaml.date: missing: give the day of the prices"),
         ({"date": "last week"}, r"date: 'last week' is not a day: give the day"),
-        ({"source": None}, r"source: missing: give where they are from"),
+        ({"source": None}, r"source: missing: give where the prices are from"),
         ({"gpus": []}, r"gpus: is empty: give a list of kinds"),
         ({"gpus": {"a100-80gb": 1.9}}, r"gpus: .*a100-80gb.* cannot be read: give a list of kinds"),
         ({"gpus": ["a100-80gb"]}, r"gpus: .*a100-80gb.* cannot be read: give a list of kinds"),

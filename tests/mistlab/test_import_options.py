@@ -221,7 +221,7 @@ def test_a_stage_without_blocks_is_refused_in_words() -> None:
 
 def test_what_is_missing_may_stand_in_an_unknown_word() -> None:
     with pytest.raises(
-        InputError, match=r"--num-layers: is missing, unless .*\$GPT_ARGS is set no"
+        InputError, match=r"--num-layers: is missing, or is in .*\$GPT_ARGS is set no"
     ):
         imported("$GPT_ARGS", shape="--hidden-size 64 --num-attention-heads 4", run="--bf16")
 

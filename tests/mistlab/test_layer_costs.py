@@ -196,5 +196,7 @@ def test_a_softmax_that_is_not_fused_takes_more() -> None:
 def test_rates_name_what_is_wrong() -> None:
     with pytest.raises(FieldError, match="memory would take no time: give tflops"):
         Rate(operators="memory")
-    with pytest.raises(FieldError, match="rates: are of matmul: give each of matmul, batched"):
+    with pytest.raises(
+        FieldError, match="rates: are of matmul: give a rate of each of matmul, batched"
+    ):
         Compute(rates=RATES[:1], launch_us=0.0)

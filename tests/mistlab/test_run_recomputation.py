@@ -39,7 +39,7 @@ def test_words_say_which_blocks_are_recomputed(
 
 
 def test_other_words_are_refused() -> None:
-    with pytest.raises(InputError, match="'now and then' cannot be said: give none, full"):
+    with pytest.raises(InputError, match="'now and then' is unknown: give none, full"):
         job_of(run(recompute="now and then"))
 
 

@@ -90,9 +90,15 @@ def test_a_table_without_needed_columns_says_so_in_each_row(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("1e11", "gpus: 100,000,000,000 is too large: give at most 1,000,000,000, or nothing"),
-        ("0.4", "gpus: 0.4 is not a whole number: give one such as 1, or nothing"),
-        ("64GB", "gpus: '64GB' is not a number above 0: give a number without a unit, or nothing"),
+        (
+            "1e11",
+            "gpus: 100,000,000,000 is too large: give at most 1,000,000,000, or leave it empty",
+        ),
+        ("0.4", "gpus: 0.4 is not a whole number: give one such as 1, or leave it empty"),
+        (
+            "64GB",
+            "gpus: '64GB' is not a number above 0: give a number without a unit, or leave it empty",
+        ),
     ],
 )
 def test_a_number_that_cannot_be_is_named_with_a_remedy(text: str, problem: str) -> None:

@@ -187,7 +187,7 @@ def test_too_few_blocks_or_micro_batches_are_refused() -> None:
     assert "blocks for 1 chunks" in order_problem("zb-v", 3, 6, most_chunks((2, 2, 1), turns=True))
     assert not order_problem("zb-v", 3, 2, 2)
     assert "there are 5 micro-batches for 6 parts" in order_problem("dualpipe-v", 3, 5, 2)
-    with pytest.raises(InputError, match="give as many at least, or zb-v"):
+    with pytest.raises(InputError, match="micro-batches, or order zb-v"):
         named_order("dualpipe-v", 3, 5)
 
 

@@ -495,7 +495,10 @@ def _default_ffn(options: Options, hidden: int) -> int:
 def _needed(options: Options, name: str) -> int:
     number = options.whole(name)
     if number is None and options.strays:
-        reject(f"{name}: is missing, unless an unknown word holds it: {options.strays[0].unknown}")
+        reject(
+            f"{name}: is missing, or is in a word of the line whose value is unknown: "
+            f"{options.strays[0].unknown}"
+        )
     if number is None:
         reject(f"{name}: is missing: give it, or the model by --model")
     return number

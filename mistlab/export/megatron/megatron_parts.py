@@ -158,20 +158,18 @@ PLAIN_PROGRAM, HYBRID_PROGRAM = "pretrain_gpt.py", "pretrain_mamba.py"
 def check_hybrid(model: ModelSpec) -> None:
     """Refuse a model with kinds of blocks, or gates, that no option of Megatron-LM builds."""
     others = sorted(set(model.pattern) - _KINDS_OF_BLOCKS)
-    if others:
-        _refuse("pattern", f"{model.pattern!r} has blocks of kind {' '.join(others)}")
-    if model.state_space is not None and model.state_space.delta_rule:
-        _refuse("state_space.delta_rule", "true")
-    if model.attention_gate:
-        _refuse("attention_gate", "true")
-
-
-def _refuse(field: str, what: str) -> None:
-    refuse(
-        f"workload.model.{field}",
-        f"{what}, which the launch line cannot express, so that the model would differ: give --to "
-        "deepspeed or accelerate, where the training script defines the model",
-    )
+    inexpressible = {
+        "pattern": others and f"{model.pattern!r} has blocks of kind {' '.join(others)}",
+        "state_space.delta_rule": model.state_space and model.state_space.delta_rule and "true",
+        "attention_gate": model.attention_gate and "true",
+    }
+    for name, value in inexpressible.items():
+        if value:
+            refuse(
+                f"workload.model.{name}",
+                f"{value}, which the launch line cannot express, so that the model would differ: "
+                "give --to deepspeed or accelerate, where the training script defines the model",
+            )
 
 
 def program_of(model: ModelSpec) -> str:
