@@ -29,17 +29,17 @@ LENGTHS, SHUFFLED = 2, 3
 
 
 class EndlessDocuments(Protocol):
-    """Documents without end, by number."""
+    """The interface of an endless series of documents, each of which has a number."""
 
     @property
     def mean(self) -> float:
-        """The mean document length."""
+        """The mean length of documents in tokens."""
 
     def lengths(self, first: int, count: int) -> NDArray[np.int64]:
         """The lengths of documents from a number on."""
 
     def tokens(self, number: int, length: int) -> NDArray[np.int64]:
-        """The first tokens of a document."""
+        """The first ``length`` tokens of the document with this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class DrawnDocuments:
 
     @property
     def mean(self) -> float:
-        """The mean document length."""
+        """The mean length of random documents in tokens."""
         return self.drawn.mean
 
     def lengths(self, first: int, count: int) -> NDArray[np.int64]:
@@ -62,7 +62,7 @@ class DrawnDocuments:
         return self.drawn.at(np.array(shares))
 
     def tokens(self, number: int, length: int) -> NDArray[np.int64]:
-        """The first tokens of a document."""
+        """The first tokens of a random document."""
         return self.sequences(number)[:length]
 
 
@@ -96,7 +96,7 @@ class EndedDocuments:
 
     @property
     def mean(self) -> float:
-        """The mean document length."""
+        """The mean length of the file's documents in tokens."""
         return float(np.minimum(np.diff(self.begins), self.file.length).mean())
 
     def lengths(self, first: int, count: int) -> NDArray[np.int64]:
@@ -105,7 +105,7 @@ class EndedDocuments:
         return np.minimum(np.diff(self.begins)[places], self.file.length)
 
     def tokens(self, number: int, length: int) -> NDArray[np.int64]:
-        """The first tokens of a document."""
+        """The first tokens of a document of the file."""
         return self.file.part(int(self.begins[self._place(number)]), length)
 
     def _place(self, number: int) -> int:
@@ -116,8 +116,8 @@ class EndedDocuments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documented:
-    """That a run trains on documents: of ``lengths``, or those of its data that each end with the
-    token ``end``; longer ones than a sequence are refused, or with ``cuts`` cut.
+    """The options of a run that trains on documents: of ``lengths``, or of its data, where each
+    ends with the token ``end``; documents longer than a sequence are refused, or with ``cuts`` cut.
     """
 
     filling: Filling
@@ -126,7 +126,7 @@ class Documented:
     cuts: bool = False
 
     def source(self, sequences: Sequences, length: int) -> EndlessDocuments:
-        """The documents, from a run's data."""
+        """The documents that a run trains on, made from the run's data."""
         if self.lengths is not None:
             return DrawnDocuments(
                 drawn=self.lengths.within(length, cuts=self.cuts), sequences=sequences
@@ -166,12 +166,14 @@ class PackedSequences:
         return self._rows
 
     def weight(self, step: int) -> float:
-        """All places of a step over those at which a token is predicted."""
+        """The number of positions in a step, divided by the number of positions at which a token is
+        predicted.
+        """
         predicted = sum(int((row[:, 1] - 1).sum()) for row in self.rows(step))
         return self.count * self.length / max(1, predicted)
 
     def sequence(self, row: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Tokens and targets (length) of a sequence."""
+        """The tokens of a sequence, and the target token at each of its positions."""
         tokens = np.zeros(self.length, np.int64)
         targets = np.full(self.length, NOT_HIDDEN)
         begin = 0

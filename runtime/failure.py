@@ -31,7 +31,7 @@ def _let_go(device: torch.device, streams: Streams | None) -> None:
     if streams is not None:
         streams.close()
     driver = driver_of(device)
-    # A failed device refuses each of these calls, and runs nothing any more.
+    # After a failure of the device, each of these calls is refused too, and no more work runs.
     if driver is not None:
         with suppress(RuntimeError):
             driver.choose(device)

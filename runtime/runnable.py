@@ -16,7 +16,7 @@ from mistlab.stages.stage_shape import StageShape, replicas_of, shares_table
 
 # The ways to run a block of a user's own code that the runtime supports.
 TREATED_OWN = frozenset({PLAIN, "recomputed"})
-# The optimizers that the runtime supports.
+# The optimizers that the runtime can train with.
 TRAINED_OPTIMIZERS = ("adamw", "adamw-bf16")
 REMEDY_OWN = "and names no factory: trace package.module:factory, without --blocks"
 

@@ -289,7 +289,7 @@ class Session:
             whole.unlink()
 
     def memory(self) -> list[RankMemory]:
-        """The memory peaks of all ranks."""
+        """The memory peaks of all ranks in this run."""
         return gathered(self._own_memory())
 
     def tasks(self) -> list[MeasuredTask]:
@@ -361,7 +361,7 @@ class Session:
         return {"stage": position.stage, "replica": data}
 
     def _own_memory(self) -> RankMemory:
-        """The memory peaks of this rank."""
+        """The memory peaks of this rank in this run."""
         executor = self._executor
         driver = driver_of(self.device)
         if driver is not None:

@@ -122,11 +122,11 @@ class FirstWeights:
         self._seed, self._tied = seed, workload.model.tied_embeddings
 
     def __getitem__(self, name: str) -> Tensor:
-        """The whole initial tensor with this name."""
+        """The whole initial weight tensor with this name."""
         return initial_tensor(name, self.shapes[name], self._seed, tied=self._tied)
 
     def all(self) -> dict[str, Tensor]:
-        """All initial tensors, by name."""
+        """All initial weight tensors, by name."""
         return {name: self[name] for name in self.shapes}
 
 

@@ -69,7 +69,7 @@ class DeepSpeedRun:
         )
 
     def close(self) -> None:
-        """Disconnect from the other ranks."""
+        """Disconnect from the other ranks of the DeepSpeed run."""
         torch.distributed.destroy_process_group()
 
     def _config(self) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class FsdpRun:
         )
 
     def close(self) -> None:
-        """Disconnect from the other ranks."""
+        """Disconnect from the other ranks of the FSDP2 run."""
         torch.distributed.destroy_process_group()
 
     def _exchange_after(self, *, is_last: bool) -> None:

@@ -111,7 +111,7 @@ class MegatronRun:
         )
 
     def close(self) -> None:
-        """Disconnect from the other ranks."""
+        """Disconnect from the other ranks of the Megatron-LM run."""
         parallel_state.destroy_model_parallel()
         torch.distributed.destroy_process_group()
 
@@ -246,6 +246,6 @@ class MegatronRun:
         """
         total = torch.stack(losses).mean() if losses else torch.zeros((), device=self._device)
         last = self._job.plan.stages[-1]
-        # All ranks of the last stage add the mean of their replica.
+        # Each rank of the last stage contributes the mean loss of its replica to the sum.
         torch.distributed.all_reduce(total)
         return float(total) / (last.data_parallel * last.tensor_parallel)

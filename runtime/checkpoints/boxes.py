@@ -182,7 +182,7 @@ class Saver(SavePlanner):
         """Ignore the state dict, since the slices are already known."""
 
     def create_local_plan(self) -> SavePlan:
-        """List the slices that this rank writes."""
+        """List the slices of tensors that this rank writes to a checkpoint."""
         return SavePlan(
             [
                 WriteItem(
@@ -199,7 +199,7 @@ class Saver(SavePlanner):
         )
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Combine the lists of all ranks."""
+        """Combine the lists of slices that all ranks write."""
         return create_default_global_save_plan(all_plans)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
@@ -230,7 +230,7 @@ class Loader(LoadPlanner):
     def set_up_planner(
         self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Keep the checkpoint's list of tensors."""
+        """Keep the checkpoint's list of tensors, for reading it."""
         assert metadata is not None
         self._metadata = metadata
 
@@ -239,7 +239,7 @@ class Loader(LoadPlanner):
         return LoadPlan([item for box in self._boxes.values() for item in self._items(box)])
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Combine the lists of all ranks."""
+        """Combine the lists of slices that all ranks read."""
         return create_default_global_load_plan(global_plan)
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
@@ -360,7 +360,7 @@ class Writer(FileSystemWriter):
         super().__init__(path, single_file_per_rank=True, thread_count=1, per_thread_copy_ahead=0)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write the slices of this rank."""
+        """Write this rank's slices of tensors to the checkpoint."""
         try:
             return super().write_data(plan, planner)
         except RuntimeError as error:
@@ -399,7 +399,7 @@ class Reader(FileSystemReader):
         return cast("Metadata", metadata)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the slices of this rank."""
+        """Read this rank's slices of tensors from the checkpoint."""
         loader = cast("Loader", planner)
         try:
             return super().read_data(plan, loader)

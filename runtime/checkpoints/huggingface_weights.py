@@ -150,7 +150,7 @@ class TensorSource:
 
     @classmethod
     def of(cls, *tensors: str) -> Self:
-        """A source whose tensors' rows are concatenated."""
+        """The source of a parameter whose tensors' rows are concatenated, in this order."""
         return cls(tensors=tensors)
 
     def made(self, folder: TensorFolder) -> Tensor:

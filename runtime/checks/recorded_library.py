@@ -112,7 +112,7 @@ class RecordedLibrary:
     def new_group(
         self, ranks: Any, timeout: Any = None, *, pg_options: Any = None, group_desc: Any = None
     ) -> RecordedGroup:
-        """A new group of some ranks."""
+        """Record and return a new communication group of the given ranks."""
         group = RecordedGroup(name=group_desc, ranks=tuple(ranks), seen_by=self._world.seen_by)
         self.made.append((group, timeout, pg_options))
         return group
@@ -126,11 +126,11 @@ class RecordedLibrary:
         return LinkOptions()
 
     def get_process_group_ranks(self, group: RecordedGroup) -> list[int]:
-        """The global ranks of a group."""
+        """The global ranks of a communication group."""
         return list(group.ranks)
 
     def get_backend(self, group: RecordedGroup) -> str:
-        """The name of the backend, nccl."""
+        """The name of the communication backend that is recorded, nccl."""
         return "nccl"
 
     def all_reduce(
@@ -140,7 +140,7 @@ class RecordedLibrary:
         group: Any = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Reduce over the group, in place."""
+        """Record an all-reduce, and do its work in place on this rank's tensor."""
         operation = "max" if op == distributed.ReduceOp.MAX else "sum"
         return self._run(
             group, lambda of: self._others.all_reduce(of, tensor, operation), async_op=async_op
@@ -149,7 +149,7 @@ class RecordedLibrary:
     def all_gather_single(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False
     ) -> Work | None:
-        """Gather the tensors of all ranks, concatenated."""
+        """Record an all-gather of the ranks' tensors into one concatenated tensor."""
         return self._run(
             group,
             lambda of: self._others.all_gather(of, output_tensor, input_tensor),

@@ -57,7 +57,7 @@ class SmallPlan:
 def small(workload: Workload, plan: Plan) -> SmallPlan:
     """The small plan with the structure of a job's plan."""
     chunks = placement_of_plan(plan).chunks
-    # An order from a file lists all micro-batches, so their number stays.
+    # An order file lists all micro-batches, so the plan keeps their number.
     batches = plan.micro_batches
     if not is_order_path(plan.order):
         batches = _few_batches(plan)

@@ -84,7 +84,7 @@ class Alone:
     rank = 0
 
     def all_reduce(self, tensor: Tensor, operation: str = "sum") -> None:
-        """Does nothing, since there is one rank."""
+        """All-reduce in a group of one rank: does nothing."""
 
     def all_gather(self, whole: Tensor, part: Tensor) -> None:
         """Copy ``part`` into ``whole``, unless it already is that part of ``whole``."""
@@ -101,7 +101,7 @@ class Alone:
     def all_to_all(
         self, received: Tensor, sent: Tensor, from_each: Sequence[int], to_each: Sequence[int]
     ) -> None:
-        """Copy the sent rows to the received ones."""
+        """All-to-all in a group of one rank: copy the sent rows to the received ones."""
         del from_each, to_each
         received.copy_(sent)
 
@@ -131,15 +131,15 @@ class Then:
         self._follow = follow
 
     def is_ready(self) -> bool:
-        """Whether the collective has ended."""
+        """Whether the running collective has ended."""
         return self._pending.is_ready()
 
     def wait_a_moment(self) -> None:
-        """Wait a moment for the collective."""
+        """Wait a moment for the running collective."""
         self._pending.wait_a_moment()
 
     def finish(self) -> None:
-        """Finish the collective, then call the function."""
+        """Wait for the end of the collective, then call the function that depends on it."""
         self._pending.finish()
         self._follow()
 
@@ -161,7 +161,7 @@ class Together:
         self._pending = pending
 
     def is_ready(self) -> bool:
-        """Whether all of the collectives have ended."""
+        """Whether all of the joined collectives have ended."""
         return all(one.is_ready() for one in self._pending)
 
     def wait_a_moment(self) -> None:
@@ -169,7 +169,7 @@ class Together:
         next((one for one in self._pending if not one.is_ready()), self._pending[0]).wait_a_moment()
 
     def finish(self) -> None:
-        """Finish all of the collectives, in order."""
+        """Wait for the end of all joined collectives, in their order."""
         for pending in self._pending:
             pending.finish()
 
@@ -181,7 +181,7 @@ def together(started: Iterable[Pending | None]) -> Pending | None:
 
 
 class InTurn:
-    """Collectives that are started one after the other, and handled as one."""
+    """Collectives that are started one after another, and waited for as if they were one."""
 
     def __init__(self, steps: Iterator[Pending | None]) -> None:
         self._steps = steps
@@ -202,7 +202,7 @@ class InTurn:
         return True
 
     def wait_a_moment(self) -> None:
-        """Wait a moment for the current collective."""
+        """Wait a moment for that collective of the sequence which is running."""
         if self._current is not None:
             self._current.wait_a_moment()
 
@@ -216,7 +216,9 @@ class InTurn:
 
 
 def in_turn(steps: Iterator[Pending | None]) -> Pending | None:
-    """Collectives that run one after the other, handled as one; None if streams order the work."""
+    """The given collectives as one that runs them one after another; None if streams order the
+    work.
+    """
     turns = InTurn(steps)
     return None if turns.is_done else turns
 

@@ -10,13 +10,13 @@ from typing import Any, Protocol, final
 
 from torch import Tensor, distributed
 
-# The maximum number of multiprocessors for messages between stages: an early receive is a kernel
-# that spins while others compute. NCCL's own choice for a group may be 32.
+# The maximum number of multiprocessors that messages between stages occupy: a receive that is
+# posted early is a kernel that spins while others compute, and NCCL by itself may take 32.
 LINK_CTAS = 4
 
 
 class Work(Protocol):
-    """A call of ``torch.distributed`` that runs asynchronously."""
+    """The interface of a running asynchronous call of ``torch.distributed``."""
 
     def wait(self) -> Any:
         """With NCCL, make the current stream wait for the end of the call; with gloo, block until
@@ -33,7 +33,7 @@ class Library(Protocol):
         """A group of some processes; all processes must call this."""
 
     def world(self) -> Any:
-        """The group of all processes."""
+        """The communication group of all processes of the run."""
 
     def link_options(self) -> Any:
         """The options of a group of neighbouring stages; None if the backend has none."""
@@ -42,7 +42,7 @@ class Library(Protocol):
         """The ranks of a group among all processes."""
 
     def get_backend(self, group: Any) -> str:
-        """The name of a group's backend."""
+        """The name of the backend of a communication group, such as nccl."""
 
     def all_reduce(
         self, tensor: Tensor, op: Any = ..., group: Any = None, async_op: bool = False

@@ -156,7 +156,7 @@ def device_of(name: str, world: World) -> torch.device:
 
 
 def join(world: World, device: torch.device, timeout_s: float) -> None:
-    """Connect this process to the others; raises an error after the timeout.
+    """Connect this process to the others of the run; raises an error after the timeout.
 
     The process group is bound to the device. NCCL then makes the communicator of all processes
     here, and a group's communicator when the group is made, with all processes taking part. So each
@@ -177,7 +177,7 @@ def join(world: World, device: torch.device, timeout_s: float) -> None:
 
 
 def leave(world: World) -> None:
-    """Disconnect this process from the other processes."""
+    """Disconnect this process from the others of the run."""
     if world.size > 1:
         distributed.destroy_process_group()
 
@@ -255,7 +255,7 @@ class ProcessGroup:
         self._is_ordered = library.get_backend(group) == "nccl"
 
     def all_reduce(self, tensor: Tensor, operation: str = "sum") -> Pending | None:
-        """Reduce over the group, in place."""
+        """All-reduce a tensor over the processes of the group, in place."""
         reduction = REDUCTIONS[operation]
         with heard_from(self._ranks):
             work = self._library.all_reduce(tensor, reduction, self._group, not self._is_ordered)
@@ -341,7 +341,7 @@ class _PendingWorks:
         self._waiter.start()
 
     def is_ready(self) -> bool:
-        """Whether all collectives have ended."""
+        """Whether all running collectives of gloo have ended."""
         return not self._waiter.is_alive()
 
     def wait_a_moment(self) -> None:
@@ -379,7 +379,7 @@ T = TypeVar("T")
 
 
 def is_distributed() -> bool:
-    """Whether this process is connected to others."""
+    """Whether this process is connected to other processes."""
     return bool(distributed.is_initialized())
 
 

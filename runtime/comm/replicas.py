@@ -80,8 +80,8 @@ def connected_replicas(
     replica, inner = replicas.place(rank)
 
     def make_each(name: str, ranks: Sequence[int]) -> Group | None:
-        """Make a group in each replica and return this rank's; all ranks of the run make all groups
-        in the same order.
+        """Make the same group of ranks in each replica, and return the group of this rank's
+        replica; all ranks make all groups in the same order.
         """
         called = "replica" if name == "world" else name
         groups = [

@@ -24,7 +24,7 @@ from runtime.devices.cuda import generator_of
 CPU = torch.device("cpu")
 # The runtime keeps one replica of sharded states, so it makes no groups of state replicas.
 GROUPS_HERE = [name for name in GROUPS if name != "state replicas"]
-# Groups that all-gather weights, which is needed from ZeRO-1 on.
+# Groups of ranks that all-gather weights; they are needed from ZeRO-1 on.
 _GATHERING = ("gather", "gather experts")
 
 
@@ -60,7 +60,7 @@ class Topology:
     experts: bool = False
 
     def place(self, rank: int) -> RankPosition:
-        """The position of a rank."""
+        """The position (stage, and index in each parallel degree) of a global rank in the plan."""
         for stage, stage_plan in enumerate(self.plan.stages):
             if rank < stage_plan.num_gpus:
                 return RankPosition(stage=stage, **position_of(rank, stage_plan.degree))
@@ -68,7 +68,7 @@ class Topology:
         raise AssertionError
 
     def rank(self, stage: int, data: int, tensor: int, context: int = 0) -> int:
-        """The global rank at a position."""
+        """The global rank at a position (stage, and index in each parallel degree) of the plan."""
         before = sum(one.num_gpus for one in self.plan.stages[:stage])
         stage_plan = self.plan.stages[stage]
         position = {"data": data, "context": context, "tensor": tensor}
@@ -80,7 +80,7 @@ class Topology:
         return (micro_batch * stage_plan.data_parallel + position.data) * stage_plan.micro_batch
 
     def ranks(self, stage: int) -> list[int]:
-        """The global ranks of a stage."""
+        """The global ranks of a pipeline stage."""
         first = self.rank(stage, 0, 0)
         return list(range(first, first + self.plan.stages[stage].num_gpus))
 
@@ -142,7 +142,7 @@ class Topology:
             low = max(begin, data * other.micro_batch)
             high = min(begin + stage_plan.micro_batch, (data + 1) * other.micro_batch)
             for tensor in range(other.tensor_parallel):
-                # Each receiver needs a single sender, since all ranks of a tensor-parallel group
+                # Each receiver needs only one sender, since all ranks of a tensor-parallel group
                 # hold the same activations.
                 if receives:
                     matches = tensor == position.tensor % other.tensor_parallel
@@ -257,7 +257,9 @@ class Connections:
 
     @property
     def place(self) -> RankPosition:
-        """The rank's position in the plan."""
+        """The position of this rank in the plan: its stage, and its index in each parallel
+        degree.
+        """
         return self.topology.place(self.rank)
 
     @property

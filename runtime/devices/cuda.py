@@ -133,7 +133,7 @@ class CudaDriver:
         torch.cuda.set_device(device)
 
     def name(self, device: torch.device) -> str:
-        """NVIDIA's name of a GPU."""
+        """The name of a GPU, as NVIDIA's driver gives it."""
         return torch.cuda.get_device_name(device)
 
     def has_bf16(self, device: torch.device) -> bool:

@@ -18,14 +18,14 @@ from torch import Tensor
 
 
 class Graph(Protocol):
-    """A captured graph of a device's work."""
+    """The interface of a captured graph of a device's work (a CUDA graph)."""
 
     def replay(self) -> None:
         """Run the captured work again on the current stream."""
 
 
 class Stream(Protocol):
-    """A queue of work on a device."""
+    """The interface of a stream: a queue of work on a device."""
 
     def wait_event(self, event: Any) -> None:
         """Make work queued from now on wait for the event."""
@@ -242,7 +242,7 @@ class _Keeper:
             block.give_back()
 
     def end(self) -> None:
-        """Unpin and free all blocks."""
+        """Unpin and free all blocks of host memory."""
         with self._lock:
             self._drop([*self._blocks])
 

@@ -94,7 +94,7 @@ def _shape_of(workload: Workload, plan: Plan, stage: int, training: Training) ->
         steps_on_host=training.steps_on_host,
         routers=routers_of(workload.model),
     )
-    # Two tied tables that are frozen stay equal without an exchange.
+    # Two tied embedding tables that are both frozen stay equal without an exchange.
     return shape if workload.train == "all" else replace(shape, ties=False)
 
 

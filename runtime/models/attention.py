@@ -57,13 +57,13 @@ class OutputGate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor) -> Tensor:
-        """The gated output."""
+        """The output of attention times the sigmoid of its gates."""
         ctx.save_for_backward(x, gate)
         return output_gate(x, gate)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Gradients of results and gates."""
+        """The gradients of attention's output and of its gates."""
         return output_gate_backward(gradient, *ctx.saved_tensors)
 
 
@@ -264,7 +264,7 @@ class PartedAttention(Attention):
             self.sinks = nn.Parameter(torch.empty(self.heads, dtype=config.dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend, like ``Attention``."""
+        """The output of attention with optional parts, for hidden states of this rank's tokens."""
         qkv, shape = self._projected(x)
         batch, sequence, _, channels = shape
         if self.query_norm is None:

@@ -78,7 +78,7 @@ class ExpertRanks:
 
     @property
     def is_one(self) -> bool:
-        """Whether one rank has all experts."""
+        """Whether a single rank holds all experts of a block."""
         return isinstance(self.parallel, int) and self.parallel == 1
 
 

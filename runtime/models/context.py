@@ -76,7 +76,7 @@ def attended_backward(
 def joined(
     mixed: Tensor, sums: Tensor, further: Tensor, further_sums: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Combine attention of the same queries on two disjoint sets of keys."""
+    """Combine the outputs of attention of the same queries on two disjoint sets of keys."""
     total = torch.logaddexp(sums, further_sums)
     return mixed * _share(sums, total) + further * _share(further_sums, total), total
 
@@ -251,7 +251,7 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, ranks: ContextRanks) -> Tensor:
-        """The attention output of this rank's queries."""
+        """The output of ring attention for this rank's queries."""
         sofar = _SoFar()
         held: Sequence[Tensor] = [key.contiguous(), value.contiguous()]
         for step in range(ranks.size):
@@ -376,7 +376,7 @@ class GatheredAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, ranks: ContextRanks) -> Tensor:
-        """The attention output of this rank's queries."""
+        """The output of attention on gathered keys, for this rank's queries."""
         keys, values = _gathered(ranks, key, value)
         mixed, sums = zip(
             *(

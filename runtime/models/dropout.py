@@ -42,7 +42,7 @@ def key_of(*numbers: int) -> Key:
 
 
 def mixed(x: Number) -> Number:
-    """An elementwise hash of 32-bit integers."""
+    """A hash of a 32-bit integer, or of each one in a tensor."""
     for shift, mixer in zip((16, 15), MIXERS, strict=True):
         x = (x ^ (x >> shift)) * mixer & BITS_32
     return x ^ (x >> 16)
@@ -176,7 +176,7 @@ class LayerDraws:
     layer: int
 
     def of_tokens(self, mask: int) -> MaskRows:
-        """The mask rows of the layer's tokens."""
+        """The row numbers of the dropout mask for the layer's tokens."""
         return self.draws.rows_of(self.layer, mask)
 
     def of_shares(self, heads: range, all_heads: int) -> MaskRows:
@@ -214,7 +214,7 @@ class MixedByDropped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """The gradients of probabilities and values."""
+        """The gradients of attention probabilities and of values."""
         shares, value = ctx.saved_tensors
         of_value = torch.bmm(dropped_shares(shares, ctx.rows, ctx.share).mT, gradients[0])
         of_shares = torch.bmm(gradients[0], value.mT)
@@ -252,7 +252,7 @@ class Dropout(nn.Module):
 
     @property
     def drops(self) -> bool:
-        """Whether any values are dropped."""
+        """Whether dropout is active: training, with a rate above zero."""
         return self.training and self.probability != 0.0
 
     @property
@@ -268,7 +268,7 @@ class Dropout(nn.Module):
         return Drop(rows=self.draws.of_tokens(mask), share=self.probability)
 
     def forward(self, x: Tensor, mask: int = FIRST_HALF) -> Tensor:
-        """Apply dropout while training."""
+        """Apply dropout to a tensor while the model trains."""
         if not self.drops:
             return x
         if self.draws is None:

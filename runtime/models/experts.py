@@ -119,7 +119,9 @@ class Permute(torch.autograd.Function):
     def forward(
         ctx: Any, tokens: Tensor, weights: Tensor, chosen: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The copies, their weights and their indices."""
+        """The copies of tokens in the order of their experts, the weights of the copies, and their
+        indices.
+        """
         rows, of_rows, order = permute(tokens, weights, chosen)
         ctx.mark_non_differentiable(order)
         ctx.save_for_backward(order, weights)
@@ -176,7 +178,7 @@ class Unpermute(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, order: Tensor, tokens: int) -> Tensor:
-        """The sum of each token's copies."""
+        """The sum of the experts' outputs over the copies of each token."""
         ctx.save_for_backward(order)
         return unpermute(rows, order, tokens)
 
@@ -196,7 +198,9 @@ class PermuteKept(torch.autograd.Function):
     def forward(
         ctx: Any, tokens: Tensor, weights: Tensor, chosen: Tensor, rows: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The copies, their weights and their indices."""
+        """The copies of tokens in the order of their experts with dropped copies last, the weights
+        of the copies, and their indices.
+        """
         order = chosen.flatten().argsort(stable=True)[:rows].clone()
         ctx.mark_non_differentiable(order)
         ctx.save_for_backward(order)

@@ -189,6 +189,6 @@ class Recomputed(nn.Module):
         self.block = block
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output."""
+        """The block's output, whose activations the backward pass recomputes."""
         output: Tensor = checkpoint(self.block, x, use_reentrant=False)
         return output

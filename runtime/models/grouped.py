@@ -65,13 +65,13 @@ class GroupedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-        """The results (R, outputs)."""
+        """The results (R, outputs) of the grouped GEMM."""
         ctx.save_for_backward(rows, weight, counts)
         return grouped_product(rows, weight, counts)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        """The gradients of rows and matrices."""
+        """The gradients of the grouped GEMM's rows and matrices."""
         rows, weight, counts = ctx.saved_tensors
         of_rows = grouped_product_of_rows(gradient, weight, counts)
         return of_rows, grouped_product_of_weight(gradient, rows, counts), None
@@ -100,7 +100,7 @@ class AddByGroup(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, bias: Tensor, counts: Tensor) -> Tensor:
-        """The rows with their group's bias added."""
+        """The rows with the bias of their group added, in place."""
         ctx.mark_dirty(rows)
         ctx.save_for_backward(counts)
         add_by_group(rows, bias, counts)
@@ -144,7 +144,7 @@ class WeightedSwiglu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gate_and_up: Tensor, weights: Tensor) -> Tensor:
-        """The gated rows, times their weights."""
+        """SwiGLU of each row, times the row's weight."""
         ctx.save_for_backward(gate_and_up, weights)
         return weighted_swiglu(gate_and_up, weights)
 
@@ -154,7 +154,8 @@ class WeightedSwiglu(torch.autograd.Function):
         return weighted_swiglu_backward(gradient, *ctx.saved_tensors)
 
 
-# gpt-oss's gate: clamped halves, with a steeper sigmoid; one is added to the other half.
+# The gate of gpt-oss: gates and values are clamped, the sigmoid is steeper, and one is added to the
+# values.
 
 
 STEEPNESS = 1.702
@@ -199,7 +200,7 @@ class LimitedSwiglu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gate_and_up: Tensor, weights: Tensor, limit: float) -> Tensor:
-        """The gated rows, times their weights."""
+        """SwiGLU with clamped gates and values of each row, times the row's weight."""
         ctx.save_for_backward(gate_and_up, weights)
         ctx.limit = limit
         return limited_swiglu(gate_and_up, weights, limit)

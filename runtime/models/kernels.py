@@ -41,7 +41,7 @@ def causal_softmax(scores: Tensor, sequence: int) -> Tensor:
 
 
 def swiglu(gate_and_up: Tensor) -> Tensor:
-    """``runtime.models.operators.swiglu`` as one kernel."""
+    """SwiGLU as a single Triton kernel, like ``runtime.models.operators.swiglu``."""
     gate_and_up = gate_and_up.contiguous()
     *rows, both = gate_and_up.shape
     result = gate_and_up.new_empty((*rows, both // 2))
@@ -50,7 +50,9 @@ def swiglu(gate_and_up: Tensor) -> Tensor:
 
 
 def swiglu_backward(gradient: Tensor, gate_and_up: Tensor) -> Tensor:
-    """``runtime.models.operators.swiglu_backward`` as one kernel."""
+    """The backward pass of SwiGLU as a single Triton kernel, like
+    ``runtime.models.operators.swiglu_backward``.
+    """
     gradient, gate_and_up = gradient.contiguous(), gate_and_up.contiguous()
     result = torch.empty_like(gate_and_up)
     _swiglu_backward[_parts(gradient)](result, gradient, gate_and_up, gradient.shape[-1], PART)

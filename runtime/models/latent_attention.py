@@ -77,7 +77,7 @@ class KeysAndValues(torch.autograd.Function):
     def forward(
         ctx: Any, made: Tensor, shared: Tensor, cosine: Tensor, sine: Tensor, values: int
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values."""
+        """The keys and values of all heads, from up-projected latent vectors."""
         ctx.save_for_backward(cosine, sine)
         return keys_and_values(made, shared, cosine, sine, values)
 
@@ -207,7 +207,7 @@ class Down(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The result (B, S, outputs)."""
+        """The result (B, S, outputs) of a GEMM whose weight every rank holds whole."""
         return self.multiply(x, self.weight, self.bias)
 
 

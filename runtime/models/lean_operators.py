@@ -195,14 +195,16 @@ class LeanLayerNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, gain: Tensor, bias: Tensor, epsilon: float, channels: int
     ) -> Tensor:
-        """The output of LayerNorm."""
+        """The output of LayerNorm, which the backward pass reconstructs the input's normalised
+        values from.
+        """
         y, reciprocal, kept = norm_and_kept(x, gain, bias, epsilon, channels)
         ctx.save_for_backward(y, reciprocal, kept, gain, bias)
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """The gradients of input, gain and bias."""
+        """The gradients of LayerNorm's input, gain and bias."""
         return *lean_layer_norm_backward(gradients[0], *ctx.saved_tensors), None, None
 
 
@@ -230,7 +232,7 @@ class LeanCore(torch.autograd.Function):
     def forward(
         ctx: Any, scores: Tensor, value: Tensor, kept: Tensor | None, share: float
     ) -> Tensor:
-        """The output of attention."""
+        """The output of unfused attention, from its scores and values."""
         shares = torch.softmax(scores, dim=-1)
         ctx.share = share
         ctx.save_for_backward(shares, value, kept)
@@ -238,7 +240,7 @@ class LeanCore(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """The gradients of scores and values."""
+        """The gradients of attention scores and values."""
         shares, value, kept = ctx.saved_tensors
         of_value = LeanCore._dropped(shares, kept, ctx.share).transpose(-1, -2) @ gradients[0]
         of_shares = LeanCore._dropped(gradients[0] @ value.transpose(-1, -2), kept, ctx.share)

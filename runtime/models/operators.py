@@ -159,7 +159,7 @@ class SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        """The gradients of gate and up."""
+        """The gradients of SwiGLU's gate and up projection."""
         return swiglu_backward(gradient, *ctx.saved_tensors)
 
 
@@ -207,7 +207,7 @@ class Rotary(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, None, None, None, None]:
-        """Rotate the gradient of these heads back."""
+        """Rotate the gradient of the rotary heads back by the same angles."""
         cosine, sine = ctx.saved_tensors
         turned = gradient.clone()
         rotate_(turned.view(ctx.shape)[:, :, : ctx.rotated], cosine, -sine)
@@ -239,7 +239,9 @@ class RotaryByPosition(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, None, None, None, None, None]:
-        """Rotate the gradient of these heads back."""
+        """Rotate the gradient of the rotary heads back, each token by the angles of its
+        position.
+        """
         cosine, sine = ctx.saved_tensors
         places = ctx.positions.flatten()
         turned = gradient.clone(memory_format=torch.contiguous_format)
@@ -309,7 +311,7 @@ class CausalSoftmax(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, None, None]:
-        """The gradient of the scores."""
+        """The gradient of attention scores, from that of their causal softmax."""
         (shares,) = ctx.saved_tensors
         return causal_softmax_backward(gradient, shares), None, None
 
@@ -402,7 +404,7 @@ class LayerNorm(nn.Module):
         self.normalise: Callable[[Tensor, LayerNorm], Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise over the last dimension."""
+        """Normalise to zero mean and unit variance over the last dimension (LayerNorm)."""
         if self.normalise is not None:
             return self.normalise(x, self)
         return nn.functional.layer_norm(x, (self.width,), self.weight, self.bias, self.epsilon)
@@ -417,7 +419,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise over the last dimension."""
+        """Normalise to unit root mean square over the last dimension (RMSNorm)."""
         normal: Tensor = RMSNormed.apply(x, self.weight, self.epsilon)[0]
         return normal
 

@@ -168,7 +168,7 @@ class ColumnLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(rows, dtype=dtype)) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """This rank's columns of the result."""
+        """This rank's columns of a linear layer's result."""
         made = self._product(x)
         return made if self.adapter is None else self.adapter(x, made)
 
@@ -247,7 +247,9 @@ class VocabularyEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(rows, hidden, dtype=dtype))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Each token's vector."""
+        """The embedding vector of each token, summed over ranks that hold different rows of the
+        table.
+        """
         return vectors_of(tokens, self.weight, self.ranks, nn.functional.embedding)
 
 
@@ -262,7 +264,7 @@ class SmallMatrix(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The result (T, outputs) of the GEMM."""
+        """The result (T, outputs) of a GEMM with a small matrix that every rank holds whole."""
         return product(x, self.weight, self.bias)
 
 

@@ -151,13 +151,13 @@ class Carried(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, there: Callable[..., Any], back: Callable[..., Any], *x: Tensor) -> Any:
-        """The tensors after the linear map."""
+        """The result of a linear map (such as a gather over ranks) of tensors."""
         ctx.back = back
         return there(*x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        """The gradients of the original tensors."""
+        """The gradients of a linear map's operands, by the transposed map."""
         given = ctx.back(*gradients)
         return None, None, *((given,) if isinstance(given, Tensor) else given)
 
@@ -187,7 +187,7 @@ class TensorParallel(Protocol):
 
     @property
     def rank(self) -> int:
-        """The number of this rank among them."""
+        """The index of this rank among the tensor-parallel ranks."""
 
     @property
     def splits_tokens(self) -> bool:
@@ -220,7 +220,7 @@ class OneRank:
     splits_tokens = False
 
     def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
-        """Does nothing, since there is one rank."""
+        """All-reduce in a model that is not split: does nothing, since there is one rank."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """The tensor itself, since there is one rank."""
@@ -245,11 +245,11 @@ class CountedRanks:
         self.splits_tokens = splits_tokens
 
     def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
-        """Record an all-reduce."""
+        """Record an all-reduce of the traced model."""
         _all_reduce_(tensor, operation)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Record an all-gather."""
+        """Record an all-gather of the traced model."""
         gathered: Tensor = _all_gather(tensor, self.size)
         return gathered
 
@@ -260,7 +260,7 @@ class CountedRanks:
         return gathered
 
     def scatter_tokens(self, tensor: Tensor, *, of_input: bool = False) -> Tensor:
-        """Record a reduce-scatter of sequences."""
+        """Record a reduce-scatter of sequences of the traced model."""
         scatter = _scatter_gradient if of_input else _scatter_tokens
         scattered: Tensor = scatter(tensor, self.size)
         return scattered

@@ -181,7 +181,7 @@ class AddedPart(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, part: Tensor, bias: Tensor | None, drop: Drop | None
     ) -> Tensor:
-        """The sum."""
+        """The residual ``x`` plus a branch with its bias and dropout."""
         ctx.drop = drop
         return add_part(x, part, bias, *_drawn(drop, part))
 
@@ -209,7 +209,7 @@ class NormOfSum(torch.autograd.Function):
         shift: Tensor | None,
         epsilon: float,
     ) -> tuple[Tensor, Tensor]:
-        """The sum and its norm."""
+        """The residual plus a branch with its bias and dropout, and the norm of this sum."""
         ctx.drop = drop
         drawn = _drawn(drop, part)
         whole, normal, mean, reciprocal = add_part_and_norm(
@@ -236,7 +236,7 @@ class NormBeside(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, shift: Tensor | None, epsilon: float
     ) -> tuple[Tensor, Tensor]:
-        """The residual and its norm."""
+        """The residual unchanged, and its norm."""
         normal, mean, reciprocal = _norm(x, weight, shift, epsilon)
         ctx.set_materialize_grads(False)
         _keep(ctx, x, mean, reciprocal, weight, shift)
@@ -301,7 +301,7 @@ def added(x: Tensor, part: Tensor, bias: Tensor | None, drop: Drop | None) -> Te
 def added_and_normed(
     x: Tensor, part: Tensor, bias: Tensor | None, drop: Drop | None, norm: nn.Module
 ) -> tuple[Tensor, Tensor]:
-    """The result of ``added``, and its norm."""
+    """The residual plus a branch, and the norm of this sum."""
     made: tuple[Tensor, Tensor] = _add_and_norm(x, part, bias, drop, *_vectors(norm))
     return made
 

@@ -241,7 +241,7 @@ class SquaredRelu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor | None) -> Tensor:
-        """The squares."""
+        """The squared ReLU of each value, times its row's weight if there are weights."""
         ctx.save_for_backward(x, weights)
         return squared_relu(x, weights)
 

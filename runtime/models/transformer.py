@@ -126,13 +126,13 @@ class PositionRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, places: Tensor) -> Tensor:
-        """Rows (B, S, hidden) of the table."""
+        """The rows (B, S, hidden) of the table of learned positions for each token."""
         ctx.places, ctx.rows = places, len(table)
         return table[places]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        """Gradient of the table."""
+        """The gradient of the table of learned positions."""
         of_table = gradient.new_zeros(ctx.rows, gradient.shape[-1])
         return of_table.index_add_(0, ctx.places.flatten(), gradient.flatten(0, 1)), None
 
@@ -144,13 +144,13 @@ class RealLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, losses: Tensor, targets: Tensor) -> Tensor:
-        """The losses."""
+        """The loss of each token, 0 where no token is predicted."""
         ctx.targets = targets
         return losses * (targets.flatten() != NOT_HIDDEN)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        """Gradient of the losses."""
+        """The gradient of the logits, from that of each token's loss."""
         return gradient * (ctx.targets.flatten() != NOT_HIDDEN), None
 
 
@@ -243,7 +243,7 @@ class Block(nn.Module):
         """The residual plus the output of the network, or of the experts, on its norm."""
         post = self.mlp_post_norm
         if self.mlp is not None:
-            # No variable references the network's output.
+            # The network's output is passed on directly: a variable would keep it in memory.
             biases = (self.mlp.down.bias,)
             return self._added(
                 x,
@@ -396,14 +396,14 @@ class RunAgain(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[..., Tensor], *others: Tensor) -> Tensor:
-        """The function's output."""
+        """The output of the function that the backward pass runs again."""
         ctx.save_for_backward(x)
         ctx.function, ctx.others = function, others
         return function(x, *others)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """Gradient of ``x``."""
+        """The gradient of the saved input ``x``, after the function has run again."""
         x = ctx.saved_tensors[0].detach().requires_grad_()
         with torch.enable_grad():
             made = ctx.function(x, *ctx.others)

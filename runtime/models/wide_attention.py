@@ -88,7 +88,7 @@ class WideAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, window: int
     ) -> Tensor:
-        """The output (B, S, H, C)."""
+        """The output (B, S, H, C) of fused attention with values of width C."""
         mixed, total = attention(query, key, value, sinks, window)
         ctx.save_for_backward(query, key, value, sinks, mixed, total)
         ctx.window = window
@@ -197,7 +197,7 @@ class DocumentAttention(torch.autograd.Function):
         window: int,
         documents: Documents,
     ) -> Tensor:
-        """The output (B, S, H, D)."""
+        """The output (B, S, H, D) of causal attention within documents."""
         ctx.documents, ctx.window, ctx.random = documents, window, ()
         ctx.is_plain = sinks is None and not window
         flat = [one.flatten(0, 1) for one in (query, key, value)]
@@ -217,7 +217,7 @@ class DocumentAttention(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None, None]:
-        """Gradients of all operands."""
+        """The gradients of queries, keys and values of attention within documents."""
         *operands, sinks, mixed, total = ctx.saved_tensors
         flat = [one.flatten(0, 1) for one in (gradient, *operands)]
         made = DocumentAttention._gradients(ctx, flat, mixed, total)
@@ -265,7 +265,7 @@ def within_documents(
 
 
 def _spans(documents: Documents) -> list[slice]:
-    """The tokens of each document."""
+    """For each document of a micro-batch, the range of its tokens."""
     return [slice(*ends) for ends in pairwise(accumulate(documents.lengths, initial=0))]
 
 

@@ -48,7 +48,7 @@ class Timing:
 
     @classmethod
     def of(cls, samples_s: Sequence[float]) -> "Timing":
-        """The median and the spread of samples."""
+        """The median of repeated measurements, and their spread."""
         middle = median(samples_s)
         spread = 0.0
         if len(samples_s) > 1:
@@ -134,7 +134,7 @@ class EventClock:
         return [start.elapsed_time(end) / 1e3 for start, end in pairs]
 
     def wait(self) -> None:
-        """Wait until the GPU is idle."""
+        """Wait until the GPU has no more work."""
         self._driver.synchronize(self.device)
 
 

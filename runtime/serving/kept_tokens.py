@@ -49,7 +49,7 @@ class BlockPool:
             table.append(self.free.pop(0))
 
     def release(self, request: int) -> None:
-        """Free all blocks of a request."""
+        """Free all key-value blocks of a request."""
         self.free += self.tables.pop(request)
 
 
@@ -75,19 +75,19 @@ class CopyLane:
         self._copies: list[Future[None]] = []
 
     def submit(self, copy: Callable[[], None]) -> "Future[None]":
-        """Start a copy, after those that were submitted earlier have ended."""
+        """Start a copy between device and host, after those that were submitted earlier."""
         started = self._thread.submit(copy)
         self._copies.append(started)
         return started
 
     def wait(self) -> None:
-        """Wait until all copies have ended."""
+        """Wait until all copies between device and host have ended."""
         for copy in self._copies:
             copy.result()
         self._copies.clear()
 
     def close(self) -> None:
-        """End the thread of copies."""
+        """End the thread that copies between device and host."""
         self._thread.shutdown(cancel_futures=True)
 
 

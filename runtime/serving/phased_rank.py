@@ -236,10 +236,10 @@ class PhasedRank:
         del requests
         return 10**9
 
-    # The actions of the schedule.
+    # Executes the actions that the serving schedule lists: passes, copies and changes of layout.
 
     def run(self) -> ServedRun:
-        """Execute all actions of the schedule."""
+        """Execute all actions of the serving schedule, in order."""
         try:
             with torch.no_grad():
                 for action in self.schedule.actions():
@@ -448,7 +448,7 @@ class PhasedRank:
             self.stage.pool.release(self.leaving.popleft()[0])
         self.new.sort()
         chosen = [self.made[one][place] if chose else 0 for one, place, chose in self.new]
-        # One more number, so that ranks exchange something even without tokens.
+        # One more number is sent, so that ranks exchange a message even without new tokens.
         tokens = torch.tensor([*chosen, 0])
         finished(self.world.all_reduce(tokens))
         for (request, index, _), token in zip(self.new, tokens.tolist(), strict=False):

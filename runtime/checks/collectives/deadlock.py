@@ -77,7 +77,7 @@ class _Moments:
     followers: list[list[int]] = field(default_factory=list)
 
     def new(self, *before: int | None) -> int:
-        """A new moment, which comes after others."""
+        """A new moment (node of the graph of events), which comes after the given moments."""
         self.counts.append(0)
         self.followers.append([])
         moment = len(self.counts) - 1
@@ -86,7 +86,7 @@ class _Moments:
         return moment
 
     def order(self, earlier: int | None, later: int) -> None:
-        """Require that a moment comes after another."""
+        """Require that a moment of the graph of events comes after another."""
         if earlier is not None:
             self.counts[later] += 1
             self.followers[earlier].append(later)

@@ -63,7 +63,7 @@ def collective_findings(
 def few_batches(plan: Plan) -> Plan:
     """The plan with fewer micro-batches, but enough to contain every kind of task and wait."""
     if is_order_path(plan.order):
-        # An order from a file lists all micro-batches, so their number stays.
+        # An order file lists all micro-batches, so the plan keeps their number.
         return plan
     groups = GROUPS_PLAYED if plan.order in REPEATING else 2
     most = groups * plan.num_stages + MOST_STEADY

@@ -50,7 +50,7 @@ class NotedCalls:
         return calls
 
     def all_reduce(self, group: RecordedGroup, tensor: Tensor, operation: str) -> None:
-        """Record an all-reduce."""
+        """Record an all-reduce of a stand-in group, which changes no tensor."""
         self._note(group, "all_reduce", f"{tensor.numel()} ({operation})")
 
     def all_gather(self, group: RecordedGroup, whole: Tensor, part: Tensor) -> None:
@@ -59,7 +59,7 @@ class NotedCalls:
         self._note(group, "all_gather", f"{whole.numel()} of {part.numel()}")
 
     def reduce_scatter(self, group: RecordedGroup, result: Tensor, whole: Tensor) -> None:
-        """Record a reduce-scatter."""
+        """Record a reduce-scatter of a stand-in group."""
         self._note(group, "reduce_scatter", f"{whole.numel()}")
 
     def all_to_all(
@@ -71,7 +71,7 @@ class NotedCalls:
         self._note(group, "all_to_all", "rows")
 
     def exchange(self, group: RecordedGroup, sends: Messages, receives: Messages) -> None:
-        """Record point-to-point messages."""
+        """Record a batch of point-to-point messages."""
         route = self.route and f"{self.route}, {self._exchanges(group) + 1}"
         call = Call(group=group.name, kind="exchange", what="messages", route=route)
         for noted, messages in ((self.sends, sends), (self.receives, receives)):

@@ -91,7 +91,7 @@ class FakeGraph:
     """A captured CUDA graph without work."""
 
     def replay(self) -> None:
-        """Replaying a graph without work does nothing."""
+        """Does nothing: a stand-in for a captured CUDA graph has no work to replay."""
 
 
 class AtOnce(Executor):
@@ -126,7 +126,9 @@ class FakeDriver:
         self._pinned: dict[int, Tensor] = {}
 
     def tick(self) -> int:
-        """The next millisecond of the driver's clock."""
+        """The time in milliseconds on the stand-in driver's clock, which advances by one at each
+        call.
+        """
         self._ticks += 1
         return self._ticks
 
@@ -135,7 +137,7 @@ class FakeDriver:
         return storage_of(tensor) in self._pinned
 
     def count(self) -> int:
-        """An invented number of devices."""
+        """The number of stand-in devices, which is invented."""
         return DEVICES
 
     def choose(self, device: torch.device) -> None:
@@ -146,7 +148,7 @@ class FakeDriver:
         return "a device that is not there"
 
     def has_bf16(self, device: torch.device) -> bool:
-        """Stand-in devices always support bfloat16."""
+        """True: stand-in devices always support bfloat16."""
         return True
 
     def current_stream(self, device: torch.device) -> FakeStream:
@@ -184,7 +186,7 @@ class FakeDriver:
         return FakeEvent(self)
 
     def synchronize(self, device: torch.device) -> None:
-        """Record that the host waits."""
+        """Record that the host waits for the stand-in device."""
         self.watch.note("wait", "synchronize")
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
@@ -231,5 +233,5 @@ class FakeDriver:
         """Does nothing: a stand-in device measures no peaks."""
 
     def peaks(self, device: torch.device) -> DevicePeaks:
-        """Invented peaks, the same for every run."""
+        """Invented memory peaks, the same for every run."""
         return DevicePeaks(allocated_bytes=PEAK_BYTES, reserved_bytes=PEAK_BYTES, retries=0)

@@ -121,7 +121,7 @@ class Trace:
 
     @property
     def task(self) -> str:
-        """The name of the task being issued."""
+        """The name of the task whose work the host is issuing."""
         return self.issuing()
 
     def called(self, access: Access) -> str:
@@ -451,7 +451,7 @@ class ClockedDriver:
         trace.follow(actor, event.stretch, wait)
 
     def count(self) -> int:
-        """The number of devices: one."""
+        """The number of devices: always one, the CPU."""
         return 1
 
     def choose(self, device: torch.device) -> None:
@@ -466,7 +466,7 @@ class ClockedDriver:
         return True
 
     def current_stream(self, device: torch.device) -> ClockedStream:
-        """The stream that operators run on now."""
+        """The stream on which operators run now, in the trace of a rank's work."""
         return self.current
 
     def stream(self, device: torch.device, *, urgent: bool = False) -> ClockedStream:
@@ -488,7 +488,7 @@ class ClockedDriver:
         yield NoGraph()
 
     def event(self) -> ClockedEvent:
-        """A new event for the trace."""
+        """A new event, whose record and waits the trace orders."""
         return ClockedEvent(self)
 
     def synchronize(self, device: torch.device) -> None:
@@ -513,7 +513,7 @@ class ClockedDriver:
         """Does nothing: a trace has no times."""
 
     def threads(self, name: str) -> Executor:
-        """The executor of the host's lane."""
+        """The executor of the thread beside the issuing thread of the host."""
         return _HostThread(self)
 
     def host_zeros(self, size_bytes: int) -> Tensor:

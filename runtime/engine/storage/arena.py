@@ -58,7 +58,7 @@ class Arena:
         self._used = 0
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Take the next tensor of the allocation."""
+        """Take the next tensor from the preallocated memory."""
         size = numel * dtype.itemsize
         part = self._memory[self._used : self._used + size]
         self._used += _rounded_up(size)
@@ -66,14 +66,14 @@ class Arena:
         return part.view(dtype)
 
     def release(self) -> None:
-        """Return pinned memory, after its last use."""
+        """Return the pinned host memory, after its last use."""
         _LENT.discard(self)
         if self._lent is not None:
             self._lent.give_back()
             self._lent = None
 
 
-# The allocations of this process in pinned host memory.
+# The allocations of pinned host memory that this process has not yet returned.
 _LENT: WeakSet[Arena] = WeakSet()
 
 

@@ -61,7 +61,7 @@ class Layout:
 
     @property
     def own(self) -> slice:
-        """This rank's part of the flat vector."""
+        """The part of the flat vector of parameters that this rank holds."""
         return slice(self.part * self.part_numel, (self.part + 1) * self.part_numel)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:

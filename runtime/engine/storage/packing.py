@@ -48,13 +48,13 @@ class Packing:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the packed matrix."""
+        """The bytes of a quantised matrix, with its scales."""
         values = self.blocks * BLOCK
         small = values // 2 + self.blocks if self.base == "4bit" else values
         return _SCALE_BYTES * self._groups + small
 
     def pack(self, matrix: Tensor) -> Tensor:
-        """The packed bytes of a matrix."""
+        """Quantise a matrix and pack it into bytes."""
         blocks = self._blocks(matrix.float())
         largest = blocks.abs().amax(1)
         shared = self._padded(largest).amax(1)
@@ -72,7 +72,7 @@ class Packing:
         return torch.cat([_bytes(shared), steps.to(torch.uint8), pairs[:, 0] * 16 + pairs[:, 1]])
 
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
-        """The dequantised matrix of packed bytes."""
+        """Dequantise a matrix from its packed bytes."""
         at = _SCALE_BYTES * self._groups
         shared = packed[:at].view(torch.float32)
         if self.base == "8bit":

@@ -189,8 +189,8 @@ class Saved:
         return left
 
     def come_back(self, numbers: Sequence[int], new: Sequence[Tensor]) -> None:
-        """Replace offloaded storages by new ones, into which the bytes may still be being
-        copied.
+        """Give offloaded tensors new storages on the device, into which their bytes may still be
+        being copied.
         """
         tensors, layout = self._tensors, self.arranged()
         for number, flat in zip(numbers, new, strict=True):
@@ -231,7 +231,7 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def _all_of(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The whole storage of a tensor, flat."""
+    """The whole storage that a tensor is a view of, as a flat tensor."""
     storage = tensor.untyped_storage()
     numel = storage.nbytes() // dtype.itemsize
     if tensor.dtype == dtype:

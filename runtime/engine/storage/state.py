@@ -44,14 +44,14 @@ class Staging:
         return sum(slot.nbytes for slots in self._slots.values() for slot in slots)
 
     def open(self) -> None:
-        """Allocate the staging buffers."""
+        """Allocate the staging buffers for offloaded states."""
         for entry in self._entries:
             self._slots[entry] = tuple(
                 torch.empty(self._numel, dtype=kind, device=self._device) for kind in self._kinds
             )
 
     def close(self, streams: Streams) -> None:
-        """Free the staging buffers."""
+        """Free the staging buffers for offloaded states."""
         for slots in self._slots.values():
             for slot in slots:
                 streams.spoil(slot)
@@ -88,7 +88,7 @@ class Split:
 
     @property
     def kept(self) -> int:
-        """The number of elements on the device."""
+        """The number of elements of the vector that are kept on the device."""
         return self.resident.numel()
 
     def load(self, whole: Tensor) -> None:
@@ -178,7 +178,7 @@ class Section:
         return self.layers[layer].weights.resident
 
     def own_weights(self, layer: int, entry: int) -> Tensor:
-        """This rank's part of the whole weights."""
+        """This rank's part of a layer's whole weights."""
         whole, shape = self.whole_weights(layer, entry), self.shape
         return whole[self.layers[layer].layout.own] if shape.zero >= 3 else whole
 
@@ -314,7 +314,7 @@ def _parts(
     device: Room,
     host: Room,
 ) -> tuple[list[Layers], Rings]:
-    """All vectors: those of each section's layers, then frozen weights, then ring buffers."""
+    """All vectors of a rank's state: each section's layers, frozen weights, then ring buffers."""
     sections: list[Layers] = []
     ends: dict[int, Begin] = {}
     for section in layouts:
@@ -440,7 +440,7 @@ def _ring(sizes: list[int], dtype: torch.dtype, device: Room) -> tuple[Tensor, .
 # vectors.
 
 
-# The embedding's name for the table that the head may borrow.
+# The name that the embedding gives to its table, which the head uses too if they are tied.
 OWN_TABLE = "tokens.weight"
 
 
@@ -509,7 +509,7 @@ class ParameterPlaces:
         of_layer = self._layers[layer]
         flat = of_layer.gradients[entry]
         if flat is not of_layer.gradients_now:
-            # Frozen weights come last, and have no gradients.
+            # Views of frozen weights come last in the list, and have no gradients.
             for parameter, view, is_vector in zip(
                 of_layer.parameters, flat.views, of_layer.is_vector, strict=False
             ):

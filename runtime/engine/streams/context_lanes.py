@@ -42,7 +42,7 @@ class StreamedContext:
         self._streams.beside(lambda: self._group.exchange(sends, receives), work)
 
     def gather(self, flat: Tensor) -> Tensor:
-        """All-gather flat tensors, one row per rank."""
+        """All-gather flat tensors of the context-parallel ranks, as one row per rank."""
         whole = flat.new_empty(self.size * flat.numel())
         self._streams.settle(self._group.all_gather(whole, flat))
         return whole.view(self.size, -1)

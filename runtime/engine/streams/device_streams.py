@@ -107,11 +107,11 @@ class CudaStreams:
         self._anchor()
 
     def stream(self, lane: Lane) -> Stream:
-        """The CUDA stream of a lane."""
+        """The CUDA stream on which work of a lane (such as computation or collectives) runs."""
         return self._streams[lane]
 
     def submit(self, lane: Lane, work: LaneWork, waits: Sequence[Event]) -> Event:
-        """Issue work on a lane's CUDA stream."""
+        """Issue a function's work on the CUDA stream of a lane."""
         if self._serialises and self._last is not None:
             waits = (*waits, self._last)
         if lane == "host":
@@ -177,7 +177,7 @@ class CudaStreams:
             yield graph
             for lane in lanes:
                 compute.wait_event(self._recorded(lane))
-        # Captured work has not run: it has no times.
+        # Work that is captured in a graph does not run now, so it has no times.
         self._log.clear()
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
@@ -316,12 +316,12 @@ class SimulatedStreams:
         self.settle(pending)
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
-        """The values of a tensor."""
+        """The values of a tensor, after the work that writes it."""
         del usual
         return [int(one) for one in tensor.tolist()]
 
     def synchronize(self) -> None:
-        """Run all queued work."""
+        """Run all work that is queued on simulated streams."""
         for queue in self._queues.values():
             while queue:
                 self._run_up_to(queue[-1])
@@ -388,7 +388,7 @@ class SimulatedStreams:
             if item.started_s is None:
                 for before in item.waits:
                     self._run_up_to(before)
-            # While another collective was waited for, this lane may have advanced.
+            # This lane may have advanced while another collective was waited for.
             if item.is_done:
                 continue
             if item.started_s is None:

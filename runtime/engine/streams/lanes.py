@@ -156,5 +156,6 @@ class StreamedRanks:
     def _catch_up(self) -> None:
         products, self._put_off = self._put_off, []
         while products:
-            # A GEMM's tensors are freed as soon as it has run.
+            # Run deferred GEMMs one at a time, so that each one's tensors are freed as soon as it
+            # has run.
             products.pop(0)()

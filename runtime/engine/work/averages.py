@@ -15,8 +15,8 @@ from runtime.engine.work.scaling import Scaling
 from runtime.engine.work.turn_server import TurnServer
 from runtime.engine.work.weight_averages import WeightAverages
 
-# The averages of a rank: those of gradients, one for each section of parameters, and that of
-# weights.
+# A rank's averages over data-parallel ranks: those of gradients, one for each section of
+# parameters, and that of weights.
 Averages = tuple[Sequence[GradientAverages | TurnServer], WeightAverages | None]
 
 

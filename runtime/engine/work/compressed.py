@@ -32,7 +32,7 @@ def message_of(how: Compressor, vector: Tensor, draw: torch.Generator) -> Tensor
 
 
 def vector_of(how: Compressor, message: Tensor, size: int) -> Tensor:
-    """Decode a message to a flat vector."""
+    """Decode a compressed message into a flat vector of gradients."""
     if how.kind == "top_k":
         values, places = message.view(2, -1).unbind()
         vector = torch.zeros(size, device=message.device)
@@ -65,7 +65,7 @@ def first_factor(how: Compressor, vector: Tensor, draw: torch.Generator) -> Tens
 
 
 def orthogonal(columns: Tensor) -> Tensor:
-    """Orthonormal columns with the span of the given ones."""
+    """Orthonormal columns that span the same space as the given columns."""
     return torch.linalg.qr(columns).Q
 
 
@@ -82,7 +82,7 @@ def packed(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpacked(message: Tensor, bits: int, size: int) -> Tensor:
-    """Unpack integers from bytes."""
+    """Unpack integers of a few bits from bytes."""
     places, weights = (torch.arange(n, device=message.device) for n in (8, bits))
     parts = []
     for part in message.split(CODES_AT_ONCE * bits // 8):

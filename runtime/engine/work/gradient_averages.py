@@ -63,8 +63,8 @@ class Remembered:
         return cls(own=of_rank, mean=of_mean, before=before)
 
     def settle(self, overflow: Tensor) -> None:
-        """Restore the errors from before the last step if it was skipped, and make the current ones
-        final.
+        """After a skipped step, restore the compression errors from before it; otherwise make the
+        current errors final.
         """
         if self.before is None:
             return
@@ -80,7 +80,7 @@ class Remembered:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the compression errors."""
+        """The bytes that a rank's compression errors take."""
         nbytes = sum(vector.nbytes for _, vector in self.named())
         return nbytes if self.before is None else 2 * nbytes
 
@@ -150,7 +150,9 @@ class GradientAverages:
     def _sent(
         self, layer: int, wanted: Tensor, kept: Remembered
     ) -> Exchange[tuple[Tensor, Tensor]]:
-        """This rank's vector as the others decode it, and the mean as all ranks receive it."""
+        """This rank's vector as the other ranks decode it from its message, and the mean that all
+        ranks receive.
+        """
         if self.how.kind == "server":
             return (yield from self._by_servers(layer, wanted, kept))
         if self.how.trimmed:
@@ -191,8 +193,8 @@ class GradientAverages:
         return drawing(self.device, self.step * self._rounds + turn, layer, rank)
 
     def _gathered(self, layer: int, vector: Tensor, turn: int) -> Exchange[tuple[Tensor, Tensor]]:
-        """This rank's vector as the others decode it, and the mean of all decoded vectors, which
-        every rank gathers.
+        """This rank's vector as the other ranks decode it from its message, and the mean of all
+        decoded vectors, where every rank gathers all messages.
         """
         how, group = self.how.compressor, self.group
         if how.kind == "power":

@@ -262,8 +262,8 @@ class Passes:
         self.carried_bytes -= left_bytes
         self.held_bytes -= left_bytes
         self.leaving[entry] = storages
-        # Copies to the host run later, while ``leaving`` is cleared, so they get a tuple of their
-        # own.
+        # Copies to the host run later, while the list ``leaving`` is emptied, so they get a tuple
+        # of their own.
         copies, sources = [buffer.copy for buffer in buffers], tuple(storages)
 
         def work() -> None:

@@ -213,7 +213,7 @@ class Swaps:
         state, layer = self.state, op.layer
         whole = state.whole_weights(layer, op.entry)
         if not whole.numel():
-            # A layer without trained parameters has no such work.
+            # A layer without trained parameters has no optimizer work.
             return None
         part = own_part(whole, self.gatherers)
         is_elsewhere = state.shape.zero >= 3 and not state.shape.offload_of(layer).weights

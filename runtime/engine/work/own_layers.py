@@ -57,7 +57,7 @@ class BlockCall:
     returned: tuple[Any, ...] | None = None
 
     def hidden(self) -> Tensor:
-        """The hidden states among a call's arguments."""
+        """The hidden states among the arguments of a call of a block."""
         at = self.place
         states = self.arguments[at] if isinstance(at, int) else self.named[at]
         assert isinstance(states, Tensor)
@@ -84,7 +84,7 @@ class BlockCall:
         return x if self.returned is None else (x, *self.returned)
 
     def others(self) -> list[Any]:
-        """The block's arguments other than hidden states."""
+        """The arguments of a call of a block other than its hidden states."""
         of = [one for n, one in enumerate(self.arguments) if n != self.place]
         return [*of, *(one for name, one in self.named.items() if name != self.place)]
 
@@ -424,11 +424,11 @@ class _Delegating(nn.Module):
         yield from (one for one in given if isinstance(one, Tensor))
 
     def named_modules(self, *arguments: Any, **named: Any) -> Iterator[tuple[str, nn.Module]]:
-        """The submodules of the whole model."""
+        """The submodules of the whole user's model, by name."""
         yield from self.__dict__["whole"].named_modules(*arguments, **named)
 
     def get_submodule(self, target: str) -> nn.Module:
-        """A submodule of the whole model."""
+        """A submodule of the whole user's model, by its path."""
         submodule: nn.Module = self.__dict__["whole"].get_submodule(target)
         return submodule
 

@@ -46,7 +46,8 @@ def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
     elif total.is_cuda:
         torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, out=total)
     else:
-        # GEMMs on a CPU have no wider results.
+        # On a CPU a GEMM's result has the type of its operands, so they are converted to the wider
+        # type first.
         total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 

@@ -126,7 +126,9 @@ class RouterNotes:
         }
 
     def _name(self, block: int) -> str:
-        """The name of a block; multi-token prediction blocks are numbered after the others."""
+        """The name of a block in the router statistics; multi-token prediction blocks are numbered
+        after the model's other blocks.
+        """
         further = block - self._layers
         return f"blocks.{block}" if further < 0 else f"head.further.{further}.block"
 

@@ -29,7 +29,7 @@ class Scaling:
         self.overflow.copy_(~squares.isfinite())
         self.divisor.copy_(self.scale)
         if training.clip_norm is not None:
-            # The formula of torch.nn.utils.clip_grad_norm_.
+            # Clip gradients by the same formula as torch.nn.utils.clip_grad_norm_.
             self.divisor.div_((training.clip_norm / (self.norm + 1e-6)).clamp(max=1.0))
         if training.loss_scale is not None:
             torch._amp_update_scale_(

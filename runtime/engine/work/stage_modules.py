@@ -185,7 +185,7 @@ class LayerModule:
         }
 
     def is_frozen(self, name: str) -> bool:
-        """Whether a parameter is not trained."""
+        """Whether a parameter of the stage is frozen, that is, not trained."""
         return not self.module.get_parameter(name).requires_grad
 
     def kept_as(self, name: str, part: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ class TurnServer:
         self._kept = {layer: one.optimizer[0].resident.clone() for layer, one in layers.items()}
 
     def take_up(self) -> None:
-        """Restore this rank's weights from a checkpoint."""
+        """Restore this rank's master weights from those that a checkpoint recorded."""
         for layer, weights in self._kept.items():
             self.section.layers[layer].optimizer[0].resident.copy_(weights)
         self._kept = {}
