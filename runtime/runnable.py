@@ -4,20 +4,18 @@ from math import prod
 
 from mistlab.core.values import reject
 from mistlab.engines.adapters import BLOCK, BLOCKS_A_SCALE
-from mistlab.engines.engine import ENGINES
+from mistlab.engines.engine import ENGINES, SCALED_TOGETHER
 from mistlab.graph.treatments import PLAIN, TREATMENTS, treatments_of
 from mistlab.job.job import Job
 from mistlab.plan.dimensions import DIMENSIONS, ranks_of
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.context_ways import HEADS
-from mistlab.stages.plan_orders import passes_of_plan
+from mistlab.stages.plan_orders import ends_of_plan, passes_of_plan
 from mistlab.stages.stage_shape import StageShape, replicas_of, shares_table
 
 # The ways to run a block of a user's own code that the runtime supports.
 TREATED_OWN = frozenset({PLAIN, "recomputed"})
-# The optimizers that the runtime can train with.
-TRAINED_OPTIMIZERS = ("adamw", "adamw-bf16")
 REMEDY_OWN = "and names no factory: trace package.module:factory, without --blocks"
 
 
@@ -75,6 +73,7 @@ def check_runnable(job: Job) -> None:
         _check_own_model(job.plan, job.workload)
     _check_tokens(job.plan)
     check_model(job.workload)
+    _check_blocks_of_moments(job.plan, job.workload)
     _check_reduction(job.plan, job.workload)
     _check_context(job.plan, job.workload)
     _check_encoder(job.plan, job.workload)
@@ -135,6 +134,23 @@ def _check_varied(workload: Workload, device: str, kernel: str) -> None:
         reject(
             f"workload.model.head_dim: {channels} on {device}, whose kernel for documents takes "
             f"multiples of 8: give one, attention: math, or leave --lengths out"
+        )
+
+
+def _check_blocks_of_moments(plan: Plan, workload: Workload) -> None:
+    """Refuse 8-bit moments of a tied table whose copies on two stages would be quantised in
+    different blocks, so that they would drift apart.
+    """
+    model = workload.model
+    if workload.optimizer != "adamw-8bit" or workload.train != "all" or not model.head_has_table:
+        return
+    degrees = [plan.stages[end].tensor_parallel for end in ends_of_plan(plan)]
+    sizes = [model.padded_vocab(one) // one * model.hidden for one in degrees if one > 1]
+    if len({*degrees}) > 1 and any(size % SCALED_TOGETHER for size in sizes):
+        reject(
+            f"workload.optimizer: adamw-8bit: {degrees[0]} and {degrees[1]} tensor-parallel ranks "
+            f"cut the tied table within blocks of {SCALED_TOGETHER}, and differently: give first "
+            "and last stage the same tensor_parallel, or adamw-bf16"
         )
 
 
@@ -442,11 +458,6 @@ def check_model(workload: Workload) -> None:
         reject(
             f"workload.states: {workload.states} can be predicted but not trained yet: give mixed, "
             "or leave it out"
-        )
-    if workload.optimizer not in TRAINED_OPTIMIZERS:
-        reject(
-            f"workload.optimizer: {workload.optimizer} can be predicted but not trained yet: give "
-            "adamw-bf16, adamw, or leave it out"
         )
     if workload.precision in ("fp8", "fp4"):
         reject(

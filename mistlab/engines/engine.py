@@ -21,13 +21,13 @@ Sums = Literal["usual", "32bit", "16bit"]
 
 # The number of weights whose 8-bit moments have the same 32-bit scale (Dettmers et al. 2021, arXiv
 # 2110.02861).
-_SCALED_TOGETHER = 256
+SCALED_TOGETHER = 256
 # The bytes per parameter of AdamW's two moments together; master weights stay in 32 bits.
 MOMENTS_BYTES: Mapping[Optimizer, float] = {
     "adamw": 8.0,
     # Moments in bf16, as in DeepSeek V3's training (arXiv 2412.19437, section 3.3.3).
     "adamw-bf16": 4.0,
-    "adamw-8bit": 2.0 + 2 * 4 / _SCALED_TOGETHER,
+    "adamw-8bit": 2.0 + 2 * 4 / SCALED_TOGETHER,
 }
 
 

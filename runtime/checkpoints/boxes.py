@@ -3,7 +3,8 @@ that a rank holds.
 
 A box is a view of the flat vectors that a rank's optimizer steps, so a checkpoint needs no second
 copy of them. A box on the host is written from where it is. Boxes on a device pass one after
-another through one buffer on the host. A box is read straight into its place.
+another through one buffer on the host, as do moments of 16 and 8 bits, which are stored in 32. A
+box is read straight into its place; of moments of 8 bits, first the scales of all blocks are taken.
 
 ``Saver`` and ``Loader`` describe boxes to ``torch.distributed.checkpoint``. DTensor and
 ShardedTensor could not: they describe rectangles, and a range of a flat vector need not be one.
@@ -48,6 +49,7 @@ from torch.futures import Future
 
 from runtime.comm.group import refusal_in
 from runtime.engine.executor import Executor
+from runtime.engine.storage.moment_codes import CODES, CodedSlice, narrowed
 from runtime.engine.storage.pieces import Piece
 
 KINDS = ("master", "moment1", "moment2")
@@ -68,13 +70,15 @@ class UnreadableError(ValueError):
 class Box:
     """A rectangular slice of the tensor ``name``, with this rank's memory of it.
 
-    ``whole`` is the shape of the whole tensor; the box begins at ``offsets`` in it.
+    ``whole`` is the shape of the whole tensor; the box begins at ``offsets`` in it. Where values
+    are codes, ``coded`` has their scales too.
     """
 
     name: str
     whole: tuple[int, ...]
     offsets: tuple[int, ...]
     values: Tensor
+    coded: CodedSlice | None = None
 
     @property
     def index(self) -> MetadataIndex:
@@ -102,11 +106,13 @@ def boxes_of(executor: Executor, *, written: bool) -> Iterator[Box]:
                 continue
             for part in _cut(piece):
                 for number, kind in enumerate(KINDS):
+                    values, coded = parameters.values(layer, number, part)
                     yield Box(
                         name=f"{prefix}{kind}.{part.name}",
                         whole=module.whole_shape(part.name),
                         offsets=part.offsets,
-                        values=parameters.values(layer, number, part),
+                        values=values,
+                        coded=coded,
                     )
     position = executor.connections.place
     is_first = position.data == position.context == position.tensor == 0
@@ -114,6 +120,15 @@ def boxes_of(executor: Executor, *, written: bool) -> Iterator[Box]:
         if is_first or not written:
             whole = tuple(values.shape)
             yield Box(name=name, whole=whole, offsets=(0,), values=values)
+
+
+def scales_of(boxes: Sequence[Box]) -> list[Box]:
+    """The boxes whose values are codes, with scales of zero, which reading then widens."""
+    coded = [box for box in boxes if box.coded is not None]
+    for box in coded:
+        assert box.coded is not None
+        box.coded.scales.zero_()
+    return coded
 
 
 def boxes_of_averages(executor: Executor) -> Iterator[Box]:
@@ -153,14 +168,17 @@ def _cut(piece: Piece) -> Iterator[Piece]:
 
 def is_away(tensor: Tensor) -> bool:
     """Whether reading into a tensor needs a copy on the host: the tensor is on a device, or has 16
-    bits and is stored in 32.
+    or 8 bits and is stored in 32.
     """
-    return not tensor.is_cpu or tensor.dtype == torch.bfloat16
+    return not tensor.is_cpu or tensor.dtype in _SHORT
+
+
+# The data types that are stored in 32 bits: those of short moments.
+_SHORT = (torch.bfloat16, CODES)
 
 
 def _stored_type(tensor: Tensor) -> torch.dtype:
-    """The data type in which a tensor is stored; 16-bit moments are stored in 32 bits."""
-    return torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
+    return torch.float32 if tensor.dtype in _SHORT else tensor.dtype
 
 
 class Saver(SavePlanner):
@@ -208,9 +226,11 @@ class Saver(SavePlanner):
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
         """The values of a slice of a tensor, on the host."""
-        values = self._boxes[write_item.index].values
+        box = self._boxes[write_item.index]
+        values = box.values
         if is_away(values):
-            values = self._buffer[: values.numel()].view(values.shape).copy_(values)
+            room = self._buffer[: values.numel()].view(values.shape)
+            values = room.copy_(values if box.coded is None else box.coded.values())
         # Through NumPy the tensor's storage is only this slice; torch's writer would copy a larger
         # storage.
         return torch.from_numpy(values.numpy())
@@ -219,12 +239,20 @@ class Saver(SavePlanner):
 class Loader(LoadPlanner):
     """Tells torch.distributed.checkpoint which slices to read, and into which memory.
 
-    ``is_placing`` is true while a box is being filled.
+    ``is_placing`` is true while a box is being filled. With ``scales_only`` the boxes are codes, of
+    which only the scales are taken.
     """
 
-    def __init__(self, boxes: Sequence[Box], stored_name: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        boxes: Sequence[Box],
+        stored_name: Callable[[str], str],
+        *,
+        scales_only: bool = False,
+    ) -> None:
         self._boxes = {box.index: box for box in boxes}
         self._stored_name = stored_name
+        self._scales_only = scales_only
         self.is_placing = False
 
     def set_up_planner(
@@ -252,15 +280,18 @@ class Loader(LoadPlanner):
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
         """The memory into which the next part of a slice is read."""
-        target = self._boxes[read_item.dest_index].values
-        lengths = zip(read_item.dest_offsets, read_item.lengths, strict=True)
-        for axis, (begin, length) in enumerate(lengths):
-            target = target.narrow(axis, begin, length)
+        box = self._boxes[read_item.dest_index]
         self.is_placing = True
-        return target
+        if box.coded is not None:
+            return torch.empty(read_item.lengths)
+        return narrowed(box.values, read_item.dest_offsets, read_item.lengths)
 
     def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """Record that a part of a slice has been read."""
+        """Record that a part of a slice has been read, and quantise it where moments are codes."""
+        coded = self._boxes[read_item.dest_index].coded
+        if coded is not None:
+            take = coded.widen_scales if self._scales_only else coded.set_codes
+            take(read_item.dest_offsets, tensor)
         self.is_placing = False
 
     def _items(self, box: Box) -> list[ReadItem]:

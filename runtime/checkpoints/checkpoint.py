@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -25,11 +25,13 @@ from runtime.checkpoints.boxes import (
     boxes_of,
     boxes_of_averages,
     read_alone,
+    scales_of,
     write_alone,
 )
 from runtime.comm.group import RankLostError
 from runtime.comm.processes import gathered, heard_from, is_distributed, meet
 from runtime.engine.executor import Executor
+from runtime.engine.storage.moment_codes import CODES
 from runtime.engine.work.stage_modules import TABLE
 
 # Finds the checkpoints in a folder; a complete checkpoint is a folder called ``step-N``.
@@ -116,19 +118,27 @@ def load(executor: Executor, path: Path) -> None:
         raise problem
     counts = _counts_of(executor)
     boxes = [*boxes_of(executor, written=False), *boxes_of_averages(executor), counts]
-    loader = Loader(boxes, lambda name: _stored_name(executor, name))
     try:
         with _hearing_all_errors((UnlikeError, UnreadableError)):
-            if is_distributed():
-                load_state({}, storage_reader=Reader(path), planner=loader)
-            else:
-                read_alone(Reader(path), loader)
+            if executor.state.types.moments == CODES:
+                _read(executor, path, scales_of(boxes), scales_only=True)
+            _read(executor, path, boxes)
     except UnreadableError as error:
         raise DamagedError(path, str(error)) from error
     except UnlikeError as error:
         message = f"--resume {path}: {error}: it is of another sequence_length: give another"
         raise InputError(message) from error
     executor.set_counts(counts.values)
+
+
+def _read(
+    executor: Executor, path: Path, boxes: Sequence[Box], *, scales_only: bool = False
+) -> None:
+    loader = Loader(boxes, lambda name: _stored_name(executor, name), scales_only=scales_only)
+    if is_distributed():
+        load_state({}, storage_reader=Reader(path), planner=loader)
+    else:
+        read_alone(Reader(path), loader)
 
 
 def load_latest(executor: Executor, folder: Path, tell: Callable[[str], None]) -> Path | None:

@@ -60,7 +60,7 @@ def _write(executor: Executor, kind: torch.dtype, places: Mapping[str, TensorPla
     # The values are copied as integers of the same bits, since NumPy has no bfloat16.
     bits, plain = (torch.int32, "<i4") if kind.itemsize == 4 else (torch.int16, "<i2")
     for layer in executor.layers:
-        masters = parameters.stepped(layer, 0)
+        masters = parameters.masters(layer)
         for piece in parameters.pieces(layer):
             if executor.connections.peers.rank or not parameters.writes(piece):
                 continue

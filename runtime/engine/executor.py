@@ -128,17 +128,16 @@ class Executor:
         context = StreamedContext(connections.context, streams, self.own.token_split.way)
         experts = StreamedExperts(connections.experts, connections.expert_tensor, streams)
         self.layers = self._modules(workload, (ranks, context, experts), device, seed)
-        self.own_tokens = context.own_tokens
+        self.device, self.own_tokens = device, context.own_tokens
         tokens = workload.sequence_length
         self.draws = Draws.of(training.dropout_seed, tokens, ranks, context, device)
         self.packed = let_draw(self.layers, self.draws)
         dtype = TYPE_OF_PRECISION[workload.precision]
+        types = Types(dtype, sums_of(workload), MOMENTS[workload.optimizer])
         self.state = StageState.build(
-            *(self.shape, self._layouts()),
-            *(Types(dtype, sums_of(workload), MOMENTS[workload.optimizer]), device),
+            *(self.shape, self._layouts(types.alignment), types, device),
             frozen=self._frozen_layouts(),
         )
-        self.device = device
         self.parameters = Parameters(workload, self.shape, self.state, self.layers, connections)
         self.scaling = Scaling(training, device)
         self.squares = [self._squares_of(workload, *owned) for owned in self._owned()]
@@ -508,7 +507,7 @@ class Executor:
 
         return then(self.connections.world.all_reduce(mine), take)
 
-    def _layouts(self) -> list[dict[int, Layout]]:
+    def _layouts(self, alignment: int) -> list[dict[int, Layout]]:
         """Each layer's layouts, one per set of ranks that shards parameters: experts' last."""
         zero, layouts = self.shape.zero, []
         for is_of_experts, sharers in enumerate(self.connections.sharers):
@@ -524,7 +523,7 @@ class Executor:
             }
             layouts.append(
                 {
-                    layer: Layout.of(shapes, parts=parts, part=part)
+                    layer: Layout.of(shapes, parts=parts, part=part, alignment=alignment)
                     for layer, shapes in shapes_of_layers.items()
                     if shapes or not is_of_experts
                 }

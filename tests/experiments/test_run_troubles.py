@@ -92,7 +92,7 @@ def test_a_stage_by_itself_is_named_by_its_place_in_the_plan(
 def test_a_shortage_while_weights_are_exported_is_told_too(
     tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Parameters, "stepped", raising(MemoryError()))
+    monkeypatch.setattr(Parameters, "masters", raising(MemoryError()))
     complaint = ending(plan_file(tmp_path), "--export", tmp_path / "weights.safetensors")
     assert "stage 0 is out of memory at the export" in complaint
 

@@ -73,12 +73,3 @@ def test_an_export_says_that_moments_become_wide(name: str) -> None:
     found = nearest(job("adamw-8bit"), TARGETS[name])
     assert found.job.workload.optimizer == "adamw"
     assert any(one.choice == "optimizer" for one in found.remarks)
-
-
-def test_the_runtime_refuses_short_moments() -> None:
-    pytest.importorskip("torch")
-    from runtime.runnable import check_model  # noqa: PLC0415
-
-    with pytest.raises(InputError, match="adamw-8bit can be predicted but not trained yet"):
-        check_model(job("adamw-8bit").workload)
-    check_model(job("adamw").workload)

@@ -119,7 +119,7 @@ def weights_of(executor: Executor, work: Workload) -> dict[str, Tensor]:
         for name, one in built(work, SEED).model.named_parameters()
     }
     for layer in executor.layers:
-        masters = executor.parameters.stepped(layer, 0)
+        masters = executor.parameters.masters(layer)
         for piece in executor.parameters.pieces(layer):
             pairs = zip(piece.offsets, piece.sizes, strict=True)
             box = tuple(slice(at, at + size) for at, size in pairs)

@@ -11,7 +11,7 @@ from runtime.checks.fake.fake_device import device_findings  # noqa: E402
 from runtime.checks.fake.watch import WaitFinding  # noqa: E402
 from runtime.engine.storage.arena import HostPool  # noqa: E402
 from runtime.engine.storage.boundary import Boundary  # noqa: E402
-from runtime.engine.storage.state import Split  # noqa: E402
+from runtime.engine.storage.stepped import Split  # noqa: E402
 from runtime.engine.streams.device_streams import CudaStreams  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from runtime.engine.work.layer_passes import Passes  # noqa: E402

@@ -14,7 +14,8 @@ from mistlab.plan.plan import Offload, Plan  # noqa: E402
 from mistlab.plan.workload import Workload  # noqa: E402
 from mistlab.stages.stage_batch import StageBatch  # noqa: E402
 from runtime.comm.topology import connected  # noqa: E402
-from runtime.engine.storage.state import LayerState, Split, StageState  # noqa: E402
+from runtime.engine.storage.state import LayerState, StageState  # noqa: E402
+from runtime.engine.storage.stepped import Split  # noqa: E402
 from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402
 from tests.runtime.thread_ranks import Meeting, run_threads  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402

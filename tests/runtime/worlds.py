@@ -267,7 +267,7 @@ def whole_weights(work: Workload, executors: Sequence[Executor]) -> dict[str, Te
     for executor in executors:
         parameters = executor.parameters
         for layer in executor.layers:
-            masters = parameters.stepped(layer, 0)
+            masters = parameters.masters(layer)
             for piece in parameters.pieces(layer):
                 box = tuple(
                     slice(at, at + size)

@@ -341,8 +341,9 @@ def _name(executor: Executor, memory: Memory) -> None:
     state = executor.state
     layers = [pair for section in state.all_sections() for pair in section.layers.items()]
     for layer, layer_state in layers:
-        # Frozen weights have no master weights or moments.
-        kinds = zip(("masters", "moment 1", "moment 2"), layer_state.optimizer, strict=False)
+        # Frozen weights have no master weights or moments, and only codes have scales.
+        names = "masters", "moment 1", "moment 2", "scales of moment 1", "scales of moment 2"
+        kinds = zip(names, layer_state.optimizer, strict=False)
         vectors = {
             "weights": layer_state.weights,
             "gradients": layer_state.gradients,

@@ -1,6 +1,7 @@
 """The layout of a layer's parameters in one flat vector, and its division over ranks and host.
 
-Parameters begin at multiples of ``ALIGNMENT`` elements. The end is padded, so that data-parallel
+Parameters begin at multiples of ``ALIGNMENT`` elements, or of a whole block where the optimizer's
+moments are quantised in blocks. The end is padded, so that data-parallel
 ranks own equal, aligned parts. An offload ratio cuts at such a multiple too, so that arithmetic on
 the two pieces gives the same bits as arithmetic on the whole.
 """
@@ -41,15 +42,24 @@ class Layout:
     part: int
 
     @classmethod
-    def of(cls, shapes: Mapping[str, Sequence[int]], *, parts: int, part: int) -> Self:
-        """The layout of parameters in the order of ``shapes``, a mapping from names."""
+    def of(
+        cls,
+        shapes: Mapping[str, Sequence[int]],
+        *,
+        parts: int,
+        part: int,
+        alignment: int = ALIGNMENT,
+    ) -> Self:
+        """The layout of parameters in the order of ``shapes``, a mapping from names; each begins at
+        a multiple of ``alignment``.
+        """
         entries, offset = [], 0
         for name, shape in shapes.items():
             entries.append(Entry(name=name, shape=tuple(shape), offset=offset))
-            offset = _rounded_up(offset + entries[-1].numel, ALIGNMENT)
+            offset = _rounded_up(offset + entries[-1].numel, alignment)
         return cls(
             entries=tuple(entries),
-            numel=_rounded_up(offset, ALIGNMENT * parts),
+            numel=_rounded_up(offset, alignment * parts),
             parts=parts,
             part=part,
         )
@@ -74,14 +84,14 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
 
 
-def kept_elements(numel: int, ratio: float) -> int:
+def kept_elements(numel: int, ratio: float, alignment: int = ALIGNMENT) -> int:
     """The number of ``numel`` elements that stay on the device when a share ``ratio`` of them is
-    offloaded.
+    offloaded, in multiples of ``alignment``.
 
     >>> kept_elements(640, 0.37)
     448
     """
-    return numel - int(ratio * numel / ALIGNMENT) * ALIGNMENT
+    return numel - int(ratio * numel / alignment) * alignment
 
 
 def _rounded_up(size: int, multiple: int) -> int:

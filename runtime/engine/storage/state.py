@@ -1,8 +1,6 @@
-"""The weights, gradients and optimizer states of layers on the device, and staging buffers for
-offloaded ones.
-"""
+"""The weights, gradients and optimizer states of layers on the device and on the host."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import NamedTuple, Self
@@ -13,54 +11,10 @@ from torch import Tensor, nn
 from mistlab.stages.stage_shape import RING, StageShape
 from runtime.devices.cuda import driver_of
 from runtime.engine.storage.arena import Arena, Rehearsal, Room
-from runtime.engine.storage.layout import Entry, Layout, kept_elements
-from runtime.engine.streams.lanes import Streams
+from runtime.engine.storage.layout import Entry, Layout
+from runtime.engine.storage.moment_codes import CODES, moment_codes
+from runtime.engine.storage.stepped import Kind, Split, Staging, alignment_of, kinds_stepped
 from runtime.models.parallel import SmallMatrix
-
-# Staging buffers on the device for offloaded optimizer states, during optimizer steps.
-#
-# Each step allocates the buffers and frees them, since other tensors need the memory in between.
-
-
-class Staging:
-    """Staging buffers for offloaded optimizer states, used in turn: each has vectors of ``numel``
-    elements of the data types ``kinds`` (master weights and moments).
-    """
-
-    def __init__(
-        self,
-        entries: Iterable[int],
-        kinds: Sequence[torch.dtype],
-        numel: int,
-        device: torch.device,
-    ) -> None:
-        self._entries = sorted(set(entries)) if numel else []
-        self._kinds, self._numel, self._device = kinds, numel, device
-        self._slots: dict[int, tuple[Tensor, ...]] = {}
-
-    @property
-    def size_bytes(self) -> int:
-        """The bytes that the staging buffers occupy now."""
-        return sum(slot.nbytes for slots in self._slots.values() for slot in slots)
-
-    def open(self) -> None:
-        """Allocate the staging buffers for offloaded states."""
-        for entry in self._entries:
-            self._slots[entry] = tuple(
-                torch.empty(self._numel, dtype=kind, device=self._device) for kind in self._kinds
-            )
-
-    def close(self, streams: Streams) -> None:
-        """Free the staging buffers for offloaded states."""
-        for slots in self._slots.values():
-            for slot in slots:
-                streams.spoil(slot)
-        self._slots.clear()
-
-    def of(self, entry: int, begin: int, numel: int) -> list[Tensor]:
-        """``numel`` elements from ``begin`` on, of each vector of a staging buffer."""
-        return [slot[begin : begin + numel] for slot in self._slots[entry]]
-
 
 # A rank's weights, gradients and optimizer states of each layer, and the ring buffers.
 #
@@ -68,38 +22,9 @@ class Staging:
 # except those of experts, which other ranks share. Sections of a layer are consecutive in a ring
 # entry.
 #
-# A partly offloaded vector is ``Split``: its beginning stays on the device, and its tail is on the
-# host. Sharded or offloaded weights and gradients are whole only in a ring entry, which layers use
-# in turn. The optimizer's vectors are never whole: their two pieces are stepped separately.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Split:
-    """A flat vector whose tail is on the host."""
-
-    resident: Tensor
-    tail: Tensor
-
-    @classmethod
-    def of(cls, numel: int, ratio: float, dtype: torch.dtype, device: Room, host: Room) -> Self:
-        """Allocate a vector of ``numel`` elements, of which the share ``ratio`` is on the host."""
-        kept = kept_elements(numel, ratio)
-        return cls(resident=device.take(kept, dtype), tail=host.take(numel - kept, dtype))
-
-    @property
-    def kept(self) -> int:
-        """The number of elements of the vector that are kept on the device."""
-        return self.resident.numel()
-
-    def load(self, whole: Tensor) -> None:
-        """Copy the resident and the offloaded part of the vector into ``whole``."""
-        whole[: self.kept].copy_(self.resident)
-        whole[self.kept :].copy_(self.tail, non_blocking=True)
-
-    def store(self, whole: Tensor) -> None:
-        """Copy ``whole`` into the resident and the offloaded part of the vector."""
-        self.resident.copy_(whole[: self.kept])
-        self.tail.copy_(whole[self.kept :], non_blocking=True)
+# A partly offloaded vector is ``Split``. Sharded or offloaded weights and gradients are whole only
+# in a ring entry, which layers use in turn. The optimizer's vectors are never whole: their two
+# pieces are stepped separately.
 
 
 class Begin(NamedTuple):
@@ -122,9 +47,10 @@ class LayerState:
 
     ``weights`` holds the layer's weights (with ZeRO-3, this rank's part). ``gradients`` holds the
     sums over micro-batches (from ZeRO-2 on, this rank's part). ``optimizer`` holds master weights
-    and two moments (from ZeRO-1 on, this rank's part). ``step`` counts the optimizer's steps on the
-    device, ``host_step`` those on the host. Through ``exchange`` the host gets gradients and, in
-    the same memory (``exchanged_weights``), gives weights back.
+    and two moments (from ZeRO-1 on, this rank's part), followed by scales where moments are codes.
+    ``step`` counts the optimizer's steps on the device, ``host_step`` those on the host. Through
+    ``exchange`` the host gets gradients and, in the same memory (``exchanged_weights``), gives
+    weights back.
     """
 
     layout: Layout
@@ -146,9 +72,14 @@ class Types(NamedTuple):
     moments: torch.dtype = torch.float32
 
     @property
-    def stepped(self) -> tuple[torch.dtype, ...]:
-        """The data types that the optimizer steps: of master weights and of two moments."""
-        return torch.float32, self.moments, self.moments
+    def stepped(self) -> tuple[Kind, ...]:
+        """The kinds of vectors that the optimizer steps."""
+        return kinds_stepped(self.moments)
+
+    @property
+    def alignment(self) -> int:
+        """The number of elements at whose multiples parameters begin."""
+        return alignment_of(self.moments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -254,6 +185,9 @@ class StageState:
         ``layouts`` are those of each section's layers, ``frozen`` those of frozen weights.
         """
         frozen = frozen or {}
+        if types.moments == CODES:
+            # Made in a step, tables of codes would let the host wait for a copy.
+            moment_codes(device)
         rehearsed = Rehearsal(), Rehearsal()
         _parts(shape, layouts, frozen, types, *rehearsed)
         on_device = Arena(rehearsed[0].size_bytes, device)
@@ -351,7 +285,7 @@ def _parts(
 def _staging(
     shape: StageShape,
     sections: Sequence[Layers],
-    kinds: Sequence[torch.dtype],
+    kinds: Sequence[Kind],
     device: torch.device,
 ) -> Staging:
     """Staging buffers for the largest layer whose offloaded states are stepped on the device."""
@@ -382,15 +316,16 @@ def _layer(
     gradients = part if shape.zero >= 2 else whole
     stepped = part if shape.zero >= 1 else whole
     optimizer = tuple(
-        Split.of(stepped, offload.optimizer, kind, device, host) for kind in types.stepped
+        Split.of(stepped, offload.optimizer, kind, device, host, types.alignment)
+        for kind in types.stepped
     )
     exchanged = optimizer[0].tail.numel() if shape.steps_tail(layer) else 0
     exchange = host.take(exchanged, types.gradients)
     return LayerState(
         layout=layout,
         begin=begin,
-        weights=Split.of(weights, offload.weights, types.weights, device, host),
-        gradients=Split.of(gradients, offload.gradients, types.gradients, device, host),
+        weights=Split.of(weights, offload.weights, Kind(types.weights), device, host),
+        gradients=Split.of(gradients, offload.gradients, Kind(types.gradients), device, host),
         optimizer=optimizer,
         step=device.take(1, torch.float32),
         host_step=torch.zeros(1),
@@ -414,7 +349,7 @@ def _frozen_layer(
     return LayerState(
         layout=layout,
         begin=begin,
-        weights=Split.of(numel, ratio, types.weights, device, host),
+        weights=Split.of(numel, ratio, Kind(types.weights), device, host),
         gradients=Split(resident=nothing, tail=nothing),
         optimizer=(),
         step=nothing,

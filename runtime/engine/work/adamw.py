@@ -1,16 +1,21 @@
-"""AdamW's step on flat vectors, with moments in 32 or 16 bits."""
+"""AdamW's step on flat vectors, with moments in 32, 16 or 8 bits."""
 
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from runtime.engine.storage.moment_codes import CODES, read_moments, write_moments
 from runtime.engine.training import Training
 
 # A learning rate: a number, or a scalar tensor on the device, which captured steps read.
 Rate = float | Tensor
 # The data types of the moments, by optimizer.
-MOMENTS: Mapping[str, torch.dtype] = {"adamw": torch.float32, "adamw-bf16": torch.bfloat16}
+MOMENTS: Mapping[str, torch.dtype] = {
+    "adamw": torch.float32,
+    "adamw-bf16": torch.bfloat16,
+    "adamw-8bit": CODES,
+}
 
 
 def step_adamw(
@@ -24,10 +29,13 @@ def step_adamw(
     """Update master weights and moments in place; ``scaling`` is the gradients' divisor, and
     whether the step is skipped.
 
-    Moments of 16 bits are stepped as 32-bit copies, and rounded.
+    Moments of 16 and 8 bits are stepped as 32-bit copies, and rounded: those of a skipped step, as
+    they were.
     """
     master, *moments = vectors
-    first, second = wide = [one.float() for one in moments]
+    are_codes = moments[0].dtype == CODES
+    wide = read_moments(moments) if are_codes else [one.float() for one in moments]
+    first, second = wide
     torch._fused_adamw_(
         *([master], [gradient], [first], [second], [], [step]),
         lr=learning_rate,
@@ -40,6 +48,9 @@ def step_adamw(
         grad_scale=scaling[0],
         found_inf=scaling[1],
     )
+    if are_codes:
+        write_moments(moments, wide)
+        return
     for moment, updated in zip(moments, wide, strict=True):
         if moment.dtype != torch.float32:
             moment.copy_(updated)

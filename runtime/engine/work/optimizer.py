@@ -8,7 +8,9 @@ from torch import Tensor
 from mistlab.stages.stage_program import Op
 from runtime.comm.group import Pending, in_turn, own_part, then, together
 from runtime.comm.topology import Sharers
-from runtime.engine.storage.state import Section, Split
+from runtime.engine.storage.moment_codes import CODES
+from runtime.engine.storage.state import Section
+from runtime.engine.storage.stepped import Split
 from runtime.engine.streams.lanes import LaneWork, Streams
 from runtime.engine.training import Training
 from runtime.engine.work.adamw import Rate, step_adamw
@@ -34,7 +36,7 @@ def later(run: Callable[[Op], Pending | None]) -> MakeWork:
 
 
 # The number of elements stepped at a time, which limits the memory for 32-bit copies of gradients
-# and moments.
+# and moments. A quarter of them where moments are codes, whose copies are more.
 CHUNK = 2**24
 
 
@@ -105,7 +107,7 @@ class Stepper:
         training, begin = self.training, 0
         scaling = self.scaling.said(step.device) if training.needs_norm else (None, None)
         step += 1
-        for vectors in (chunk for piece in pieces for chunk in _chunks(piece)):
+        for vectors in (chunk for piece in pieces for chunk in chunks(piece)):
             numel = vectors[0].numel()
             gradient = gradients[begin : begin + numel].float()
             begin += numel
@@ -114,8 +116,13 @@ class Stepper:
             step -= scaling[1]
 
 
-def _chunks(piece: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    return zip(*(whole.split(CHUNK) for whole in piece), strict=True)
+def chunks(piece: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Divide vectors of the same parameters, which may have an element for several of them."""
+    numel = len(piece[0])
+    most = CHUNK // 4 if piece[1].dtype == CODES else CHUNK
+    for begin in range(0, numel, most):
+        end = min(begin + most, numel)
+        yield tuple(one[begin * len(one) // numel : end * len(one) // numel] for one in piece)
 
 
 # Copies between device and host, and collectives of weights and gradients.

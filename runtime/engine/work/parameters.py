@@ -12,6 +12,7 @@ from mistlab.stages.stage_shape import StageShape
 from runtime.comm.group import Pending, then
 from runtime.comm.topology import Connections, Sharers
 from runtime.engine.storage.layout import Entry
+from runtime.engine.storage.moment_codes import BLOCK, CODES, CodedSlice
 from runtime.engine.storage.pieces import Piece, part_of, pieces_of
 from runtime.engine.storage.state import Section, StageState
 from runtime.engine.streams.lanes import LaneWork
@@ -145,17 +146,27 @@ class Parameters:
                     *(low - entry.offset, high - entry.offset, before + low - begin),
                 )
 
-    def values(self, layer: int, kind: int, piece: Piece) -> Tensor:
+    def values(self, layer: int, kind: int, piece: Piece) -> tuple[Tensor, CodedSlice | None]:
         """The memory of a slice's master weights (0) or moments (1, 2), on the device or on the
-        host.
+        host; with the scales, where moments are codes.
         """
-        begin = piece.begin
+        begin, end = piece.begin, piece.begin + piece.numel
         for section in self.state.sections_of(layer):
-            split = section.layers[layer].optimizer[kind]
-            for flat in (split.resident, split.tail):
+            splits = section.layers[layer].optimizer
+            for on_host in (False, True):
+                flats = [split.tail if on_host else split.resident for split in splits]
+                flat = flats[kind]
                 if begin < flat.numel():
-                    return flat[begin : begin + piece.numel].view(piece.sizes)
-                begin -= flat.numel()
+                    values = flat[begin:end].view(piece.sizes)
+                    if flat.dtype != CODES:
+                        return values, None
+                    return values, CodedSlice(
+                        codes=values,
+                        scales=flats[kind + 2][begin // BLOCK : -(-end // BLOCK)],
+                        first=begin % BLOCK,
+                        signed=kind == 1,
+                    )
+                begin, end = begin - flat.numel(), end - flat.numel()
         raise AssertionError(piece)
 
     def counted(
@@ -235,11 +246,9 @@ class Parameters:
         """The number of elements in this rank's part of the table that are not padding."""
         return min(entry.numel, self.table_numel - self.connections.place.tensor * entry.numel)
 
-    def stepped(self, layer: int, kind: int) -> Tensor:
-        """A host copy of the master weights (0) or moments (1, 2) that the rank steps in a
-        layer.
-        """
-        splits = [one.layers[layer].optimizer[kind] for one in self.state.sections_of(layer)]
+    def masters(self, layer: int) -> Tensor:
+        """A host copy of the master weights that the rank steps in a layer."""
+        splits = [one.layers[layer].optimizer[0] for one in self.state.sections_of(layer)]
         return torch.cat([part for one in splits for part in (one.resident.cpu(), one.tail)])
 
     def writes(self, piece: Piece) -> bool:
