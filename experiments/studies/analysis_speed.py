@@ -4,6 +4,7 @@ after another with plain numbers.
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import partial
 from importlib import import_module
 from itertools import islice
@@ -143,7 +144,10 @@ def _concrete_s(workload: Workload, rounds: int) -> dict[str, float]:
         biases=model.biases,
         dropout=model.dropout > 0,
     )
-    numbers = families.Sizes(**constants_of(workload), b=1, tp=1, V=model.padded_vocab(1))
+    values = {**constants_of(workload), "b": 1, "tp": 1, "V": model.padded_vocab(1)}
+    # A traced block has no adapters, so sizes of a trace lack their rank.
+    names = [field.name for field in fields(families.Sizes)]
+    numbers = families.Sizes(**{name: values[name] for name in names if name in values})
 
     def analyse_a_block() -> list[Any]:
         graph = families.trace_sizes(variant, numbers, sizes.SizeSpace())
