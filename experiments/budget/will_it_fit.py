@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,9 +26,10 @@ from experiments.pages.groups import grouped
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, gib, table, table_of, yes_no
 from experiments.tuning import search_plots
+from experiments.tuning.smallest import LEANER
 from mistlab import catalog
 from mistlab.core.units import GIB_BYTES
-from mistlab.core.values import reject, to_mapping
+from mistlab.core.values import InputError, reject, to_mapping
 from mistlab.cost.memory import allocator_of, host_bytes_of, room_bytes
 from mistlab.job.job import Job, dump_job, hardware_from
 from mistlab.job.prediction import MemoryByClass, Prediction
@@ -67,8 +69,12 @@ class Tried:
 # activations, ...).
 
 
-def report_of(study: Study, asked: Tried, cheapest: Tried | None) -> Report:
-    """The report of the command ``will_it_fit``, made from its result rows."""
+def report_of(
+    study: Study, asked: Tried, cheapest: Tried | None, otherwise: Tried | None = None
+) -> Report:
+    """The report of the command ``will_it_fit``, made from its result rows; ``otherwise`` is the
+    plan that fits with another training.
+    """
     row = study.rows[0]
     work, cluster = asked.job.workload, asked.job.cluster
     title = f"Will it fit: {work.model.name} on {cluster.num_gpus} {cluster.hardware.name}"
@@ -82,6 +88,7 @@ def report_of(study: Study, asked: Tried, cheapest: Tried | None) -> Report:
     ]
     if not row["fits"]:
         paragraphs += [_changes(others), *_cheapest_words(study, cheapest)]
+        paragraphs += _otherwise_words(otherwise)
     return Report(
         title=title,
         words=paragraphs,
@@ -89,6 +96,7 @@ def report_of(study: Study, asked: Tried, cheapest: Tried | None) -> Report:
             "fits": row["fits"],
             "fit_probability": row["fit_probability"],
             "cheapest": None if cheapest is None else cheapest.words,
+            "otherwise": None if otherwise is None else otherwise.words,
         },
         pictures=[*_pictures(asked, cheapest)],
     )
@@ -153,6 +161,15 @@ def _cheapest_words(study: Study, cheapest: Tried | None) -> Iterator[str]:
     )
 
 
+def _otherwise_words(otherwise: Tried | None) -> Iterator[str]:
+    if otherwise is not None:
+        size = otherwise.prediction.peak_reserved_bytes / GIB_BYTES
+        yield (
+            f"Another training fits here: {otherwise.words}. An iteration takes "
+            f"{otherwise.prediction.iteration_s:.3f} s, and the fullest GPU {size:.1f} GiB."
+        )
+
+
 def _pictures(asked: Tried, cheapest: Tried | None) -> Iterator[Drawn]:
     pictured = {
         "will_it_fit": ("as asked", asked),
@@ -187,7 +204,8 @@ def will_it_fit(options: argparse.Namespace, line: Sequence[str]) -> int:
     not fit, changes of one kind are tried, then of several together: more blocks recomputed,
     states sharded or swapped, smaller micro-batches, other meshes. The cheapest is the one with
     the shortest predicted iteration. Where none of them fits, more GPUs and other hardware are
-    tried, and the boards that draw least power are the cheapest.
+    tried, and the boards that draw least power are the cheapest. Then another training that fits
+    is told: a loss in chunks, states of 16 bits, adapters, a 4-bit base.
     """
     job = _job(options) if options.plan is None else _given(options, line)
     study = Study.begin("will_it_fit", options)
@@ -195,7 +213,11 @@ def will_it_fit(options: argparse.Namespace, line: Sequence[str]) -> int:
     asked, cheapest = cheapest_change(job, most=most, add=study.add)
     if cheapest is not None:
         dump_job(cheapest.job, study.path / "plan.yaml")
-    return study.end(report_of(study, asked, cheapest), DONE)
+    otherwise = None
+    if not asked.prediction.fits:
+        fits_here = cheapest is not None and cheapest.kind != "elsewhere"
+        otherwise = trained_otherwise(job, as_options=options.plan is None, as_it_is=fits_here)
+    return study.end(report_of(study, asked, cheapest, otherwise), DONE)
 
 
 def _given(options: argparse.Namespace, line: Sequence[str]) -> Job:
@@ -308,6 +330,29 @@ def _cheapest(asked: Tried, most: int, add: Callable[[Row], None]) -> Tried | No
             add(_row(change, asked))
         fitting = [one for one in elsewhere if one.prediction.fits]
     return min(fitting, key=_price, default=None)
+
+
+def trained_otherwise(job: Job, *, as_options: bool, as_it_is: bool = False) -> Tried | None:
+    """The smallest change of the training with which a plan fits: the plan ``as_it_is``, else also
+    after one change of it. The training is worded by its options, or by the fields of a plan's
+    workload.
+    """
+    leaner = []
+    for values, remedy in LEANER:
+        with suppress(InputError):
+            workload = replace(job.workload, **values)
+            if workload != job.workload:
+                fields = ", ".join(f"{name}: {value}" for name, value in values.items())
+                named = f"{remedy.partition(' (')[0]} (workload: {fields})"
+                leaner.append((remedy if as_options else named, replace(job, workload=workload)))
+    for are_changed in (False,) if as_it_is else (False, True):
+        for training, variant in leaner:
+            changed = [*single(variant)] if are_changed else [Changed(changes=(), job=variant)]
+            fitting = [one for one in _predicted(changed, "otherwise") if one.prediction.fits]
+            if fitting:
+                best = min(fitting, key=lambda one: one.prediction.iteration_s)
+                return replace(best, words=" and ".join(filter(None, (training, best.words))))
+    return None
 
 
 def _price(change: Tried) -> tuple[float, float]:

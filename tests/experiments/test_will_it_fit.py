@@ -166,3 +166,32 @@ def test_bad_input_is_refused_before_anything_is_written(
     assert run(will_it_fit.main, [*arguments, "--out", str(out)]) == 2
     assert message in capsys.readouterr().err
     assert not out.exists()
+
+
+QLORA = (
+    *("--model", "llama3-8b", "--hardware", "rtx-3090-24gb", "--gpus-per-node", "1"),
+    *("--precision", "bf16", "--sequence-length", "2048", "--train", "lora"),
+)
+
+
+def test_a_training_that_fits_is_told_by_its_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = answer(capsys, *QLORA, "--out", tmp_path)
+    assert found["fits"] is False
+    assert found["otherwise"] == "adapters on 4 bits (--train lora --base 4bit)"
+    page = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert f"Another training fits here: {found['otherwise']}. An iteration takes" in page
+    # What is told is true: the options that it names make the plan fit.
+    fitting = answer(capsys, *QLORA, "--base", "4bit", "--out", tmp_path)
+    assert (fitting["fits"], fitting["otherwise"]) == (True, None)
+
+
+def test_a_training_that_fits_is_told_by_the_fields_of_a_plan_file() -> None:
+    job = load_job(FITS)
+    tight = replace(job, cluster=replace(job.cluster, keep_free_gib=15.0))
+    told = fitting.trained_otherwise(tight, as_options=False)
+    assert told is not None
+    assert told.prediction.fits
+    assert "(workload: train: adapters" in told.words
+    assert told.job.workload.train == "adapters"
