@@ -176,6 +176,17 @@ OF_CLUSTER = (
 )
 
 
+# The words of fine-tuning programs for values of options, and the options that say the same here.
+OWN_WORDS: Mapping[tuple[str, str], str] = {
+    ("--train", "qlora"): "--train lora --base 4bit",
+    **{("--train", word): "--train all" for word in ("full", "fft", "sft")},
+    **{("--base", word): "--base 4bit" for word in ("4", "nf4", "fp4", "int4", "bnb")},
+    **{("--base", word): "--base 8bit" for word in ("8", "int8")},
+    **{("--base", word): "--base 16bit" for word in ("16", "bf16", "fp16")},
+}
+_WRONG_CHOICE = re.compile(r"argument (?P<option>--\S+): invalid choice: '(?P<value>[^']*)'")
+
+
 class NoAnswerError(InputError):
     """Raised if a valid question has no answer: no plan fits, or a plan is refused."""
 
@@ -200,7 +211,12 @@ class _Parser(argparse.ArgumentParser):
         return super()._get_values(action, arg_strings)
 
     def _meant(self, message: str) -> str:
-        """The known options that resemble the first unknown option in an error message."""
+        """What the user may have meant: the words here for a value that other programs know, or the
+        known options that resemble the first unknown option in an error message.
+        """
+        if wrong := _WRONG_CHOICE.search(message):
+            ours = OWN_WORDS.get((wrong["option"], wrong["value"].lower()))
+            return f": {wrong['value']} is {ours} here" if ours else ""
         _, _, unknown = message.partition("unrecognized arguments: ")
         known = [name for name in self._option_string_actions if name.startswith("--")]
         meant = near_matches(unknown.partition(" ")[0], known) if unknown.startswith("--") else ""

@@ -50,6 +50,25 @@ def test_what_ends_a_command(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--train", "qlora"], "): qlora is --train lora --base 4bit here ("),
+        (["--base", "NF4"], "): NF4 is --base 4bit here ("),
+        (["--train", "some"], "'some' (choose from"),
+    ],
+)
+def test_a_value_of_another_program_is_told_in_words_of_these_options(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = parser_of("python -m experiments.some", None, train="all", base=None)
+    with pytest.raises(SystemExit):
+        parser.parse_args(words)
+    said = capsys.readouterr().err
+    assert message in said
+    assert ("here" in said) == ("here" in message)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
         (["--nodes", "x"], "--nodes: 'x' is not a whole number: write its digits, such as 1000"),
         (["--nodes", "1.5"], "--nodes: '1.5' is not a whole number"),
         (["--nodes"], "--nodes expects one argument"),
