@@ -16,16 +16,19 @@ from mistlab.core.values import InputError  # noqa: E402
 from mistlab.graph.stage_model import StageModel  # noqa: E402
 from mistlab.job.job import Job  # noqa: E402
 from mistlab.plan.plan import Offload, Plan  # noqa: E402
-from mistlab.plan.workload import Workload  # noqa: E402
+from mistlab.plan.workload import Experts, Workload  # noqa: E402
 from mistlab.stages.stage_batch import StageBatch  # noqa: E402
+from mistlab.stages.stage_program import Op  # noqa: E402
 from runtime.checkpoints import boxes, checkpoint  # noqa: E402
 from runtime.comm.topology import connected, isolated  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
 from runtime.engine.storage.moment_codes import moment_codes, shares_of_codes  # noqa: E402
+from runtime.engine.storage.stepped import Split  # noqa: E402
 from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from runtime.engine.work import optimizer  # noqa: E402
 from runtime.engine.work.adamw import step_adamw  # noqa: E402
+from runtime.engine.work.optimizer import Swaps  # noqa: E402
 from runtime.runnable import check_runnable  # noqa: E402
 from tests.added_rows import CLUSTER  # noqa: E402
 from tests.runtime import worlds  # noqa: E402
@@ -197,6 +200,20 @@ def test_a_server_that_waits_for_none_keeps_moments_of_8_bits() -> None:
         assert_weights(whole_weights(work, [executor]), workers.weights[number])
 
 
+@pytest.mark.slow
+def test_experts_on_two_ranks_train_as_on_one() -> None:
+    """Blocks of an expert's weights are the same wherever the expert lies."""
+    experts = Experts(count=4, active=2, ffn=32, shared_ffn=0, dense_blocks=0)
+    usual = workload("llama", layers=2, vocab=128, experts=experts)
+    together = Plan(micro_batches=2, stages=(stage(2, micro_batch=4),))
+    apart = stage(2, data_parallel=2, expert_parallel=2, zero=2, offload=HALF_AWAY)
+    plans = together, Plan(micro_batches=2, stages=(apart,))
+    one, two = (by_plan(short(usual), plan, TRAINING, steps=STEPS).losses for plan in plans)
+    np.testing.assert_allclose(one, two, rtol=1e-6)
+    wide = by_plan(usual, together, TRAINING, steps=STEPS).losses
+    assert max(abs(mine - other) / other for mine, other in zip(one, wide, strict=True)) > 2e-6
+
+
 # Codes alone.
 
 
@@ -300,6 +317,25 @@ def test_states_of_adapters_take_what_is_predicted() -> None:
     for state in states_of(work, plan):
         held = state.held_bytes()["optimizer"]
         assert held == predicted(work, plan).optimizer_bytes[0]
+
+
+def test_a_step_moves_codes_and_scales_beside_masters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the host's lanes, once there and once back, all that is predicted to be away."""
+    work, moved = short(workload(hidden=256, ffn=512, vocab=256, layers=2, precision="bf16")), [0]
+    plan = Plan(micro_batches=2, stages=(stage(2, micro_batch=4, offload=ratios(0, 0, 0.5, 0)),))
+    staged = Swaps._staged
+
+    def counted(swaps: Swaps, op: Op) -> list[tuple[Split, Tensor]]:
+        pairs = staged(swaps, op)
+        moved[0] += size(buffer for _, buffer in pairs)
+        return pairs
+
+    monkeypatch.setattr(Swaps, "_staged", counted)
+    executor = alone(work, plan, "eager", TRAINING)
+    worlds.run_step(executor, work, executor.connections, 0)
+    moved[0] = 0
+    worlds.run_step(executor, work, executor.connections, 1)
+    assert moved[0] == 2 * predicted(work, plan).host_bytes[0]
 
 
 @pytest.mark.slow
