@@ -38,7 +38,9 @@ def sequences_of(plan: Plan) -> int:
     """The number of sequences in a micro-batch, which must be the same in all stages."""
     counts = {one.degree(SEQUENCES) for one in plan.stages}
     if len(counts) > 1:
-        reject(f"plan.stages: differ in {SEQUENCES}: give all stages the same")
+        reject(
+            f"plan.stages: {SEQUENCES} differs between stages: give all stages the same {SEQUENCES}"
+        )
     return counts.pop()
 
 

@@ -198,7 +198,7 @@ def _ranks(cells: Mapping[str, str], nodes: int) -> tuple[int, tuple[str, ...]]:
         ranks = nodes * (per_node or 8)
         notes = () if per_node else (f"no gpus: {ranks} on {nodes} nodes are assumed",)
     if ranks % nodes:
-        refuse("nodes", f"{nodes} do not divide {ranks} GPUs: give a number that does")
+        refuse("nodes", f"{nodes} do not divide {ranks} GPUs: give a divisor of {ranks}")
     if ranks < 2:
         refuse("gpus", f"{ranks} is too few for a collective: give at least 2")
     return ranks, notes

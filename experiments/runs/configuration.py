@@ -320,7 +320,7 @@ def _expert_degrees(row: RunRow, experts: int, tensor: int, engine: str) -> tupl
         return 1, 1
     ranks = row.count("ep") or 1
     if experts % ranks:
-        refuse("ep", f"{ranks} does not divide experts {experts}: give a divisor")
+        refuse("ep", f"{ranks} does not divide experts {experts}: give a divisor of {experts}")
     # Megatron by default splits experts as other weights; Megatron-Bridge's recipes do not.
     default = 1 if ENGINES[engine].system == "megatron-bridge" else tensor
     return ranks, row.count("etp") or default

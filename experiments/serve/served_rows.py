@@ -351,14 +351,21 @@ def _with(plain: RankLayout, prefix: str, **degrees: Any) -> RankLayout:
     experts = model.experts
     ranks = layout.tp * layout.dp
     if model.heads % layout.tp:
-        refuse(f"{prefix}tp", f"{layout.tp} does not divide heads {model.heads}: give a divisor")
+        refuse(
+            f"{prefix}tp",
+            f"{layout.tp} does not divide heads {model.heads}: give a divisor of {model.heads}",
+        )
     if layout.ep > 1 and experts is None:
         refuse(f"{prefix}ep", f"{layout.ep}, but {model.name} has no experts: give 1")
     if layout.ep > ranks or ranks % layout.ep:
-        refuse(f"{prefix}ep", f"{layout.ep} does not divide tp x dp = {ranks}: give a divisor")
+        refuse(
+            f"{prefix}ep",
+            f"{layout.ep} does not divide tp x dp = {ranks}: give a divisor of {ranks}",
+        )
     if layout.pp > model.layers:
         refuse(
-            f"{prefix}pp", f"{layout.pp} is more than the layers {model.layers}: give at most these"
+            f"{prefix}pp",
+            f"{layout.pp} is more than the {model.layers} layers: give at most {model.layers}",
         )
     return layout
 

@@ -149,7 +149,7 @@ def _asked(options: argparse.Namespace, names: Sequence[str]) -> Iterator[Qualit
         evaluations = min(evaluations, QUICK_EVALUATIONS)
     cpu_seconds = options.cpu_seconds
     if (evaluations if cpu_seconds is None else cpu_seconds) <= 0:
-        reject("--evaluations or --cpu-seconds is not above 0: a search needs a budget")
+        reject("--evaluations or --cpu-seconds is not above 0: give a number above 0, the budget")
     for problem in problems:
         reference = QualityQuestion(
             name=problem, searcher=REFERENCE, seed=0, evaluations=None, cpu_seconds=None

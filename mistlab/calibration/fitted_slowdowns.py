@@ -156,8 +156,8 @@ def _with_fitted_factors(rows: OverlapRows, factors: Floats, transfers: tuple[in
 
 
 def _in_turn_at_worst(factors: Floats, transfers: tuple[int, ...]) -> Floats:
-    """The table of slowdown factors, changed such that streams which the fit makes slower than
-    taking turns are as fast as taking turns.
+    """The table of slowdown factors, in which streams that the fit made slower than running one
+    after another are as fast as running one after another.
     """
     table = factors.copy()
     index = int(BITS[list(transfers)].sum())

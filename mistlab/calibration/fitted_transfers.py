@@ -37,7 +37,8 @@ def fit(rows: TransferRows) -> Line:
     """Fit a latency and a bandwidth to measured transfers; refuses transfers whose times do not
     grow with their sizes.
     """
-    # In microseconds and seconds per GB both fitted numbers are near one.
+    # In microseconds and in seconds per GB, the fitted latency and bandwidth are numbers near one,
+    # which a fit handles best.
     terms = np.stack([np.full(len(rows), MICROSECONDS), rows.size_bytes / GBYTES], axis=1)
     (latency_us, seconds_a_gbyte), _ = nnls(terms / rows.seconds[:, None], np.ones(len(rows)))
     if seconds_a_gbyte == 0:

@@ -71,7 +71,7 @@ class KernelTable:
 
 
 def read_kernel_table(path: Path, hardware: str | None) -> KernelTable:
-    """Read one machine's kernels from a table."""
+    """Read one machine's measured kernels from a table of kernels."""
     origin, rows = read_rows(path, NEEDED, hardware=hardware)
     plain = [row for _, row in rows]
     products: dict[OperatorClass, KernelRows] = {
@@ -153,8 +153,8 @@ def attention_rows(table: KernelTable, operators: OperatorClass) -> KernelRows:
     operands = batch * sequence * (heads + keys) * (wide + values) * 2
     rates = _numbers(rows, "tflops") * CAUSAL * TFLOP
     flop = square * each
-    # Scale every measurement to the same time: otherwise long sequences would dominate the fit,
-    # which are rare in training.
+    # Every measurement is scaled to the same time: otherwise long sequences, which are rare in
+    # training, would dominate the fit.
     scale = rates / flop
     return KernelRows(
         flop=flop * scale, moved_bytes=operands * passes * scale, seconds=flop / rates * scale

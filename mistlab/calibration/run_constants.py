@@ -20,8 +20,8 @@ from mistlab.machine.hardware import Compute, GroupTransfers, Hardware, Line, Ra
 
 # The assumed ratio of fused attention's backward rate to its forward rate.
 BACKWARD_SHARE = 0.8
-# The size of a logarithmic error above which the fit counts it less than by its square, since such
-# errors are common to a whole cluster.
+# Logarithmic errors above this size count less than by their square in the fit, since such errors
+# are common to all runs of a cluster.
 COMMON_ERROR = 0.05
 SMALLEST_MIB, LARGEST_MIB = 1.0, 1024.0
 # Shapes of groups of ranks: GPUs in a node, and number of nodes. First those inside one node, then

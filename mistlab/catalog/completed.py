@@ -94,7 +94,7 @@ def restated(hardware: Hardware) -> Hardware:
 
 
 def _stating(hardware: Hardware, figures: DatasheetFigures) -> Hardware:
-    """The hardware with these datasheet figures in place of those of its GPU and node."""
+    """A copy of the hardware with other datasheet figures for its GPU and node."""
     gpu = replace(
         hardware.gpu,
         memory_gbytes_per_s=figures.memory_gbytes_per_s,

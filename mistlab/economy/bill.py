@@ -114,7 +114,7 @@ def steps_of(tokens: float, tokens_a_step: int) -> float:
 
 
 WATTS_A_KILOWATT = 1000.0
-# Dollars for an hour of one GPU.
+# The bounds of the price of one GPU for an hour, in dollars.
 OF_AN_HOUR = bounded(
     minimum=0, most=40, usual="dollars of one GPU (250 cents are 2.5; a node of 8 for 98 is 12.25)"
 )

@@ -105,16 +105,16 @@ class Rented:
 
 
 def cheapest_within(rented: Iterable[Rented], hours: float) -> Rented | None:
-    """The cheapest of some training runs that take at most ``hours``, the faster of equally cheap
-    ones; None if all take longer.
+    """The cheapest of some training runs that take at most ``hours``, or the faster of two equally
+    cheap ones; None if all take longer.
     """
     ending = [one for one in rented if one.hours <= hours]
     return min(ending, key=lambda one: (one.usd, one.hours), default=None)
 
 
 def fastest_under(rented: Iterable[Rented], usd: float) -> Rented | None:
-    """The fastest of some training runs that cost at most ``usd`` dollars, the cheaper of equally
-    fast ones; None if all cost more.
+    """The fastest of some training runs that cost at most ``usd`` dollars, or the cheaper of two
+    equally fast ones; None if all cost more.
     """
     affordable = [one for one in rented if one.usd <= usd]
     return min(affordable, key=lambda one: (one.hours, one.usd), default=None)

@@ -140,9 +140,9 @@ MEGATRON = Engine(
         )
     },
     cached_share=CACHED_SHARE,
-    # The distributed optimizer of Megatron-LM shards optimizer states only.
     orders=tuple(INTERLEAVED),
     context_exchanges=(RING, GATHER, HEADS),
+    # The distributed optimizer of Megatron-LM shards optimizer states only.
     highest_zero=1,
     highest_zero_in_pipeline=1,
 )

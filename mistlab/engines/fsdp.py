@@ -60,7 +60,7 @@ FSDP = Engine(
     # Even if ``MixedPrecisionPolicy.reduce_dtype`` has 16 bits, shards of gradients are accumulated
     # in 32 bits.
     other_sums=dict.fromkeys(("bf16", "fp8", "fp4"), _REDUCED_IN_16_BITS),
-    # The 8-bit AdamW is the one of torchao.
+    # The optimizers AdamW and torchao's AdamW with 8-bit moments.
     optimizers=("adamw", "adamw-8bit"),
     cached_share=_FITTED["cached_share"],
     products_share=_FITTED["products_share"],

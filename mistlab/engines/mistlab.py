@@ -157,8 +157,8 @@ MISTLAB = Engine(
     name="mistlab",
     system="mistlab",
     family="mistlab",
-    # StreamedRanks.all_reduce_ overlaps tensor-parallel all-reduces with the GEMMs that
-    # runtime.engine.work.products defers.
+    # The runtime overlaps tensor-parallel all-reduces (``StreamedRanks.all_reduce_``) with GEMMs of
+    # the backward pass that ``runtime.engine.work.products`` defers.
     overlapped=replace(STREAMED, overlaps_tensor_backward=True),
     kernels=_KERNELS,
     kernels_of_wide_sums=_WIDE_SUMS,

@@ -48,7 +48,7 @@ def _names(source: LaunchFile, sections: tuple[str, ...], key: str) -> bool:
 
 
 def read_torchtune(source: LaunchFile, given: Given) -> Imported:
-    """The job of a torchtune recipe."""
+    """The job that a torchtune recipe describes."""
     draft = Found()
     top = Section(settings_of(source), "", draft)
     if top.has("policy_model"):
@@ -98,7 +98,7 @@ def read_torchtune(source: LaunchFile, given: Given) -> Imported:
 
 
 def read_automodel(source: LaunchFile, given: Given) -> Imported:
-    """The job of a NeMo AutoModel recipe."""
+    """The job that a NeMo AutoModel recipe describes."""
     draft = Found()
     top = Section(settings_of(source), "", draft)
     model, steps = top.section("model"), top.section("step_scheduler")

@@ -69,7 +69,7 @@ def settings_of(source: LaunchFile) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=4)
 def _content(text: str, ending: str) -> Content:
-    # A text is classified once and cached, since each format asks again.
+    # The kind of a text is found once and cached, since each known format asks for it again.
     if problem := _strange(text, ending):
         return Content(kind="strange", problem=problem)
     if text.startswith("#!"):

@@ -90,8 +90,8 @@ class Flags:
             self.places[option] = where
 
     def remark(self, choice: str, text: str) -> None:
-        """Add a remark that an ignored setting affects the run's cost, with what is assumed
-        instead.
+        """Add a remark that the import ignores a setting which affects the run's cost, with what is
+        assumed instead.
         """
         self.remarks.append(Remark(kind="ignored", choice=choice, text=text))
 

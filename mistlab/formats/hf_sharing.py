@@ -80,7 +80,7 @@ def _place(name: str) -> str:
 # Values that a DeepSpeed configuration leaves to the Trainer ("auto") are those of its arguments.
 
 
-# Values of an argument that mean that there is no configuration.
+# Values of the argument ``deepspeed`` or ``fsdp_config`` that mean that there is no configuration.
 _OFF = (None, False, "", "none", "None", "false", "False")
 
 

@@ -253,7 +253,7 @@ def refuse_program(command: Command) -> None:
             )
 
 
-# Words in the names of programs that train adapters.
+# Words in the names of training programs that train adapters.
 _ADAPTING = frozenset(("lora", "peft"))
 
 

@@ -66,7 +66,7 @@ def _command(
     arguments: tuple[str, ...] | None,
     line: int | None,
 ) -> Command | None:
-    # A script is evaluated once and cached, since each format asks again.
+    # A script is evaluated once and cached, since each known format asks for its commands again.
     source = LaunchFile(
         text=text, name=name, beside=beside, settings=dict(settings), arguments=arguments, line=line
     )

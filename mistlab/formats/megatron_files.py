@@ -179,7 +179,7 @@ def recognises_flagscale(source: LaunchFile) -> bool:
 
 
 def read_flagscale(source: LaunchFile, given: Given) -> Imported:
-    """The job of a FlagScale file."""
+    """The job that a FlagScale file describes."""
     settings = resolved(settings_of(source), source.settings)
     flags = Flags(where="model")
     for name in _FLAGSCALE_SECTIONS:

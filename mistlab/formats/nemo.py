@@ -90,7 +90,7 @@ def recognises_bridge(source: LaunchFile) -> bool:
 
 
 def read_nemo(source: LaunchFile, given: Given) -> Imported:
-    """The job of a NeMo 1.x configuration."""
+    """The job that a NeMo 1.x configuration describes."""
     settings = resolved(settings_of(source), source.settings)
     trainer, model = settings["trainer"], settings.get("model")
     if not isinstance(model, Mapping):

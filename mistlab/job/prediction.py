@@ -118,7 +118,9 @@ class MemoryByClass(Checked):
 
     @property
     def total_bytes(self) -> int:
-        """The sum of these bytes."""
+        """The total bytes on one GPU: weights, gradients, optimizer states, activations and the
+        rest.
+        """
         return sum(getattr(self, entry.name) for entry in fields(self))
 
 
@@ -264,7 +266,7 @@ class Clocks(Checked):
 
     @property
     def words(self) -> str:
-        """The clock rates as text, with units."""
+        """A GPU's clock rates in MHz, and its power limit, as text."""
         most = "" if self.most_sm_mhz is None else f" of {self.most_sm_mhz:g}"
         power = "" if self.power_limit_w is None else f", at most {self.power_limit_w:g} W"
         return f"SM {self.sm_mhz:g}{most} MHz, memory {self.memory_mhz:g} MHz{power}"

@@ -143,7 +143,7 @@ class Cluster:
         if others >= self.nodes:
             refuse(
                 "nodes",
-                f"{self.nodes} is not above the {others} nodes of others: give at least "
+                f"{self.nodes} is not above the {others} nodes of field others: give at least "
                 f"{others + 1}",
             )
         for group in self.groups:
@@ -260,8 +260,8 @@ class Cluster:
         group_ranks = next(one for one in self.ranks_of_groups if first_rank in one)
         if first_rank == group_ranks.start or first_rank + num_gpus == group_ranks.stop:
             return first_rank
-        # This stage begins at the start of a node that is not the first of its group; the group's
-        # second node stands for all such nodes.
+        # The stage begins at the first GPU of a node that is not the first of its group; the second
+        # node of the group stands for all such nodes.
         return group_ranks.start + (first_rank % gpus or gpus)
 
     @property

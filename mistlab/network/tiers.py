@@ -211,7 +211,10 @@ def _check_place(tier: Tier, index: int) -> None:
     if not tier.forwards and not tier.rails:
         refuse("forwards", f"False, but tier {tier.name} has no rails: leave it out")
     if tier.scattered and index == NETWORK:
-        refuse("scattered", "True, but units are single nodes: give it to a higher tier")
+        refuse(
+            "scattered",
+            "True, but this tier joins single nodes: give scattered to a higher tier",
+        )
     _check_rate(tier, index)
 
 

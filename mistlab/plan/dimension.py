@@ -210,7 +210,7 @@ def experts_problem(setting: Setting) -> str:
     if experts is None:
         return _without_experts(ranks)
     if experts.count % ranks:
-        return f"{ranks} does not divide experts {experts.count}: give a divisor"
+        return f"{ranks} does not divide experts {experts.count}: give a divisor of {experts.count}"
     parts = setting.degree("expert_tensor_parallel")
     # Where ranks cannot split the width of experts, ``expert_widths_problem`` reports it.
     if experts.ffn % parts == 0 and setting.gpus % (ranks * parts):
@@ -239,7 +239,9 @@ def expert_widths_problem(setting: Setting) -> str:
     if experts is None:
         return _without_experts(parts)
     if experts.ffn % parts:
-        return f"{parts} does not divide experts' ffn {experts.ffn}: give a divisor"
+        return (
+            f"{parts} does not divide experts' ffn {experts.ffn}: give a divisor of {experts.ffn}"
+        )
     return ""
 
 
@@ -321,7 +323,7 @@ def replicas_problem(setting: Setting) -> str:
     if replicas > 1 and not setting.workload.reduces_plainly:
         return f"{replicas}, and workload.reduction is {how.kind}: leave it out"
     if data % replicas:
-        return f"{replicas} does not divide data_parallel {data}: give a divisor"
+        return f"{replicas} does not divide data_parallel {data}: give a divisor of {data}"
     gpus = setting.gpus // replicas
     ranks = setting.degree("expert_parallel") * setting.degree("expert_tensor_parallel")
     if replicas > 1 and gpus % ranks:

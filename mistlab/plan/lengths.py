@@ -138,7 +138,7 @@ def _from_file(path: Path) -> DocumentLengths:
         reject(f"--lengths {path}: cannot be read ({reason}): give a file, or one of {known}")
     rows = [(number, line.split(",")) for number, line in enumerate(lines, start=1) if line.strip()]
     if rows and not rows[0][1][0].strip().isdigit():
-        # Drop the header line.
+        # The first line has no number: it is the header, which is dropped.
         del rows[0]
     tokens, counts = [], []
     for number, row in rows:

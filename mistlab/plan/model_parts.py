@@ -71,7 +71,10 @@ class Experts:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.active > self.count:
-            refuse("active", f"{self.active} is above count {self.count}: give at most that")
+            refuse(
+                "active",
+                f"{self.active} is above count {self.count}: give at most {self.count}",
+            )
         with within("router"):
             self.router.check(self.count, self.active)
 

@@ -44,7 +44,8 @@ class Router:
         if self.active_groups > self.groups:
             refuse(
                 "active_groups",
-                f"{self.active_groups} is more than groups {self.groups}: give at most that",
+                f"{self.active_groups} is more than groups {self.groups}: give at most "
+                f"{self.groups}",
             )
         if self.correction_rate and not self.correction:
             refuse(

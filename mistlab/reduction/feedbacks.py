@@ -55,7 +55,9 @@ class Forgetting:
     compressor: Compressor
 
     def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
-        """The mean of all ranks' compressed gradients."""
+        """The mean over ranks of the compressed gradients, without correction of compression
+        errors.
+        """
         return _mean(_compressed(self.compressor, gradients, rng))
 
 
@@ -90,7 +92,7 @@ class Doubling:
         self.workers = Remembering(self.compressor)
 
     def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
-        """The compressed mean of the compressed gradients."""
+        """The mean of the ranks' compressed gradients, which is compressed again by the server."""
         wanted = self.workers.average(gradients, rng) + self.memory
         sent = compressed(self.compressor, wanted, rng)
         self.memory = wanted - sent

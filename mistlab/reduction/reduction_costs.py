@@ -40,7 +40,7 @@ OF_KINDS: Mapping[str, tuple[ReductionKind, ...]] = {
     "replicas": ("outer",),
     **dict.fromkeys(("outer_bits", "fragments", "delay", "mixed", "rate", "momentum"), ("outer",)),
 }
-# How often ``neolithic`` feedback sends in a step, by default.
+# The default number of messages that the error feedback ``neolithic`` sends in each step.
 ROUNDS = 2
 # The compressor that leaves gradients uncompressed.
 WHOLE = Compressor()

@@ -41,7 +41,7 @@ class Degrees(Checked):
 
     @property
     def layout(self) -> Layout:
-        """The serving layout with these parallel degrees."""
+        """The serving layout that has the parallel degrees of these fields."""
         return Layout(dp=self.dp, tp=self.tp, pp=self.pp)
 
 
@@ -110,13 +110,19 @@ class ChangingRun:
         for what in ("heads", "kv_heads"):
             count = getattr(model, what)
             if count % degrees.tp:
-                refuse(f"{name}.tp", f"{degrees.tp} does not divide {what} {count}: give a divisor")
+                refuse(
+                    f"{name}.tp",
+                    f"{degrees.tp} does not divide {what} {count}: give a divisor of {count}",
+                )
         if model.ffn % degrees.tp:
-            refuse(f"{name}.tp", f"{degrees.tp} does not divide ffn {model.ffn}: give a divisor")
+            refuse(
+                f"{name}.tp",
+                f"{degrees.tp} does not divide ffn {model.ffn}: give a divisor of {model.ffn}",
+            )
         if degrees.pp > model.layers:
             refuse(
                 f"{name}.pp",
-                f"{degrees.pp} is more than the {model.layers} layers: give at most that many",
+                f"{degrees.pp} is more than the {model.layers} layers: give at most {model.layers}",
             )
         unlike = {
             "experts": model.experts,

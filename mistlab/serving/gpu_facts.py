@@ -109,7 +109,7 @@ class ServingGpu(Checked):
 
     @property
     def bytes_per_s(self) -> float:
-        """The bandwidth of the GPU's memory."""
+        """The memory bandwidth of the GPU, in bytes per second."""
         return self.memory_gbytes_per_s * GBYTES
 
     def flop_per_s(self, precision: str) -> float:

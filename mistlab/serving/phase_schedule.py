@@ -300,7 +300,7 @@ class PhaseSchedule:
         self._coming -= len(come)
         self._waiting.extend(self.requests[number] for number in come)
 
-    # Choosing the prompts of the next prefill pass.
+    # Chooses which waiting prompts the next prefill pass takes.
 
     def _read(self) -> Iterator[Action]:
         while self._waiting:
@@ -372,7 +372,7 @@ class PhaseSchedule:
                     if decoding is request:
                         self._decoders.remove(request, decoder)
 
-    # Moving requests when layouts change.
+    # Moves requests between replicas when ranks change from one layout to the other.
 
     def _to_decoding(self) -> Change:
         sources = {one.number: replica for replica, one in self._readers.all()}
@@ -411,7 +411,7 @@ class PhaseSchedule:
         self.peak_host = max(self.peak_host, self._host_used)
         return Store(request.number, replica, request.held)
 
-    # Choosing the next decode steps.
+    # Chooses how many decode steps run before the next change.
 
     def _decode(self) -> Iterator[Action]:
         while self._host or self._decoders:

@@ -44,7 +44,7 @@ class Layout:
 
     @property
     def text(self) -> str:
-        """The layout as text, such as ``dp2 tp4``."""
+        """A serving layout's parallel degrees as text, such as ``dp2 tp4``."""
         parts = [(self.dp, "dp"), (self.tp, "tp"), (self.pp, "pp")]
         return " ".join(f"{name}{degree}" for degree, name in parts if degree > 1) or "tp1"
 

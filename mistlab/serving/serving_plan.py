@@ -106,16 +106,26 @@ def check_layout(layout: RankLayout) -> None:
             "cache", f"{shown(layout.cache)} is unknown{near_matches(layout.cache, CACHE_BYTES)}"
         )
     if model.heads % layout.tp:
-        refuse("tp", f"{layout.tp} does not divide heads {model.heads}: give a divisor")
+        refuse(
+            "tp",
+            f"{layout.tp} does not divide heads {model.heads}: give a divisor of {model.heads}",
+        )
     if layout.ep > 1 and model.experts is None:
         refuse("ep", f"{layout.ep}, but {model.name} has no experts: give 1")
     ranks = layout.tp * layout.dp
     if layout.ep > ranks or ranks % layout.ep:
-        refuse("ep", f"{layout.ep} does not divide tp x dp = {ranks}: give a divisor")
+        refuse("ep", f"{layout.ep} does not divide tp x dp = {ranks}: give a divisor of {ranks}")
     if model.experts is not None and model.experts.count % layout.ep:
-        refuse("ep", f"{layout.ep} does not divide experts {model.experts.count}: give a divisor")
+        refuse(
+            "ep",
+            f"{layout.ep} does not divide experts {model.experts.count}: give a divisor of "
+            f"{model.experts.count}",
+        )
     if layout.pp > model.layers:
-        refuse("pp", f"{layout.pp} is more than the {model.layers} layers: give at most that many")
+        refuse(
+            "pp",
+            f"{layout.pp} is more than the {model.layers} layers: give at most {model.layers}",
+        )
 
 
 # The command lines of serving engines, with the name that each engine gives a plan's choices.

@@ -131,9 +131,10 @@ def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadySt
         others_s = burst * admitted * read_s / of.dp
         aside_s = by["first"] + by["steps"] * step_s + others_s
         first_s = by["wait"] * (aside_s + by["prompt"] * read_s * of.pp)
-        # While it is prefilled, however long, a request misses one decode step.
+        # A request misses one decode step of its replica while its prompt is prefilled, however
+        # long that takes.
         share = outputs * token_s / (aside_s + outputs * token_s)
-        # The requests of a wave all decode at the same time.
+        # The requests of a wave (sent all together) decode all at the same time.
         share = np.where(together, 1.0, share)
         decoding = np.minimum(admitted * share, most_read)
         # Prompts queue where the token budget of steps prefills them more slowly than requests end.
@@ -183,7 +184,7 @@ def split_state(
         first_s = np.maximum(first_s, slowest_s)
         share = outputs * token_s / (first_s + outputs * token_s)
         decoding = np.minimum(load.in_flight * share, most)
-    # Requests queue if the decode replicas have no memory for them.
+    # Requests queue for their first token if the decode replicas have no memory for them.
     first_s = np.maximum(first_s, (load.in_flight / most - 1) * outputs * token_s)
     return SteadyState(
         first_s=first_s,

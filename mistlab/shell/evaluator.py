@@ -173,7 +173,9 @@ class Evaluator:
             self.command(command, state)
 
     def command(self, command: Command, state: State) -> None:
-        """Evaluate one command of any kind."""
+        """Evaluate one shell command of any kind: simple, loop, condition or function
+        definition.
+        """
         self.session.spend(command.line)
         self._evaluate(command, state)
         failed = isinstance(state.status, int) and state.status != 0

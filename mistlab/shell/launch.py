@@ -189,8 +189,8 @@ def _refuse(session: Session, candidates: Sequence[Candidate]) -> NoReturn:
             f"{called}: give --line N with the line of the call to import"
         )
     reject(
-        f"{len(candidates)} commands start training, at {', '.join(shown)}: give by --set what "
-        "makes them differ"
+        f"{len(candidates)} commands start training, at {', '.join(shown)}: give --set NAME=VALUE "
+        "for the variable in which they differ"
     )
 
 

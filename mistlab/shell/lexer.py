@@ -458,7 +458,9 @@ class Parts:
         self._kind = (0, False)
 
     def join(self, part: WordPart) -> None:
-        """Append a part to the word that is expanded only when the word is used, such as ``$x``."""
+        """Append a part, such as ``$x``, to the word; the part is expanded when the word is
+        used.
+        """
         self._flush()
         self._kind = (0, False)
         self._parts.append(part)
@@ -470,7 +472,7 @@ class Parts:
         self._letters = []
 
     def all(self) -> tuple[WordPart, ...]:
-        """The word's parts so far, in order."""
+        """The parts of the word that have been read so far, in order."""
         self._flush()
         return tuple(self._parts)
 

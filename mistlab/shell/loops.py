@@ -308,10 +308,10 @@ class Runner(Protocol):
     session: Session
 
     def run(self, script: Script, state: State) -> None:
-        """Evaluate commands one after another."""
+        """Evaluate the commands of a list one after another."""
 
     def command(self, command: Command, state: State) -> None:
-        """Evaluate a command."""
+        """Evaluate one command of a loop or list."""
 
     def test(self, script: Script, state: State) -> tuple[Maybe, frozenset[str]]:
         """Whether a condition holds, and the assumptions on which its truth depends."""

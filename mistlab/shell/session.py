@@ -81,7 +81,7 @@ class Variable:
 
     @property
     def text(self) -> Text | None:
-        """The value that ``$name`` has: the one at index 0."""
+        """The value that ``$name`` has: for an array, that of its element 0."""
         return self.items.get("0" if self.is_map else 0)
 
     @property
@@ -151,7 +151,7 @@ class State:
         return made
 
     def take(self, other: "State") -> None:
-        """Replace this state's contents by another state's."""
+        """Replace this evaluation state (variables, commands and so on) by another one."""
         for name in State.__slots__:
             setattr(self, name, getattr(other, name))
 

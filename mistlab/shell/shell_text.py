@@ -91,7 +91,9 @@ class Text:
 
     @property
     def is_known(self) -> bool:
-        """Whether all of the text is known."""
+        """Whether every character of the text is known, rather than the output of an unknown
+        command.
+        """
         return self.chars.isascii() or not any(map(is_placeholder, self.chars))
 
     @property
@@ -109,7 +111,7 @@ class Text:
         return line
 
     def part(self, start: int, stop: int | None = None) -> "Text":
-        """The text between two offsets."""
+        """The part of a partly known text between two offsets."""
         stop = len(self.chars) if stop is None else stop
         if start == 0 and stop >= len(self.chars):
             return self

@@ -96,7 +96,9 @@ class Element:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment(SyntaxNode):
-    """``name=word``, ``name+=word``, ``name[key]=word`` or ``name=(...)``."""
+    """An assignment in a shell command: ``name=word``, ``name+=word``, ``name[key]=word`` or
+    ``name=(...)``.
+    """
 
     name: str
     value: "RawWord | tuple[Element, ...]"

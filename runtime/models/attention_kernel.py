@@ -30,22 +30,22 @@ def check_kernel(
     if attention != "flash":
         reject(
             f"--attention-kernel {kernel}: the plan computes attention product by product: give "
-            "workload.attention: flash, or leave the option out"
+            "workload.attention: flash, or leave --attention-kernel out"
         )
     if device == "cpu":
         reject(
-            f"--attention-kernel {kernel}: it runs on GPUs alone: give --device cuda, or leave the "
-            "option out"
+            f"--attention-kernel {kernel}: it runs on GPUs alone: give --device cuda, or leave "
+            "--attention-kernel out"
         )
     if precision == "fp32":
         reject(
             f"--attention-kernel {kernel}: it has no 32-bit arithmetic: give workload.precision: "
-            "bf16, or leave the option out"
+            "bf16, or leave --attention-kernel out"
         )
     if kernel == "flash-attn" and not _is_installed("flash_attn"):
         reject(
             "--attention-kernel flash-attn: the package is not installed: pip install "
-            "--no-build-isolation '.[flash]', or leave the option out"
+            "--no-build-isolation '.[flash]', or leave --attention-kernel out"
         )
     if kernel == "cudnn" and torch.are_deterministic_algorithms_enabled():
         reject(

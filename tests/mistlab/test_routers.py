@@ -16,7 +16,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "more groups than there are": (
         {"groups": 2, "active_groups": 4},
-        r"router.active_groups: 4 is more than groups 2: give at most that",
+        r"router.active_groups: 4 is more than groups 2: give at most 2",
     ),
     "groups of too few experts": (
         {"groups": 8, "best_of_group": 1},

@@ -73,7 +73,7 @@ def _write_torchtune(job: Job) -> str:
             "lora_alpha": 2 * workload.rank,
             "quantize_base": workload.base == "4bit",
         }
-    # All of Llama 3's builders share a tokenizer.
+    # All of Llama 3's model builders in torchtune have the same tokenizer, in the module llama3.
     tokenizer = "llama3" if module.startswith("llama3") else module
     chunked = "torchtune.modules.loss.LinearCrossEntropyLoss"
     usual = {"_component_": "torch.optim.AdamW", "fused": True}
@@ -114,7 +114,7 @@ def _write_automodel(job: Job) -> str:
     workload, sharing = job.workload, Sharing.of(job)
     in_16_bits = workload.states == "16bit"
     dtype = _WORDS[workload.precision]
-    # Packed sequences have no context parallelism.
+    # With context parallelism, sequences are not packed.
     packs = sharing.degrees["cp"] == 1
     attention = "sdpa" if workload.precision == "fp32" else "flash_attention_2"
     peft: dict[str, Any] = {}

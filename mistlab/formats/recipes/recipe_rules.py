@@ -29,7 +29,7 @@ from mistlab.job.job import Job
 from mistlab.plan.dimensions import DIMENSIONS, dimensions_of_axes
 from mistlab.schedule.orders import DEFAULT_ORDER
 
-# The framework that has what a recipe lacks, for remedies.
+# The framework that remedies name where a recipe cannot express a plan with pipeline stages.
 _WITH_PIPELINES = "megatron-bridge"
 # The symbols of parallel degrees that every recipe leaves to the launcher.
 REPLICAS = ("dp",)

@@ -179,7 +179,8 @@ def _write_trl(job: Job) -> str:
         if workload.base == "4bit":
             # Double quantisation, and stored so that FSDP2 can shard it.
             settings |= {"use_bnb_nested_quant": True, "bnb_4bit_quant_storage": dtype}
-    # Packing "bfd" hands fused attention the lengths; "wrapped" needs none.
+    # Packing "bfd" gives fused attention the lengths of documents; "wrapped" gives none, as unfused
+    # attention takes no lengths.
     packing = "wrapped" if workload.attention == "math" else "bfd"
     settings |= {
         "packing_strategy": packing,
