@@ -13,7 +13,6 @@ import numpy as np
 from mistlab.core.arrays import Floats
 from mistlab.cost.memory import allocator_of, room_of_plan
 from mistlab.cost.pipeline import Terms
-from mistlab.cost.views import FULL, view_of
 from mistlab.engines.engine import Engine
 from mistlab.job.job import Job
 from mistlab.job.prediction import Prediction, Predictor
@@ -27,6 +26,7 @@ from searchers.strategy import INTERRUPTED, Ledger, Strategy, StrategySearcher
 from simulators.events import EventSimulator
 from simulators.registry import PREDICTORS
 from simulators.symbolic import SymbolicPredictor
+from simulators.views import FULL, view_of
 
 # This limit is never reached: searches end by themselves, so that results do not depend on the
 # machine.

@@ -19,13 +19,13 @@ from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, table
 from mistlab.core.values import reject
-from mistlab.cost.views import FULL, VIEWS
 from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
 from mistlab.plan.plan_words import plan_line
 from mistlab.schedule.placement import spread_shares
 from searchers.methods.published import published
 from searchers.savings import Chooser, chosen_plan
+from simulators.views import FULL, VIEWS
 
 # Predicts random plans with each effect hidden in turn (a view of the predictor), to check that the
 # views' times are in the expected order.

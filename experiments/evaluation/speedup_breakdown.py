@@ -18,7 +18,6 @@ from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, number, table, table_of
 from mistlab.core.units import GIB_BYTES
-from mistlab.cost.views import FULL, view_of
 from mistlab.engines.mistlab import MIST
 from mistlab.job.search import Problem
 from mistlab.machine.hardware import Line
@@ -27,6 +26,7 @@ from mistlab.plan.plan_words import plan_line
 from mistlab.plan.space import OffloadRatios, SearchSpace
 from searchers.exact.published_programme import WEIGHTS
 from searchers.methods.published import published
+from simulators.views import FULL, view_of
 
 # Averages speedups, and the differences of two iterations in each part of their time.
 

@@ -14,12 +14,12 @@ from experiments.pages.charts import Lines
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, number, table_of
 from mistlab.core.values import reject
-from mistlab.cost.views import FULL
 from mistlab.job.search import Budget, Improvement, seconds_until, to_equal_quality
 from mistlab.plan.named_spaces import space_of
 from mistlab.plan.space import SearchSpace
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
+from simulators.views import FULL
 
 SIZE, QUICK_SIZE = "22b", "2.7b"
 QUICK_PLANS = 500

@@ -21,21 +21,19 @@ from mistlab.cost.beside_sends import (
     longest_slots,
     slots_beside_sends,
 )
-from mistlab.cost.side_by_side import LINK, until
+from mistlab.cost.offloaded_weights import ends_if_gathered, least_ends_if_gathered
+from mistlab.cost.side_by_side import AHEAD, LINK, until
 from mistlab.cost.slot_work import (
     HERE,
     LOWER,
     NOTHING,
     UPPER,
     SlotWork,
-    ends_if_gathered,
-    least_ends_if_gathered,
     shared_turns,
     slot_ends,
     slots_of_first_layers,
     slots_of_leaving,
     slots_of_stepping,
-    split_slots,
     with_nothing,
 )
 from mistlab.cost.tasks import Kept, TaskSeconds
@@ -46,9 +44,6 @@ from mistlab.schedule.slots import PHASES, SHARDED_GRADIENTS, SHARDED_WEIGHTS, P
 
 # These kinds of tasks belong to a layer's optimizer step.
 OF_STEPS = frozenset({"S", "P", "G", "O"})
-# If weights are offloaded, this many blocks may run their optimizer steps before the first
-# micro-batch arrives; the buffers have no room for more.
-AHEAD = 2
 
 _AWAY = STREAMS.index("device_to_host")
 _NOT_AWAY: Sequence[str] = [stream for stream in STREAMS if stream != STREAMS[_AWAY]]
@@ -62,7 +57,9 @@ class FirstPass:
     For ``unawaited`` at the ends of its slots no layer waits, for ``after`` the stage's next pass
     waits. ``stepped`` is the time inside the pass if all layers stepped before, for stages that
     offload state or weights. ``block_steps`` and ``end_steps`` are the steps' arithmetic, without
-    the first layer's: of blocks with offloaded weights, and of other layers beside them.
+    the first layer's: of blocks with offloaded weights, and of other layers beside them; in lower
+    bounds ``passing`` is the pass's arithmetic. ``late`` is the time of a micro-batch that comes
+    late, zero where the other fields give it.
     """
 
     unawaited: Floats
@@ -70,6 +67,8 @@ class FirstPass:
     stepped: Floats
     block_steps: Floats
     end_steps: Floats
+    passing: Floats
+    late: Floats
 
     def chosen(self, rows: Rows | slice) -> "FirstPass":
         """Select the candidates with these indices."""
@@ -103,11 +102,16 @@ class FirstPass:
         ahead = np.minimum(1.0, AHEAD / others)
         held_s = np.where(blocks > AHEAD, self.block_steps / others + ahead * self.end_steps, 0.0)
         steps_s = np.maximum(whole_s - self.stepped, 0.0) * (1 - ahead) + held_s
+        stepping_s = self.block_steps * (1 - 1 / others) + self.end_steps
+        least_s = self.passing + np.where(blocks > AHEAD, stepping_s, 0.0)
+        steps_s = np.where(self.passing > 0, least_s - self.stepped, steps_s)
         passed_s = self.stepped + np.where(offloads_weights, steps_s, 0.0)
+        passed_s = np.where(self.late > 0, self.late, passed_s)
         return np.where(self.stepped > 0, passed_s - forward_s, np.zeros_like(forward_s))
 
 
-PARTS = len(fields(FirstPass))
+# The fields that are sums over layers: all but ``late``.
+PARTS = len(fields(FirstPass)) - 1
 
 
 def first_slots(
@@ -122,13 +126,13 @@ def first_slots(
     """The seconds of layers in the first forward pass: the fields of ``FirstPass``, for each
     combination of a layer's type and its neighbours' types.
 
-    Shapes: the result is (5, K, S); the tasks and ends of ``whole`` slots and the tasks without
+    Shapes: the result is (6, K, S); the tasks and ends of ``whole`` slots and the tasks without
     optimizer steps (``stepped``) are (4, K, S). Steady slots take ``usual`` seconds (K, S). In
     lower bounds (``is_least``) the next pass does not wait.
     """
     columns, (below, here, above) = seconds.columns, kinds.T
     parts = np.zeros((PARTS, *usual.shape))
-    unawaited, after, stepped_s, block_steps, end_steps = parts
+    unawaited, after, stepped_s, block_steps, end_steps, passing = parts
     weights, state = (with_nothing(seconds.alone(kind, ">")) for kind in ("P", "O"))
     chosen = np.flatnonzero((weights + state).any(axis=0))
     if not len(chosen):
@@ -168,6 +172,12 @@ def first_slots(
     stepping, swapped = with_nothing(seconds.alone("S", ""))[above][:, chosen], weights[above] > 0
     block_steps[:, chosen] = np.where(swapped, stepping, 0.0)
     end_steps[:, chosen] = np.where(swapped, 0.0, stepping)
+    if is_least:
+        passed_s = with_nothing(seconds.alone("F", "") + seconds.tensor_s["forward"])
+        passing[:, chosen] = passed_s[here][:, chosen]
+        if len(seconds.model.types.kinds) > 1:
+            # The blocks that have stepped before may be the largest.
+            block_steps[:] = 0.0
     return parts
 
 
@@ -443,11 +453,13 @@ class PassSums:
     steps: bool
     computed: bool
     queued: Floats | None = None
+    late: Floats | None = None
 
     def chosen(self, rows: Rows) -> "PassSums":
         """Select the candidates with these indices."""
         queued = None if self.queued is None else self.queued.take(rows, axis=1)
-        return PassSums(self.values.take(rows, axis=1), self.steps, self.computed, queued)
+        late = None if self.late is None else self.late.take(rows)
+        return PassSums(self.values.take(rows, axis=1), self.steps, self.computed, queued, late)
 
     def passes(self) -> PassSeconds:
         """Compute the pass times of each candidate from the sums over its layers."""
@@ -461,7 +473,9 @@ class PassSums:
         through_backward_s = next(sums)
         inside_s = dict(zip(PHASES, islice(sums, len(PHASES)), strict=True))
         # Only stages that offload weights or optimizer states have these sums.
-        first = FirstPass(*(islice(sums, PARTS) if self.steps else np.zeros((PARTS, 1))))
+        parts = islice(sums, PARTS) if self.steps else np.zeros((PARTS, 1))
+        late = np.zeros(1) if self.late is None else self.late
+        first = FirstPass(*(*parts, late))
         inside_s["first_forward"] = inside_s["first_forward"] - first.unawaited
         if self.queued is not None:
             last_computed, inside_s["last_backward"] = (
@@ -525,22 +539,6 @@ def _beside_sends(
     half = len(turns) // 2
     named = zip(TURNS, (turns[:half], turns[half:]), strict=True)
     return {**beside, **{name: BesideSend.of_sums(*of_turn) for name, of_turn in named if of_turn}}
-
-
-def split_pass_seconds(
-    seconds: TaskSeconds, kinds: Ints, summed: Sums, *, weights_s: Floats, unhidden_s: Floats
-) -> tuple[Floats, Floats]:
-    """The seconds of separate weight-gradient passes with their gradient reductions, and how much
-    shorter backward passes are without them.
-
-    The products take ``weights_s`` (T, S). For ``unhidden_s`` tensor-parallel ranks wait for one
-    another, which these products hid before. Both passes together are never shorter than one.
-    """
-    is_inside = kinds[:, HERE] != NOTHING
-    split = split_slots(SlotWork(seconds, kinds[is_inside]), weights_s, unhidden_s)
-    whole_s, inputs_s, weights_s, waits_s = summed([(split, is_inside)])
-    less_s = whole_s - inputs_s
-    return np.maximum(weights_s, less_s + waits_s), less_s
 
 
 def longest_beside_sends(seconds: TaskSeconds, kinds: Ints, summed: Sums) -> Mapping[Pass, Floats]:

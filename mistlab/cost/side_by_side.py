@@ -4,10 +4,10 @@ another down, and how long overlapping work then takes.
 Axes: G measured shapes, J streams of a set, C cases, B blocks; the four streams first.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import combinations, product
+from itertools import product
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -460,28 +460,39 @@ TASKS = (
 NAMES = tuple(task.name for task in TASKS)
 # The numbers of equal blocks that are simulated, that fill the streams at first, and whose time is
 # then measured.
-_BLOCKS, _FILLING, _MEASURED = 10, 4, 4
+_BLOCKS, _FILLING, MEASURED = 10, 4, 4
 
 
 # Numbers of ended tasks are packed into one integer, with this many bits for each name and a
 # further bit that a subtraction clears if the number is too small.
-_COUNT_BITS = 4
-_ONE = {name: 1 << (_COUNT_BITS + 1) * place for place, name in enumerate((*NAMES, _BEGUN))}
-_ENOUGH = sum(one << _COUNT_BITS for one in _ONE.values())
+_COUNT_BITS = 6
+ONE_MORE = {name: 1 << (_COUNT_BITS + 1) * place for place, name in enumerate((*NAMES, _BEGUN))}
+_ENOUGH = sum(one << _COUNT_BITS for one in ONE_MORE.values())
 # The numbers of ended tasks when the first block has run its optimizer step.
-_STEPPED = _ENOUGH + sum(_ONE[name] for name in ("S", "U", "G<", "O<", _BEGUN))
+_STEPPED = _ENOUGH + sum(ONE_MORE[name] for name in ("S", "U", "G<", "O<", _BEGUN))
+# If weights are offloaded, this many blocks may run their optimizer steps before the first
+# micro-batch arrives; the buffers have no room for more.
+AHEAD = 2
+# If it comes late, of how many blocks the tasks of each name have ended by then.
+_ENDED_AHEAD: Mapping[str, int] = {
+    **dict.fromkeys(("S", "U", "O>", "P>", _BEGUN), AHEAD),
+    **dict.fromkeys(("G<", "O<"), AHEAD + 1),
+    **dict.fromkeys(("F", "A>"), 0),
+}
+STEPPED_AHEAD = _ENOUGH + sum(ONE_MORE[name] * count for name, count in _ENDED_AHEAD.items())
 
 
 @dataclass(frozen=True, slots=True)
-class _Lanes:
+class Lanes:
     """The tasks of all streams in order, one stream after another, with the tasks that each waits
     for.
 
     Each has the row of ``work`` with its seconds, the counts that it ``needs``, and what its end
     and its start add to the counts.
 
-    ``first`` (4) is each stream's first task; a task that is never ready follows its last.
-    ``passes`` are the forward passes between whose starts the mean is measured.
+    ``first`` (4) is each stream's first task, ``late`` (4) its first one after a micro-batch that
+    comes late; a task that is never ready follows its last. ``passes`` are the blocks' forward
+    passes.
     """
 
     work: Ints
@@ -489,47 +500,57 @@ class _Lanes:
     ends: Ints
     begins: Ints
     first: Ints
+    late: Ints
     passes: Ints
 
 
-@lru_cache(maxsize=1)
-def _lanes() -> _Lanes:
+@lru_cache(maxsize=64)
+def lanes_of(blocks: int, in_turn: int, *, without: str = "") -> Lanes:
+    """The tasks of consecutive blocks, of which so many (``in_turn``) take turns; ``without`` names
+    tasks that these have not.
+    """
     lanes: list[tuple[int, int, int, int]] = []
-    first, passes = [], []
+    first, late, passes = [], [], []
     for stream in STREAMS:
         first.append(len(lanes))
-        for turn, task in product(range(_BLOCKS), TASKS):
+        ahead = 0
+        for turn, task in product(range(blocks), TASKS):
             block = turn + task.ahead
-            if task.stream != stream or not 0 <= block < _BLOCKS:
+            if task.stream != stream or task.name == without or not 0 <= block < blocks:
                 continue
-            if task.name == "F" and block in (_FILLING, _FILLING + _MEASURED):
+            if task.name == "F":
                 passes.append(len(lanes))
+            ahead += block < _ENDED_AHEAD[task.name]
             # The tasks of blocks before the first one count as ended.
-            needs = [(_ONE[name], block - back + 1) for name, back in task.after]
+            waits = [(name, block - back + 1) for name, back in task.after if name != without]
+            needs = [(ONE_MORE[name], most) for name, most in waits]
             counts = sum(one * most for one, most in needs if most > 0)
-            begins = _ONE[_BEGUN] if task.name == "S" else 0
-            row = 2 * NAMES.index(task.name) + block % 2
-            lanes.append((row, counts, _ONE[task.name], begins))
+            begins = ONE_MORE[_BEGUN] if task.name == "S" else 0
+            row = in_turn * NAMES.index(task.name) + block % in_turn
+            lanes.append((row, counts, ONE_MORE[task.name], begins))
+        late.append(first[-1] + ahead)
         lanes.append((0, _ENOUGH, 0, 0))
     work, needs, ends, begins = np.array(lanes).T.copy()
-    return _Lanes(work, needs, ends, begins, np.array(first), np.array(passes))
+    return Lanes(work, needs, ends, begins, np.array(first), np.array(late), np.array(passes))
 
 
-def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
-    """The mean seconds from the start of one block's forward pass to that of the next, in a first
-    forward pass with optimizer steps.
+def played(
+    work: Floats, slowed_by: SlowedBy, lanes: Lanes, at: Ints, ended: Ints, last: Ints
+) -> tuple[Floats, Floats]:
+    """The seconds at which the forward pass of each block starts and ends (blocks, C), up to the
+    ``last`` one (C).
 
-    ``work`` has the seconds of each block's tasks alone, in the order of ``NAMES`` (names, B, C).
-    The first block has already taken its optimizer step. The tasks of consecutive blocks are
-    simulated in order of time: on each stream one after another, each as soon as its dependencies
-    have ended. Blocks are equal, or alternate between two types.
+    The streams begin with the tasks ``at`` (4, C), when the tasks counted in ``ended`` (C) have
+    ended. ``work`` as in ``stepping_s``. The tasks of consecutive blocks are simulated in order of
+    time: on each stream one after another, each as soon as its dependencies have ended.
     """
-    lanes, cases = _lanes(), work.shape[-1]
+    cases = work.shape[-1]
     work, column = np.ravel(work), np.arange(cases)
-    at, ended = np.repeat(lanes.first[:, None], cases, axis=1), np.full(cases, _STEPPED)
     left, is_running = np.zeros((len(STREAMS), cases)), np.zeros((len(STREAMS), cases), dtype=bool)
-    now, begun = np.zeros(cases), np.full((len(lanes.passes), cases), np.nan)
-    while np.isnan(begun[-1]).any():
+    now = np.zeros(cases)
+    of_tasks = np.full((2, lanes.first[1], cases), np.nan)
+    until_last = lanes.passes[last]
+    while (at[COMPUTE] <= until_last).any():
         # Some tasks wait only until an optimizer step has started.
         is_ready = (ended - lanes.needs.take(at[COMPUTE])) & _ENOUGH == _ENOUGH
         starts = is_ready & ~is_running[COMPUTE]
@@ -538,8 +559,8 @@ def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
         starts = is_ready & ~is_running
         left = np.where(starts, work.take(lanes.work.take(at) * cases + column), left)
         is_running |= starts
-        is_pass = starts[COMPUTE] & (at[COMPUTE] == lanes.passes[:, None])
-        begun = np.where(is_pass, now, begun)
+        rows = np.flatnonzero(starts[COMPUTE])
+        of_tasks[0, at[COMPUTE, rows], rows] = now[rows]
         busy = left > 0
         # Tasks that take no time end at once.
         is_over = is_running & ~busy
@@ -550,51 +571,25 @@ def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
         ends = is_over | (left_s <= elapsed)
         left = np.where(ends, 0.0, np.maximum(left - elapsed / slowed, 0.0))
         now = now + elapsed
+        rows = np.flatnonzero(ends[COMPUTE])
+        of_tasks[1, at[COMPUTE, rows], rows] = now[rows]
         ended += (lanes.ends.take(at) * ends).sum(axis=0)
         at += ends
         is_running ^= ends
-    return np.asarray((begun[1] - begun[0]) / _MEASURED)
+    starts_s, ends_s = of_tasks[:, lanes.passes]
+    return starts_s, ends_s
 
 
-# Computes the least time in which work on several streams can be done, in any order.
+def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
+    """The mean seconds from the start of one block's forward pass to that of the next, in a first
+    forward pass with optimizer steps.
 
-
-def least_together(work: Floats, slowed_by: SlowedBy) -> Floats:
-    """The least seconds in which the four streams can do their work, in whatever order.
-
-    ``work`` is (4, C). While a set of streams is busy, each runs at one over its slowdown. A
-    weighted sum of the work is a lower bound if no set of streams processes more than one second of
-    it per second. The largest of these sums is the least time (the dual of a linear programme); its
-    weights are a vertex of a polytope that depends on the slowdowns alone.
+    ``work`` has the seconds of each block's tasks alone, in the order of ``NAMES`` (names, B, C).
+    The first block has already taken its optimizer step. Blocks are equal, or alternate between two
+    types.
     """
-    least = np.zeros(work.shape[1])
-    for first in np.unique(slowed_by.first).tolist():
-        cases = np.flatnonzero(slowed_by.first == first)
-        table = slowed_by.table[:, first : first + (1 << len(STREAMS))]
-        least[cases] = (_vertices(table.tobytes()) @ work[:, cases]).max(axis=0)
-    return least
-
-
-@lru_cache(maxsize=256)
-def _vertices(factors: bytes) -> Floats:
-    """Weights for which a weighted sum of the four streams' work is a lower bound of its time.
-
-    ``factors`` are the slowdowns (4, 16) by set of busy streams, as bytes; the result is (V, 4).
-    """
-    table = np.frombuffer(factors).reshape(len(STREAMS), -1)
-    is_busy: Bools = (np.arange(1, table.shape[1])[:, None] & BITS) > 0
-    rates = np.where(is_busy, 1 / table.T[1:], 0.0)
-    # A vertex of the polytope of weights satisfies as many constraints with equality as there are
-    # weights.
-    limits = np.concatenate([rates, -np.eye(len(STREAMS))])
-    bounds = np.concatenate([np.ones(len(rates)), np.zeros(len(STREAMS))])
-    chosen: Rows = np.array([*combinations(range(len(limits)), len(STREAMS))])
-    chosen = chosen[np.abs(np.linalg.det(limits[chosen])) > _SINGULAR]
-    weights = np.linalg.solve(limits[chosen], bounds[chosen][..., None])[..., 0]
-    weights = weights[(weights @ limits.T <= bounds + _ROUNDING).all(axis=1)].clip(0.0)
-    # Rounding must not make a bound too large, so the weights are scaled down.
-    weights = weights / np.maximum(1.0, (weights @ rates.T).max(axis=1))[:, None]
-    return np.asarray(np.unique(weights.round(12), axis=0)) * (1 - _ROUNDING)
-
-
-_SINGULAR, _ROUNDING = 1e-9, 1e-9
+    (_, in_turn, cases), last = work.shape, _FILLING + MEASURED
+    lanes = lanes_of(_BLOCKS, in_turn)
+    at, ended = np.repeat(lanes.first[:, None], cases, axis=1), np.full(cases, _STEPPED)
+    begun, _ = played(work, slowed_by, lanes, at, ended, np.full(cases, last))
+    return np.asarray((begun[last] - begun[_FILLING]) / MEASURED)

@@ -6,22 +6,22 @@ Axes: S strategies, K kinds of slots, P phases, J stages, R runs of layers, T ty
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from itertools import combinations
 
 import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
+from mistlab.core.distinct import Sums
 from mistlab.cost.side_by_side import (
     AWAY,
+    BITS,
     LINK,
-    LINK_BIT,
     NAMES,
+    TASKS,
     SlowedBy,
-    ends_of_several,
     ends_of_streams,
-    least_together,
     link_after,
-    sets_of,
     slot_after,
     slots_in_turn,
     stepping_s,
@@ -287,82 +287,70 @@ def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats
     return np.stack([whole_s, inputs_s, own_s, waits])
 
 
+def split_pass_seconds(
+    seconds: TaskSeconds, kinds: Ints, summed: Sums, *, weights_s: Floats, unhidden_s: Floats
+) -> tuple[Floats, Floats]:
+    """The seconds of separate weight-gradient passes with their gradient reductions, and how much
+    shorter backward passes are without them.
+
+    The products take ``weights_s`` (T, S). For ``unhidden_s`` tensor-parallel ranks wait for one
+    another, which these products hid before. Both passes together are never shorter than one.
+    """
+    is_inside = kinds[:, HERE] != NOTHING
+    split = split_slots(SlotWork(seconds, kinds[is_inside]), weights_s, unhidden_s)
+    whole_s, inputs_s, weights_s, waits_s = summed([(split, is_inside)])
+    less_s = whole_s - inputs_s
+    return np.maximum(weights_s, less_s + waits_s), less_s
+
+
 def _lasting(work: SlotWork, alone: Floats) -> Floats:
     """The seconds of tasks that overlap, given the seconds of each stream alone."""
     alone = np.maximum(alone, 0.0)
     return until(STREAMS, slot_ends(work.seconds, alone, is_least=False), alone)
 
 
-# Computes the time of layers whose weights are copied from the host and then gathered from ranks.
+# Computes the least time in which work on several streams can be done, in any order.
 
 
-_FROM_HOST = STREAMS.index("host_to_device")
+def least_together(work: Floats, slowed_by: SlowedBy) -> Floats:
+    """The least seconds in which the four streams can do their work, in whatever order.
 
-
-def ends_if_gathered(alone: Floats, slowed: SlowedBy, copied: Floats, gathered: Floats) -> Floats:
-    """The time at which each stream ends if weights are gathered only after they were copied from
-    the host.
-
-    All work would take ``alone`` (4, C). The gather is the last ``gathered`` seconds (C) of the
-    link's work, the copy the first ``copied`` seconds (C) of the host's; both are positive. Until
-    both the copy and the link's other work have ended, the host copy slows the other streams, and
-    afterwards the link does.
+    ``work`` is (4, C). While a set of streams is busy, each runs at one over its slowdown. A
+    weighted sum of the work is a lower bound if no set of streams processes more than one second of
+    it per second. The largest of these sums is the least time (the dual of a linear programme); its
+    weights are a vertex of a polytope that depends on the slowdowns alone.
     """
-    left, offset = alone.copy(), slowed.place(sets_of(alone > 0))
-    left[LINK], left[_FROM_HOST] = np.maximum(alone[LINK] - gathered, 0.0), copied
-    ends, elapsed = np.zeros_like(alone), np.zeros(alone.shape[1])
-    for _ in STREAMS:
-        busy = left > 0
-        factors = slowed.table.take(offset + sets_of(busy), axis=1)
-        ahead = np.where(busy, left * factors, np.inf)
-        step = np.where(busy[_FROM_HOST], ahead.min(axis=0), 0.0)
-        is_done = busy & (ahead <= step)
-        left = np.where(is_done, 0.0, np.maximum(left - step / factors, 0.0))
-        elapsed += step
-        ends += is_done * elapsed
-    left[LINK] += gathered
-    left[_FROM_HOST] = np.maximum(alone[_FROM_HOST] - copied, 0.0)
-    return np.maximum(ends, np.where(left > 0, ends_of_several(left, slowed) + elapsed, 0.0))
+    least = np.zeros(work.shape[1])
+    for first in np.unique(slowed_by.first).tolist():
+        cases = np.flatnonzero(slowed_by.first == first)
+        table = slowed_by.table[:, first : first + (1 << len(STREAMS))]
+        least[cases] = (_vertices(table.tobytes()) @ work[:, cases]).max(axis=0)
+    return least
 
 
-def least_ends_if_gathered(
-    alone: Floats, slowed: SlowedBy, copied: Floats, gathered: Floats
-) -> Floats:
-    """Lower bounds of ``ends_if_gathered`` for this work and for any with longer copies.
+@lru_cache(maxsize=256)
+def _vertices(factors: bytes) -> Floats:
+    """Weights for which a weighted sum of the four streams' work is a lower bound of its time.
 
-    The slowdown factors are ``lowered`` (docs/decisions/0035-searches-that-prove.md).
-
-    With greater copies the link may gather at any later time. So the copies here are slowed by no
-    gathering. Arithmetic is slowed as little as it is while the link gathers, whatever else runs.
+    ``factors`` are the slowdowns (4, 16) by set of busy streams, as bytes; the result is (V, 4).
     """
-    left, offset = alone.copy(), slowed.place(sets_of(alone > 0))
-    left[LINK] = np.maximum(alone[LINK] - gathered, 0.0)
-    copying, gathering = copied.copy(), gathered.copy()
-    ends, elapsed = np.zeros_like(alone), np.zeros(alone.shape[1])
-    # At most six events follow: the ends of the four streams, of the copy and of the gather.
-    for _ in range(len(STREAMS) + 2):
-        busy = left > 0
-        factors = slowed.table.take(offset + sets_of(busy), axis=1)
-        on_link = slowed.table[LINK].take(offset + (sets_of(busy) | LINK_BIT))
-        gathers = ~busy[LINK] & (copying <= 0) & (gathering > 0)
-        ahead = np.where(busy, left * factors, np.inf)
-        copied_s = np.where(copying > 0, copying * factors[_FROM_HOST], np.inf)
-        gathered_s = np.where(gathers, gathering * on_link, np.inf)
-        step = np.minimum(ahead.min(axis=0), np.minimum(copied_s, gathered_s))
-        step = np.where(np.isfinite(step), step, 0.0)
-        is_done, is_gathered = busy & (ahead <= step), gathers & (gathered_s <= step)
-        left = np.where(is_done, 0.0, np.maximum(left - step / factors, 0.0))
-        copying = np.where(copied_s <= step, 0.0, copying - step / factors[_FROM_HOST])
-        gathering -= np.where(gathers, step / on_link, 0.0)
-        gathering[is_gathered] = 0.0
-        elapsed += step
-        ends += is_done * elapsed
-        ends[LINK] = np.where(is_gathered, elapsed, ends[LINK])
-    slower = slowed.table[COMPUTE].take(offset + (1 << COMPUTE) + LINK_BIT)
-    slowed_s = alone[COMPUTE] + gathered * (1 - 1 / slower)
-    computes = alone[COMPUTE] > 0
-    ends[COMPUTE] = np.where(computes, np.maximum(ends[COMPUTE], slowed_s), 0.0)
-    return ends
+    table = np.frombuffer(factors).reshape(len(STREAMS), -1)
+    is_busy: Bools = (np.arange(1, table.shape[1])[:, None] & BITS) > 0
+    rates = np.where(is_busy, 1 / table.T[1:], 0.0)
+    # A vertex of the polytope of weights satisfies as many constraints with equality as there are
+    # weights.
+    limits = np.concatenate([rates, -np.eye(len(STREAMS))])
+    bounds = np.concatenate([np.ones(len(rates)), np.zeros(len(STREAMS))])
+    chosen: Rows = np.array([*combinations(range(len(limits)), len(STREAMS))])
+    chosen = chosen[np.abs(np.linalg.det(limits[chosen])) > _SINGULAR]
+    weights = np.linalg.solve(limits[chosen], bounds[chosen][..., None])[..., 0]
+    weights = weights[(weights @ limits.T <= bounds + _ROUNDING).all(axis=1)].clip(0.0)
+    # Rounding must not make a bound too large, so the weights are scaled down.
+    weights = weights / np.maximum(1.0, (weights @ rates.T).max(axis=1))[:, None]
+    return np.asarray(np.unique(weights.round(12), axis=0)) * (1 - _ROUNDING)
+
+
+_SINGULAR, _ROUNDING = 1e-9, 1e-9
 
 
 # Computes the mean time of equal layers in a row whose data is offloaded as soon as each has
@@ -479,7 +467,6 @@ def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Flo
     If ``is_least``, lower bounds of this work and any greater one.
     """
     seconds, kinds = work.seconds, work.kinds
-    table = seconds.model.template.phases["first_forward"]
     leaves = seconds.alone("P", ">") + seconds.alone("O", ">")
     chosen = np.flatnonzero(leaves.any(axis=0))
     if not len(chosen):
@@ -488,18 +475,13 @@ def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Flo
     are_alike = kinds[rows, HERE] == kinds[rows, LOWER]
     rows = rows[are_alike & (not is_least) | _take_turns(seconds.model.types, kinds[rows])]
     are_alike = kinds[rows, HERE] == kinds[rows, LOWER]
-    names = [f"{task.kind}{task.direction or ''}" for task in table]
-    if seconds.model.template.depth != 1 or not len(rows) or not {*names} <= {*NAMES}:
+    if not steps_in_turn(seconds) or not len(rows):
         return usual_s
     shape = len(rows), len(chosen)
-    blocks = np.zeros((len(NAMES), 2, *shape))
+    of_tasks = of_first_pass(seconds)[..., chosen]
+    blocks = np.stack([of_tasks[:, kinds[rows, place]] for place in (HERE, UPPER)], axis=1)
     both = np.zeros((len(STREAMS), *shape))
-    for name, task in zip(names, table, strict=True):
-        alone = seconds.alone(task.kind, task.direction or "") * (seconds.zero >= task.from_zero)
-        if task.kind == "F":
-            alone = alone + seconds.tensor_s["forward"]
-        turns = [of_layers(alone, kinds[rows, place])[:, chosen] for place in (HERE, UPPER)]
-        blocks[NAMES.index(name)] = turns
+    for task, turns in zip(TASKS, blocks, strict=True):
         both[STREAMS.index(task.stream)] += np.sum(turns, axis=0)
     slowed = in_slots(seconds.slowed_by(), both, chosen)
     least_s = least_together(both.reshape(len(STREAMS), -1), slowed).reshape(shape) / 2
@@ -510,6 +492,31 @@ def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Flo
     slots_s = usual_s.copy()
     slots_s[rows[:, None], chosen] = least_s
     return slots_s
+
+
+def of_first_pass(seconds: TaskSeconds) -> Floats:
+    """The seconds alone of each task of a first forward pass, by type of layer, the last of which
+    stands for no layer (names, T + 1, S).
+    """
+    of_tasks = np.zeros((len(NAMES), len(seconds.model.types.names) + 1, len(seconds.zero)))
+    for task in seconds.model.template.phases["first_forward"]:
+        alone = seconds.alone(task.kind, task.direction or "") * (seconds.zero >= task.from_zero)
+        if task.kind == "F":
+            alone = alone + seconds.tensor_s["forward"]
+        of_tasks[NAMES.index(f"{task.kind}{task.direction or ''}")] = with_nothing(alone)
+    return of_tasks
+
+
+def gathers_each_pass(seconds: TaskSeconds) -> Bools:
+    """A mask of the strategies (S) that gather sharded weights for each pass."""
+    return np.asarray(seconds.zero >= SHARDED_WEIGHTS)
+
+
+def steps_in_turn(seconds: TaskSeconds) -> bool:
+    """Whether a first forward pass has only tasks that ``mistlab.cost.side_by_side`` simulates."""
+    template = seconds.model.template
+    names = {f"{task.kind}{task.direction or ''}" for task in template.phases["first_forward"]}
+    return template.depth == 1 and names <= {*NAMES}
 
 
 def _take_turns(types: LayerTypes, kinds: Ints) -> Bools:

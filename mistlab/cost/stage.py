@@ -30,6 +30,7 @@ from mistlab.cost.beside_sends import (
 from mistlab.cost.chains import ISSUED
 from mistlab.cost.kernels import of_ranks
 from mistlab.cost.links import peculiar_s
+from mistlab.cost.offloaded_weights import late_first_s
 from mistlab.cost.pass_seconds import (
     PassSeconds,
     PassSums,
@@ -37,10 +38,9 @@ from mistlab.cost.pass_seconds import (
     longest_beside_sends,
     pass_sums,
     reduces_in_place,
-    split_pass_seconds,
 )
 from mistlab.cost.side_by_side import LINK, LINK_BIT, link_behind
-from mistlab.cost.slot_work import slot_counts
+from mistlab.cost.slot_work import slot_counts, split_pass_seconds
 from mistlab.cost.tasks import Kept, TaskModel, TaskSeconds, task_columns, weight_gradients_s
 from mistlab.engines.engine import HostTime
 from mistlab.graph.treatments import TREATMENTS
@@ -443,7 +443,9 @@ class StageSlots:
         ``sends``.
         """
         sums = pass_sums(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
-        return replace(sums, queued=self.queued_reductions(kept))
+        offloads = kept == "own" and self.seconds.alone("P", ">").any()
+        late = late_first_s(self.seconds, self.strategies, self.stages) if offloads else None
+        return replace(sums, queued=self.queued_reductions(kept), late=late)
 
     def queued_reductions(self, kept: Kept) -> Floats | None:
         """The seconds of last backward passes in which gradient reductions of blocks queue; None if
@@ -458,9 +460,7 @@ class StageSlots:
         return queued_reductions(self.seconds, runs, self.strategies.index, self.stages.index, kept)
 
     def longest_beside_sends(self) -> Mapping[Pass, Floats]:
-        """Upper bounds of the seconds of passes if a send runs all the time, for this and lesser
-        work.
-        """
+        """Upper bounds of the seconds of passes beside a send, for this and lesser work."""
         return longest_beside_sends(self.seconds, self.kinds, self.summed)
 
     def outside_passes(self) -> OutsidePasses:

@@ -5,10 +5,12 @@ import pytest
 from scipy.optimize import linprog
 
 from mistlab import catalog
-from mistlab.cost.side_by_side import NAMES, TASKS, SlowedBy, least_together, stepping_s
+from mistlab.cost.side_by_side import NAMES, TASKS, SlowedBy, stepping_s
+from mistlab.cost.slot_work import least_together
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.stages.stage_batch import StageBatch
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of
@@ -83,3 +85,35 @@ def test_states_leave_while_those_of_the_next_block_come(case: str) -> None:
     closed = SymbolicPredictor(workload=workload, cluster=cluster).predict(plan)
     played = EventSimulator(workload=workload, cluster=cluster).simulate(plan)
     assert abs(closed.iteration_s / played.iteration_s - 1) < 0.01
+
+
+# Stages whose first micro-batch comes late: layers, recomputed ones, ZeRO level, and ratios.
+LATE = {
+    "few layers": (4, 4, 1, offloaded(0.75, 0.375, 0.875, 0.75)),
+    "more layers than are simulated": (24, 0, 2, offloaded(0.5, 0.25, 0.75, 0.25)),
+    "some recomputed": (14, 6, 1, offloaded(0.875, 0.5, 1.0, 0.5)),
+    "sharded weights": (6, 6, 3, offloaded(1.0, 0.5, 0.75, 0.5)),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_a_micro_batch_that_comes_late_finds_two_blocks_stepped(case: str) -> None:
+    layers, recomputed, zero, offload = LATE[case]
+    workload = workload_of("llama-7b", 2048, 2, "bf16")
+    cluster = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=4)
+    common = {"data_parallel": 2, "tensor_parallel": 1, "micro_batch": 1}
+    # It takes longer than two steps of the next stage.
+    first = StagePlan(
+        layers=workload.model.layers - layers, zero=1, offload=offloaded(1, 1, 1, 1), **common
+    )
+    last = StagePlan(
+        layers=layers, checkpointed_layers=recomputed, zero=zero, offload=offload, **common
+    )
+    plan = Plan(micro_batches=1, stages=(first, last))
+    predictor = SymbolicPredictor(workload=workload, cluster=cluster)
+    seconds = predictor.stage_costs(StageBatch.of_plan(plan)).seconds
+    passed_s = seconds.through_forward_s[1] + seconds.within_forward_s[1]
+    tasks = [*EventSimulator(workload=workload, cluster=cluster).simulate(plan).tasks()]
+    came_s = max(one.end_s for one in tasks if str(one.action).startswith("0X"))
+    computed_s = max(one.end_s for one in tasks if str(one.action).startswith("1F"))
+    assert passed_s == pytest.approx(computed_s - came_s, rel=0.02)

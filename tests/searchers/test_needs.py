@@ -6,12 +6,12 @@ import pytest
 
 from mistlab.core.units import GIB_BYTES
 from mistlab.cost.memory import room_bytes
-from mistlab.cost.views import View, viewed
 from mistlab.job.search import Budget, StageCostModel
 from mistlab.plan.named_spaces import space_of
 from searchers.registry import SEARCHERS
 from searchers.strategy import NO_STAGE_COSTS, NeedsStageCosts, StrategySearcher
 from simulators.events import EventSimulator
+from simulators.views import View, viewed
 from tests.searchers.problems import SMALL, predictor_of
 
 PLANS_ALONE = ("exhaustive", "optuna", "aceso", "rl", "random", "megatron", "deepspeed")

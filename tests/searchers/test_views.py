@@ -9,7 +9,6 @@ import pytest
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.cost.side_by_side import factors_of, overlapped
-from mistlab.cost.views import VIEWS, view_of
 from mistlab.job.prediction import Predictor
 from mistlab.job.search import Budget, Problem, StageCostModel
 from mistlab.machine.cluster import Cluster
@@ -21,6 +20,7 @@ from searchers.savings import Chooser, chosen_plan
 from searchers.strategy import StrategySearcher
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
+from simulators.views import VIEWS, view_of
 from tests.searchers.small import small_problem
 
 SPACES = ("mist", "wide", "megatron", "deepspeed", "aceso")

@@ -4,7 +4,7 @@ overlaps; each is called a view.
 A view changes predictions of plans and costs of stages in the same way, so that all searches see
 one machine, whichever of the two they ask for. Some views change the machine that the predictor is
 made for. Others change the times of stages; then a plan's time changes as the longest chain of
-these times does. ``mistlab.cost.views`` lists the views that have names.
+these times does. ``simulators.views`` lists the views that have names.
 
 Axes: C candidates, S stages.
 """
