@@ -262,6 +262,10 @@ def fit_words(job: Job, prediction: Prediction) -> tuple[Fit, str]:
     return "yes", f"It fits in memory: {how}."
 
 
+# From this probability on, that a plan fits counts as sure.
+SURE = 0.9
+
+
 def peak_bounds_of(job: Job, prediction: Prediction) -> PeakBounds:
     """The probability that a job's plan fits, and the bounds of its peak."""
     rooms: list[float] = room_of_plan(job.cluster, job.plan).tolist()
@@ -278,6 +282,17 @@ def probable_words(bounds: PeakBounds) -> str:
         f"it fits with a probability of {bounds.fit_probability:.0%} "
         f"(90 % of peaks: {low:.1f} to {high:.1f} GiB)"
     )
+
+
+def sure_words(job: Job, prediction: Prediction) -> str:
+    """The probability that a plan fits its GPUs, with what is kept free counted as room, as a
+    sentence; if it is low, with the option that raises it.
+    """
+    whole = replace(job, cluster=replace(job.cluster, keep_free_gib=None))
+    bounds = peak_bounds_of(whole, prediction)
+    remedy = "" if bounds.fit_probability >= SURE else ": more --keep-free-gib raises it"
+    sentence = probable_words(bounds)
+    return f"{sentence[0].upper()}{sentence[1:]}{remedy}."
 
 
 def fullest_words(job: Job, prediction: Prediction) -> Iterator[str]:

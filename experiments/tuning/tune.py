@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.bench.bench import Bench, Entry, judged
-from experiments.bench.problem import asked_words, check_beside_plan, free_words
+from experiments.bench.problem import asked_words, check_beside_plan, free_words, sure_words
 from experiments.bench.search_options import budget_of, searched, searchers_called, space_for
 from experiments.cli.commandline import (
     DONE,
@@ -33,7 +33,7 @@ from experiments.tuning.search_words import (
 )
 from experiments.tuning.smallest import smallest
 from mistlab.core.values import to_mapping
-from mistlab.job.job import dump_job
+from mistlab.job.job import Job, dump_job
 from mistlab.job.search import Budget
 from mistlab.plan.plan_words import count_words, plan_words
 from mistlab.plan.space import SearchSpace
@@ -156,6 +156,9 @@ def _page(entry: Entry, why: Why, bench: Bench) -> Iterator[str]:
     yield from free_words(bench.problem.cluster)
     yield from plan_words(plan)
     yield from why_words(why)
+    yield sure_words(
+        Job(workload=bench.problem.workload, cluster=bench.problem.cluster, plan=plan), prediction
+    )
     yield from rival_words(entry)
     yield from busy_words(entry)
     yield from (f"note: {note}" for note in prediction.notes)

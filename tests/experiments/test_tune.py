@@ -76,6 +76,28 @@ def test_one_page_tells_the_plan_and_why(
     assert page.endswith(f"plan: {out}\n")
 
 
+def test_the_page_tells_how_probable_it_is_that_the_plan_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is kept free is room for a peak above its prediction."""
+    asked = (
+        *("--model", "llama3-8b", "--hardware", "rtx-3090-24gb", "--gpus-per-node", "2"),
+        *("--precision", "bf16", "--sequence-length", "2048", "--train", "lora", "--base", "4bit"),
+        *("--engine", "trainer", "--out", str(tmp_path / "plan.yaml")),
+    )
+    percents = []
+    for gib in ("0", "4", "12"):
+        assert run(tune.main, [*asked, "--keep-free-gib", gib]) == 0
+        page = capsys.readouterr().out
+        told = re.search(r"\nIt fits with a probability of (\d+)% \(90 % of .*GiB\)(.*)\.\n", page)
+        assert told
+        percents.append(int(told[1]))
+        assert (told[2] == ": more --keep-free-gib raises it") == (percents[-1] < 90)
+    assert percents == sorted(percents)
+    assert percents[0] < 60
+    assert percents[-1] > 90
+
+
 def test_a_plan_keeps_free_what_it_was_asked_to(
     tuned: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
