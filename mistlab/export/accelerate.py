@@ -34,11 +34,11 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.shell.session import LaunchFile
 
 HARMLESS = harmless_names("accelerate")
-# The precision of a run for each of Accelerate's words for mixed precision.
+# The GEMM precision that each value of ``mixed_precision`` in an Accelerate file stands for.
 PRECISIONS: Mapping[str, Precision] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
 KINDS = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "TP", "MULTI_GPU", "NO")
-# The ZeRO level of each of torch's FSDP sharding strategies, in the order of their numbers from 1;
-# the last two strategies shard inside nodes only.
+# The ZeRO level that each FSDP sharding strategy of torch corresponds to; a file may also give a
+# strategy by its number, counted from 1. The last two strategies shard only inside a node.
 STRATEGIES: Mapping[str, int] = {
     "FULL_SHARD": 3,
     "SHARD_GRAD_OP": 2,
@@ -50,13 +50,15 @@ _COMPILED = ("fsdp-compiled", *ENGINES)
 
 
 def read(text: str, given: Given) -> Imported:
-    """The job of an Accelerate configuration in a text, without the files that the text names."""
+    """Import the text of an Accelerate configuration as a job; files that the text names are not
+    available.
+    """
     return read_source(LaunchFile(text=text), given)
 
 
 def read_source(source: LaunchFile, given: Given) -> Imported:
-    """The job of an Accelerate configuration in a file; the user gives model, sequence length and
-    batch separately.
+    """Import an Accelerate configuration file as a job; it holds neither model nor sequence length
+    nor batch, so the user gives these.
     """
     draft = Found()
     top = Section(parse_yaml(source.text, "the configuration"), "", draft)
@@ -66,8 +68,8 @@ def read_source(source: LaunchFile, given: Given) -> Imported:
 
 
 def read_choices(top: Section, draft: Found, source: LaunchFile, given: Given) -> tuple[str, ...]:
-    """Read the choices that an Accelerate configuration states; returns the engines that may
-    predict what it starts.
+    """Read an Accelerate configuration into ``draft``; returns the names of the engines that can
+    predict the run it describes.
     """
     kind = top.text("distributed_type", "NO").upper()
     if kind not in KINDS:
@@ -93,8 +95,8 @@ def read_choices(top: Section, draft: Found, source: LaunchFile, given: Given) -
 
 
 def _processes(top: Section, draft: Found, kind: str) -> None:
-    """Read the number of processes on all machines together, which share them evenly; without it
-    the number of a machine's GPUs stays open.
+    """Read the number of processes on all machines; if the file lacks it, the number of GPUs per
+    machine stays unknown.
     """
     machines = top.whole("num_machines") or 1
     processes = 1 if kind == "NO" else None
@@ -151,20 +153,20 @@ def _read_degrees(top: Section, draft: Found, *, shards: bool) -> None:
     _check_degrees(section, draft, sizes)
 
 
-# The words of recipes for parallel degrees, and what these are in plans.
+# The names of parallel degrees in fine-tuning recipes, and the plan dimension that each one means.
 _DEGREES: Mapping[str, str] = {
     "tp": "tensor_parallel",
     "cp": "context_parallel",
     "ep": "expert_parallel",
     "dp_replicate": "state_replicas",
 }
-# The key by which recipes for fine-tuning enable sequence parallelism.
+# The key that enables sequence parallelism in fine-tuning recipes.
 SPLITS_TOKENS = "sequence_parallel"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """How the ranks of a recipe for fine-tuning share a model: ZeRO level, parallel degrees and
+    """How a fine-tuning recipe spreads a model over ranks: its ZeRO level, parallel degrees and
     memory savings.
 
     ``degrees`` are those of tp, cp, ep and dp_replicate, ``level`` is ZeRO's, ``sequences`` are a
@@ -181,7 +183,7 @@ class Sharing:
 
     @classmethod
     def of(cls, job: Job) -> Self:
-        """How the ranks of a job's only stage share its model."""
+        """Read from a job with a single pipeline stage how its ranks share the model."""
         (stage,) = job.plan.stages
         return cls(
             level=stage.zero,
@@ -195,12 +197,14 @@ class Sharing:
 
     @property
     def shards(self) -> bool:
-        """Whether FSDP is needed: for sharded states, or for offloaded ones."""
+        """Whether the recipe needs FSDP, because it shards or offloads weights, gradients or
+        optimizer states.
+        """
         return self.level > 0 or self.offloads_states
 
     def take(self, draft: Found, model: ModelSpec) -> None:
-        """Enter this ZeRO level, these degrees and memory savings into the choices of an imported
-        file.
+        """Write a recipe's ZeRO level, parallel degrees and memory savings into ``draft``, the
+        choices of the imported file.
         """
         draft.micro_batch = self.sequences
         draft.values |= {_DEGREES[word]: n for word, n in self.degrees.items() if n > 1}
@@ -215,7 +219,9 @@ class Sharing:
 
 
 def offload_inputs(draft: Found) -> bool:
-    """Enter that the kept inputs of recomputed blocks are offloaded, if blocks are recomputed."""
+    """Note in ``draft`` that the saved inputs of recomputed blocks are offloaded; returns whether
+    any block is recomputed.
+    """
     recomputes = bool(draft.values.get("checkpointed_layers"))
     if recomputes:
         draft.values["offload_activations"] = 1.0
@@ -271,7 +277,7 @@ def _read_version_1(section: Section, draft: Found, given: Given) -> None:
 
 
 def strategy_of(text: str, where: str) -> str:
-    """The name of an FSDP sharding strategy, which a file gives as a name or as a number from 1."""
+    """Return the name of the FSDP sharding strategy that a file gives by name or by number."""
     names = tuple(STRATEGIES)
     word = text.upper().removeprefix("SHARDINGSTRATEGY.").lstrip("_")
     if re.fullmatch(r"[1-5]", word):
@@ -306,7 +312,7 @@ def _read_deepspeed(section: Section, draft: Found, source: LaunchFile, given: G
 
 
 def deepspeed_file(path: str, source: LaunchFile, where: str) -> Mapping[str, Any]:
-    """The content of a DeepSpeed configuration that another file names."""
+    """Return the sections of the DeepSpeed configuration file that another configuration names."""
     text = source.beside(path)
     if text is None:
         reject(f"{where}: {path} is not beside this file: put it there, or import that JSON itself")
@@ -315,7 +321,9 @@ def deepspeed_file(path: str, source: LaunchFile, where: str) -> Mapping[str, An
 
 
 def with_precision(content: Mapping[str, Any], precision: str | None) -> Mapping[str, Any]:
-    """The DeepSpeed configuration in which the word "auto" is replaced by the run's precision."""
+    """Return a DeepSpeed configuration in which the precision of the run replaces the value
+    "auto".
+    """
     filled = dict(content)
     for name in deepspeed_read.HALVES:
         inner = filled.get(name)
@@ -359,8 +367,8 @@ def _read_megatron(section: Section, draft: Found, layers: int) -> tuple[str, ..
 
 
 def _zero(job: Job) -> Job:
-    """The job with a ZeRO level that Accelerate can express: FSDP2 is also needed where blocks are
-    recomputed, or where tensor-parallel ranks share layers.
+    """Return the job with a ZeRO level that Accelerate supports. FSDP2 is required also where
+    blocks are recomputed, or where tensor-parallel ranks share layers.
     """
     job = sharded(job)
     first = job.plan.stages[0]
@@ -390,8 +398,8 @@ ROWS = (
 
 
 def write(job: Job) -> str:
-    """The Accelerate configuration of a job as YAML; settings that belong to the training script
-    are comments.
+    """Write the Accelerate configuration of a job as YAML; settings of the training script appear
+    as comments.
     """
     cluster, stage, workload = job.cluster, job.plan.stages[0], job.workload
     recomputes = stage.checkpointed_layers > 0

@@ -35,10 +35,10 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 
 ENGINES = ("deepspeed", "mistlab")
 HALVES = ("fp16", "bf16")
-# Settings that do not affect the predicted cost of a step.
+# DeepSpeed's settings that do not affect the predicted cost of a step.
 HARMLESS = harmless_names("deepspeed")
-# Settings that affect the cost of a step but that plans cannot express, each with what predictions
-# assume instead.
+# DeepSpeed's settings that affect the cost of a step but that plans cannot express, each with what
+# the prediction assumes instead.
 UNSAID: Mapping[str, str] = {
     "sparse_attention": "attention is taken as dense",
     "compression_training": "weights are taken as they are, in 16 bits",
@@ -63,8 +63,8 @@ _ADAMS = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam", "torch_ad
 
 
 def read(text: str, given: Given) -> Imported:
-    """The job of a DeepSpeed configuration; the user gives the model and its sequence length
-    separately.
+    """Import a DeepSpeed configuration as a job; it holds neither model nor sequence length, so the
+    user gives these.
     """
     draft = Found()
     top = Section(parse_json(text), "", draft)
@@ -74,8 +74,8 @@ def read(text: str, given: Given) -> Imported:
 
 
 def read_configuration(top: Section, draft: Found, given: Given, model: ModelSpec | None) -> None:
-    """Read the choices that a DeepSpeed configuration states, alone or as part of another
-    framework's run.
+    """Read a DeepSpeed configuration into ``draft``, whether it stands alone or inside another
+    framework's file.
     """
     draft.precision = _precision(top, given)
     _sums(top, draft)
@@ -97,7 +97,9 @@ def read_configuration(top: Section, draft: Found, given: Given, model: ModelSpe
 
 
 def _precision(top: Section, given: Given) -> Precision:
-    """The precision of GEMMs; if the configuration says auto, that of the training script."""
+    """Return the precision of GEMMs in a DeepSpeed configuration; if it says "auto", the user has
+    to give it.
+    """
     sections = {name: top.section(name) for name in HALVES}
     if "bfloat16" in top.content:
         sections["bf16"] = top.section("bfloat16")
@@ -118,8 +120,8 @@ def _precision(top: Section, given: Given) -> Precision:
 
 
 def _sums(top: Section, draft: Found) -> None:
-    """Read from the configuration in how many bits gradients are accumulated over micro-batches and
-    reduced over ranks.
+    """Read in how many bits DeepSpeed accumulates gradients over micro-batches and reduces them
+    over ranks.
     """
     summed = top.section("data_types").text("grad_accum_dtype", "")
     reduced = top.text("communication_data_type", "")
@@ -155,7 +157,9 @@ def _batch(top: Section, draft: Found, given: Given) -> None:
 
 
 def _derived(batch: int, steps: int, draft: Found, ranks: int) -> int:
-    """The micro-batch size that DeepSpeed computes from the batch and the number of ranks."""
+    """Return the micro-batch size that DeepSpeed computes from the batch and the number of
+    ranks.
+    """
     data = max(ranks // draft.ranks_of_replica, 1)
     micro_batch, rest = divmod(batch, steps * data)
     if rest or not micro_batch:
@@ -186,8 +190,8 @@ def _activations(top: Section, pipeline: Section, draft: Found, layers: int) -> 
 
 
 def read_states(section: Section, draft: Found) -> None:
-    """Read the ZeRO level, whether its communication overlaps with passes, and what is
-    offloaded.
+    """Read the ZeRO level of a DeepSpeed configuration, whether its communication overlaps
+    computation, and what it offloads.
     """
     level = section.whole("stage", minimum=0) or 0
     if level > 3:
@@ -203,7 +207,7 @@ def read_states(section: Section, draft: Found) -> None:
 
 
 def offload_states(section: Section, level: int, *, optimizer: bool, weights: bool) -> None:
-    """Read what of optimizer states and weights is offloaded under a ZeRO level."""
+    """Read from the ZeRO section whether optimizer states and weights are offloaded."""
     draft = section.found
     if optimizer:
         ratio = section.section("offload_optimizer").number("ratio", 1.0)
@@ -246,8 +250,8 @@ def _optimizer(section: Section, draft: Found) -> None:
 
 
 def _meshes(job: Job) -> Job:
-    """The job with equal parallel degrees on all stages; in a job with a pipeline, tensor-parallel
-    ranks become stages or replicas.
+    """Give all stages of a job equal parallel degrees; in a pipeline, tensor-parallel ranks become
+    stages or replicas, since this export combines no tensor parallelism with a pipeline.
     """
     job = equal_meshes(job)
     is_plain = job.plan.num_stages == 1 or job.plan.stages[0].tensor_parallel == 1
@@ -277,8 +281,8 @@ def _states_offloaded(job: Job) -> Job:
 
 
 def _can_shard_weights(job: Job) -> bool:
-    """Whether a job has ZeRO-3, or would not change by it because each rank shares states with no
-    other.
+    """Whether a job uses ZeRO-3, or could without any change because no two ranks share the same
+    states.
     """
     first = job.plan.stages[0]
     return job.plan.num_stages == 1 and (first.zero == 3 or ranks_of("gather", first.degree) == 1)
@@ -314,7 +318,7 @@ ROWS = (
 
 
 def write(job: Job) -> str:
-    """The DeepSpeed configuration of a job, as JSON."""
+    """Write the DeepSpeed configuration of a job as JSON."""
     plan, stage, workload = job.plan, job.plan.stages[0], job.workload
     content: dict[str, Any] = {
         "train_batch_size": workload.global_batch,

@@ -1,4 +1,4 @@
-"""The choices that an imported file states, and the job that results from them and the user's
+"""Collects the choices that an imported file states, and makes a job of them and of the user's
 options.
 """
 
@@ -29,8 +29,8 @@ Content = TypeVar("Content")
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """The choices that an imported file states, such as degrees and batch sizes; None for those
-    that it does not state.
+    """The choices read from an imported file, such as degrees and batch sizes; None where the file
+    states nothing.
 
     ``layers`` are the blocks of each stage, if the file divides them itself. ``values`` hold
     dimensions that all stages have in common, by name; a number of treated blocks may exceed the
@@ -69,12 +69,14 @@ class Found:
     remarks: list[Remark] = field(default_factory=list)
 
     def remark(self, kind: Kind, choice: str, text: str) -> None:
-        """Record a remark on a choice that an import assumed, ignored or found contradicted."""
+        """Add a remark for the user about a choice that an import assumed, ignored or found
+        contradictory.
+        """
         self.remarks.append(Remark(kind=kind, choice=choice, text=text))
 
     def settled(self, name: str, given: Content | None, default: Content | None = None) -> Content:
-        """The value of a choice: the user's option, otherwise the file's value, otherwise a
-        default; adds a remark where option and file differ.
+        """Return the value of a choice: the user's option if given, else the file's value, else a
+        default. A remark says where option and file differ.
         """
         in_file: Content | None = getattr(self, name)
         option = f"--{name.replace('_', '-')}"
@@ -91,8 +93,8 @@ class Found:
         return default
 
     def job(self, given: Given, engines: Sequence[str]) -> Imported:
-        """The job that results from an imported file, under the first of these engines that can run
-        its plan; an engine that the user gives comes first.
+        """Make the job of an imported file under the first of ``engines`` that can run its plan; an
+        engine that the user gives is tried first.
         """
         wanted = given.engine or self.engine
         engines = engines if wanted is None else (wanted, *engines)
@@ -131,7 +133,7 @@ class Found:
 
     @property
     def ranks_of_replica(self) -> int:
-        """The number of GPUs that hold one replica of the model under these choices."""
+        """The number of GPUs that hold one replica of the model in the imported file."""
         ranks = self.num_stages
         for name, row in DIMENSIONS.items():
             if row.part == "mesh" and name in self.values and _is_degree(name):
@@ -147,8 +149,8 @@ class Found:
             )
 
     def settled_model(self, given: Given, read: Callable[[], ModelSpec]) -> ModelSpec:
-        """The model that the user gives, otherwise the file's, which ``read`` returns; adds a
-        remark if the two differ or the file's cannot be read.
+        """Return the user's model, or else the model in the file, which ``read`` returns. A remark
+        says if the two differ, or if the file's cannot be read.
         """
         if given.model is None:
             self.model = read()
@@ -213,8 +215,8 @@ class Found:
         return batch
 
     def _check_steps(self, micro_batch: int, data: int) -> None:
-        """Add a remark if the gradient accumulation steps that a file states contradict its batch
-        sizes.
+        """Add a remark if micro-batch size, replicas and accumulation steps of an imported file do
+        not multiply to its global batch.
         """
         product = (self.steps or 0) * micro_batch * data
         if product and self.global_batch not in (None, product):
@@ -251,9 +253,7 @@ class Found:
             self.remark("assumed", "overlap_communication", text)
 
     def _tell_of_graph(self, job: Job) -> None:
-        """Insert a remark in front of all others that the plan cannot be predicted, if its model
-        has no layer graph.
-        """
+        """Put a remark first that the plan cannot be predicted, if its model has no layer graph."""
         try:
             graph_of(job.workload)
         except InputError as error:
@@ -266,8 +266,9 @@ def _is_degree(name: str) -> bool:
 
 
 def _named(model: ModelSpec, sequence_length: int) -> ModelSpec:
-    """The catalogue's model that equals this one except for its name; this model if there is none,
-    or if that model was released with fewer learned positions than the sequence has tokens.
+    """Return the catalogue's model that equals ``model`` except for its name, or ``model`` itself
+    if there is none. A catalogue model with fewer learned positions than the sequence has tokens
+    does not count.
     """
     for name in catalog.model_names():
         known = catalog.model(name)
@@ -281,7 +282,7 @@ def _named(model: ModelSpec, sequence_length: int) -> ModelSpec:
 
 
 def _differences(in_file: ModelSpec, given: ModelSpec) -> list[str]:
-    """The fields in which the model of a file differs from the one that the user gives, as text."""
+    """Describe in words the fields in which a file's model differs from the user's."""
     pairs = [
         (entry.name, getattr(in_file, entry.name), getattr(given, entry.name))
         for entry in fields(in_file)
@@ -293,7 +294,9 @@ def _differences(in_file: ModelSpec, given: ModelSpec) -> list[str]:
 
 
 def checked_whole(where: str, content: object, *, minimum: int = 1) -> int:
-    """A whole number in a file; refuses other values, with the path of the setting."""
+    """Return the whole number that a setting of a file holds; an error names the setting if it
+    holds anything else.
+    """
     try:
         number = int(str(content).replace("_", ""))
     except ValueError:
@@ -303,18 +306,19 @@ def checked_whole(where: str, content: object, *, minimum: int = 1) -> int:
     return number
 
 
-# Reads sections of a configuration file: numbers and switches by name; keeps track of the settings
-# that were never read.
+# Reads numbers and switches from the sections of a configuration file, and remembers which settings
+# nobody asked for.
 
 
-# How many unknown settings get a remark each, and how many names a remark lists.
+# The first number limits how many unknown settings get a remark each; the second limits how many
+# names one remark lists.
 MOST_NAMED = 3
 MOST_LISTED = 5
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 def parse_json(text: str) -> Mapping[str, Any]:
-    """The mapping that a JSON text holds; refuses texts without one."""
+    """Parse a JSON text into a mapping; refuses a text that is not a JSON object."""
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
@@ -327,7 +331,7 @@ def parse_json(text: str) -> Mapping[str, Any]:
 
 
 def parse_toml(text: str) -> Mapping[str, Any]:
-    """The tables of a TOML text as nested mappings."""
+    """Parse a TOML text into nested mappings."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -337,16 +341,16 @@ def parse_toml(text: str) -> Mapping[str, Any]:
 
 
 def harmless_names(framework: str) -> frozenset[str]:
-    """The names of settings that do not affect the cost of a step, from this package's list for a
-    framework.
+    """Return the names of a framework's settings that do not affect the cost of a step, from a list
+    in this package.
     """
     file = files("mistlab.export") / "harmless" / f"{framework}.txt"
     return word_set(file.read_text(encoding="utf-8"))
 
 
 class Section:
-    """A section of a configuration file; settings in it that were never read are reported at the
-    end.
+    """A section of a configuration file, which records the settings that were read, so that the
+    user is told of the others.
     """
 
     def __init__(self, content: Mapping[str, Any], name: str, draft: Found) -> None:
@@ -354,7 +358,7 @@ class Section:
         self._asked: dict[str, Section | None] = {}
 
     def get(self, key: str, default: object = None) -> Any:
-        """The value of a setting as the file has it; ``auto`` counts as missing."""
+        """Return the value of a setting of this section; the value ``auto`` counts as missing."""
         self._asked.setdefault(key, None)
         value = self.content.get(key, default)
         if value == "auto":
@@ -364,7 +368,7 @@ class Section:
         return value
 
     def section(self, key: str) -> "Section":
-        """The section under a key of this section; empty if it is missing."""
+        """Return the subsection with this key, or an empty one if it is missing."""
         if (known := self._asked.get(key)) is not None:
             return known
         content = self.content.get(key)
@@ -377,12 +381,12 @@ class Section:
         return made
 
     def whole(self, key: str, *, minimum: int = 1) -> int | None:
-        """The value of a setting as a whole number; None if it is missing."""
+        """Return a setting of this section as a whole number, or None if it is missing."""
         value = self.get(key)
         return None if value is None else checked_whole(self.path(key), value, minimum=minimum)
 
     def number(self, key: str, default: float, *, maximum: float = 1) -> float:
-        """The value of a setting as a number from 0 to a maximum."""
+        """Return a setting of this section as a number from 0 to ``maximum``."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             reject(f"{self.path(key)}: {value!r} is not a number: give a number")
@@ -393,7 +397,7 @@ class Section:
         return float(value)
 
     def words(self, key: str) -> list[str]:
-        """The value of a setting as a list of words; empty if it is missing."""
+        """Return a setting of this section as a list of strings, empty if it is missing."""
         value = self.get(key)
         if value is None:
             return []
@@ -402,8 +406,8 @@ class Section:
         return [str(word) for word in value]
 
     def switch(self, key: str, *, default: bool = False) -> bool:
-        """The value of a setting that is true or false; command lines and some files write it as a
-        word.
+        """Return a setting of this section as True or False; strings such as "yes" and "off" are
+        accepted too.
         """
         value = self.get(key, default=default)
         if isinstance(value, str):
@@ -415,13 +419,13 @@ class Section:
         return value
 
     def text(self, key: str, default: str = "") -> str:
-        """The value of a setting as text; a default if it is missing or null."""
+        """Return a setting of this section as a string, or a default if it is missing or null."""
         value = self.get(key)
         return default if value is None else str(value)
 
     def choice(self, key: str, known: Iterable[str], default: str) -> str:
-        """The value of a setting that is one of several words, in lower case; a default if it is
-        missing.
+        """Return a setting of this section in lower case, if it is one of the ``known`` values; a default if
+        it is missing.
         """
         value = self.text(key, default)
         names = tuple(known)
@@ -430,17 +434,17 @@ class Section:
         return value.lower()
 
     def has(self, key: str) -> bool:
-        """Whether the section has this setting, with a value."""
+        """Whether the section has this setting, and its value is not null."""
         return self.get(key) is not None
 
     def take_all(self) -> None:
-        """Mark all settings of the section as read, so that none is reported."""
+        """Mark all settings of the section as read, so that no remark names them."""
         for key in self.content:
             self._asked.setdefault(str(key), None)
 
     def unsaid(self, taken: Mapping[str, str]) -> None:
         """Add a remark for each setting that affects cost but that plans cannot express; ``taken``
-        gives for each key what is assumed instead.
+        maps such settings to what the prediction assumes.
         """
         for key, instead in taken.items():
             value = self.get(key)
@@ -455,8 +459,8 @@ class Section:
         return f"{self.name}.{key}" if self.name else key
 
     def tell_of_rest(self, harmless: Iterable[str]) -> None:
-        """Add remarks on settings that were never read, in this section or those inside it: one
-        remark for all that do not affect cost, and one for each of the first few unknown ones.
+        """Add remarks on settings of the section and its subsections that nothing read: one for all
+        in ``harmless``, the others by name.
         """
         names = frozenset(harmless)
         left = list(self._left())
@@ -473,7 +477,7 @@ class Section:
             self.found.remark("noted", "settings", text)
 
     def _left(self) -> Iterator[tuple[str, str]]:
-        """The keys and paths of those settings with a value that were never read."""
+        """Yield key and path of each setting that has a value but that nothing read."""
         for key, value in self.content.items():
             name = str(key)
             if name in self._asked:
@@ -485,7 +489,7 @@ class Section:
 
 
 def listed(names: Sequence[str], between: str = " ") -> str:
-    """Names joined by a separator; if there are many, only their number and the first few of them.
+    """Join names by a separator; of many names, only their number and the first few are shown.
 
     >>> listed(["lr", "seed"])
     'lr seed'

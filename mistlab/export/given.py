@@ -1,4 +1,4 @@
-"""The options that a user gives for the import of a file, and remarks on a file's choices.
+"""The options that a user gives to import a file, and the remarks that the user gets in return.
 
 A remark names a choice and says in words what became of it.
 """
@@ -14,15 +14,14 @@ from mistlab.plan.dimensions import DIMENSIONS, amount_words
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Attention, ModelSpec, Workload
 
-# Kinds of remarks on an export or an import. An export may lose a choice, approximate it, or note a
-# consequence. An import may assume a missing choice, ignore one that plans cannot express, report a
-# contradiction, or note settings that do not affect cost.
+# What a remark says of a choice: an export lost or approximated it, or notes a consequence; an
+# import assumed it, ignored it, found it contradictory, or notes that it does not affect cost.
 Kind = Literal["lost", "approximated", "noted", "assumed", "ignored", "contradicting"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
-    """A remark for the user on a choice that an export or import changed, ignored or assumed."""
+    """A remark for the user on one choice that an export or import changed, ignored or assumed."""
 
     kind: Kind
     choice: str
@@ -33,7 +32,8 @@ class Remark:
 
 
 def changes(before: Job, after: Job, because: str) -> Iterator[Remark]:
-    """Remarks on all choices in which two jobs differ; ``because`` is the reason for all of them.
+    """Yield a remark for each choice in which two jobs differ; each remark ends with ``because``,
+    the reason.
 
     A choice is lost if no stage makes it any more, otherwise it is approximated.
     """
@@ -54,9 +54,10 @@ def changes(before: Job, after: Job, because: str) -> Iterator[Remark]:
 
 
 def changes_of_workloads(before: Workload, after: Workload, because: str) -> Iterator[Remark]:
-    """Remarks on all fields in which two workloads, or their models, differ."""
+    """Yield a remark for each field in which two workloads, or their models, differ."""
     for field in fields(before):
-        # A left-out rank is the usual one.
+        # A workload without a rank of adapters uses the default rank, so compare the ranks that
+        # result.
         is_same_rank = field.name == "adapter_rank" and before.rank == after.rank
         if field.name != "model" and not is_same_rank:
             pair = getattr(before, field.name), getattr(after, field.name)
@@ -92,8 +93,8 @@ def choice_of(name: str) -> str:
 
 
 def values_words(name: str, values: Sequence[float]) -> str:
-    """The values of a plan dimension on all stages, as text: one value if they are equal, otherwise
-    one for each stage.
+    """Describe the values that a plan dimension has on the stages: a single value if all are equal,
+    otherwise one per stage.
     """
     amounts = [
         amount_words(name, DIMENSIONS[name].number(value)) or ("on" if value else "off")
@@ -102,13 +103,13 @@ def values_words(name: str, values: Sequence[float]) -> str:
     return amounts[0] if len(set(amounts)) == 1 else " ".join(amounts)
 
 
-# The options that a user gives for the import of a file, and the job that results.
+# What a user gives to import a file, and the job that results.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """The options that a user gives for an import; None leaves a choice to the file, or to a
-    default.
+    """The options that a user gives to import a file; an option that is None is taken from the
+    file, or from a default.
 
     An option wins over the file, and a remark tells where the two differ.
     """
@@ -128,8 +129,8 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """The job that results from an imported file, with remarks on assumptions, ignored settings and
-    contradictions.
+    """The job made from an imported file, with remarks on what was assumed, ignored or
+    contradictory.
     """
 
     job: Job

@@ -1,6 +1,4 @@
-"""Finds the nearest job that a target framework can express, rule by rule of the target's table,
-and the choices that are lost; and defines the rules of targets built on FSDP2.
-"""
+"""Finds the nearest job that a target framework can express, and tells which choices are lost."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -28,7 +26,7 @@ ANY_PLAN = "mistlab"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearest:
     """The nearest job that a target framework can express, with remarks on the choices that were
-    lost.
+    lost on the way.
     """
 
     job: Job
@@ -75,15 +73,13 @@ def nearest(job: Job, target: Target) -> Nearest:
 
 
 def axes_without_row(target: Target) -> list[str]:
-    """The plan dimensions that are parallel degrees and that the target framework cannot
-    express.
-    """
+    """List the parallel degrees that the target framework cannot express at all."""
     return [name for name in dimensions_of_axes() if name not in target.said]
 
 
 def under_any_engine(job: Job) -> Job:
-    """The job under the engine that accepts every plan, with 16-bit GEMMs in place of those with 8
-    or 4 bits.
+    """Return the job under the engine that accepts every plan, with 16-bit GEMMs instead of 8- or
+    4-bit ones.
     """
     plan = replace(job.plan, engine=ANY_PLAN, overlap_communication=True)
     return replace(job, workload=_with_wide_products(job.workload), plan=plan)
@@ -95,8 +91,8 @@ def _with_wide_products(workload: Workload) -> Workload:
 
 
 def _sayable_workload(workload: Workload, target: Target) -> Workload:
-    """The workload without settings that a file of the target framework cannot express; no file
-    expresses how a router balances load.
+    """Return the workload without settings that the target framework's file cannot hold; no file
+    holds how a router balances load.
     """
     if workload.precision not in target.precisions:
         workload = _with_wide_products(workload)
@@ -121,9 +117,9 @@ def _says_sums(workload: Workload, target: Target) -> bool:
 def with_engine(
     job: Job, engines: Sequence[str], *, overlaps: bool, precision: Precision | None = None
 ) -> Job:
-    """A job under the first of these engines that can run it, otherwise under the one that runs
-    every plan; communication overlaps if the engine allows it, and GEMMs get their low
-    ``precision`` back if an engine supports it.
+    """Return the job under the first of ``engines`` that can run it, or under the engine that runs
+    every plan. Communication overlaps, and GEMMs have ``precision``, as far as the engine supports
+    it.
     """
     narrow = (precision,) if precision in NARROW else ()
     for products in (*narrow, job.workload.precision):
@@ -142,8 +138,8 @@ def with_engine(
 
 
 def canonical(job: Job, *, shares_experts: bool = True) -> Job:
-    """The job in which choices without effect have their defaults: such as the ZeRO level of a
-    group that is a single rank.
+    """Return the job with defaults for all choices that have no effect, such as the ZeRO level
+    where each state is on a single rank.
 
     Experts' states are shared by other ranks than all else: on one replica, by those that divide
     layers. Frameworks for which that is not so (``shares_experts``) share with replicas alone.
@@ -161,8 +157,8 @@ def canonical(job: Job, *, shares_experts: bool = True) -> Job:
 
 
 def _is_alone(row: Dimension, stage: StagePlan, *, has_experts: bool) -> bool:
-    """Whether all groups of ranks that a choice is about, those of experts included, are single
-    ranks.
+    """Whether every group of ranks that a choice concerns, experts' groups included, is a single
+    rank.
     """
     groups = [row.shared_by]
     if has_experts and row.experts_shared_by:
@@ -171,7 +167,7 @@ def _is_alone(row: Dimension, stage: StagePlan, *, has_experts: bool) -> bool:
 
 
 def without(job: Job, names: Sequence[str]) -> Job:
-    """The job with some plan dimensions set to their defaults."""
+    """Return the job with defaults for the named plan dimensions."""
     defaults = {name: DIMENSIONS[name].default for name in names}
     stages = [stage.with_values(defaults) if names else stage for stage in job.plan.stages]
     return replace(job, plan=replace(job.plan, stages=tuple(stages)))
@@ -183,7 +179,7 @@ def _workload_remarks(wanted: Job, workload: Workload, target: Target) -> Iterat
 
 
 def _precision_remark(wanted: Precision, job: Job) -> Iterator[Remark]:
-    """A remark that no engine supports low-precision GEMMs together with the plan's other
+    """Yield a remark if no engine supports low-precision GEMMs together with the plan's other
     choices.
     """
     now = job.workload.precision
@@ -204,7 +200,7 @@ def _overlap_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
 
 
 def _idle_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
-    """A remark on GPUs that the exported plan leaves idle, but that the user's plan uses."""
+    """Yield a remark if the exported plan leaves GPUs idle that the user's plan uses."""
     was, now = wanted.plan.num_gpus, job.plan.num_gpus
     if now < was:
         text = f"{was} -> {now} GPUs: no degrees that {target.title} can say use all of them"
@@ -221,23 +217,23 @@ def _engine_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
         yield Remark(kind="noted", choice="engine", text=text)
 
 
-# The rules for targets built on PyTorch's FSDP2.
+# Rules for targets built on PyTorch's FSDP2.
 #
-# FSDP2 shards weights, gradients and optimizer states. It gathers weights again for the backward
-# pass, as ZeRO-3 does, or keeps them gathered after the forward pass, as ZeRO-2 does. Without it
+# FSDP2 shards weights, gradients and optimizer states. For the backward pass it gathers weights
+# again (like ZeRO-3) or keeps those gathered for the forward pass (like ZeRO-2). Without FSDP2,
 # replicas all-reduce whole gradients. Offloading moves weights, gradients and optimizer states to
-# the host, all of them.
+# the host together.
 
 
 STATES = ("offload_weights", "offload_gradients", "offload_optimizer")
-# The engines that may predict jobs of targets built on FSDP2: FSDP's own if it can, otherwise this
-# package's, which also streams layers.
+# The engines that predict targets built on FSDP2: FSDP's own first, then this package's, which also
+# runs plans that FSDP's cannot.
 ENGINES = ("fsdp", "mistlab")
 
 
 def sharded(job: Job) -> Job:
-    """The job with ZeRO level 0, 2 or 3 on all stages: ZeRO-1 becomes 2, and so does 0 where states
-    are offloaded; if there is a single replica, nothing is sharded.
+    """Give all stages of a job ZeRO level 0, 2 or 3. ZeRO-1 becomes ZeRO-2, and so does 0 where
+    states are offloaded; a single replica shards nothing.
     """
     level = int(highest(job, "zero"))
     if level == 1 or (level == 0 and offloads(job)):
@@ -246,7 +242,7 @@ def sharded(job: Job) -> Job:
 
 
 def states_offloaded(job: Job) -> Job:
-    """The job that offloads all weights, gradients and optimizer states, or none."""
+    """Make a job offload weights, gradients and optimizer states together, or none of them."""
     return with_values(job, dict.fromkeys(STATES, float(offloads(job))))
 
 
@@ -256,13 +252,13 @@ def offloads(job: Job) -> bool:
 
 
 def wholly_sharded(job: Job) -> Job:
-    """The job with ZeRO level 2 or 3, for what always runs under FSDP2."""
+    """Give a job ZeRO level 2 or 3, for a framework that always trains under FSDP2."""
     job = sharded(job)
     level = job.plan.stages[0].zero or 2
     return canonical(with_values(job, {"zero": level}), shares_experts=False)
 
 
-# Rows of targets built on FSDP2 alone.
+# Rules that several frameworks built on FSDP2 share.
 WHOLLY_SHARDED = Row(
     choices=("zero",), nearest=wholly_sharded, because="always shards by FSDP2, ZeRO-2 or 3"
 )
@@ -273,8 +269,8 @@ OFFLOADED = Row(choices=STATES, nearest=states_offloaded, because="offloads all 
 
 
 def fewest_replicas(job: Job) -> Job:
-    """The job whose stages all have as many replicas of states as the stage with the fewest; 1
-    without sharding.
+    """Give all stages as many replicas of the sharded states as the stage with the fewest; 1 if
+    nothing is sharded.
     """
     first, *_ = stages = job.plan.stages
     fewest = min(stage.state_replicas for stage in stages) if first.zero else 1

@@ -18,31 +18,30 @@ from mistlab.schedule.placement import even_shares
 
 
 def with_stages(job: Job, stages: Iterable[StagePlan]) -> Job:
-    """The job with these stages instead of its own."""
+    """Return the job with other stages."""
     return with_plan(job, stages=tuple(stages))
 
 
 def with_values(job: Job, values: Mapping[str, Any]) -> Job:
-    """The job with these values of plan dimensions on all stages."""
+    """Return the job with these values of plan dimensions on all stages."""
     return with_stages(job, [stage.with_values(values) for stage in job.plan.stages])
 
 
 def with_plan(job: Job, **values: Any) -> Job:
-    """The job with these fields of its plan changed."""
+    """Return the job with some fields of its plan replaced."""
     return replace(job, plan=replace(job.plan, **values))
 
 
 def with_workload(job: Job, **values: Any) -> Job:
-    """The job with these fields of its workload changed."""
+    """Return the job with some fields of its workload replaced."""
     return replace(job, workload=replace(job.workload, **values))
 
 
-# Rules for expert parallelism: each changes a job towards one that a framework can express.
+# Rules for expert parallelism: each changes a job into one that a framework can express.
 
 
 def same_experts(job: Job) -> Job:
-    """The job whose stages all divide experts among as many ranks as the stage that divides them
-    most.
+    """Divide the experts on all stages over as many ranks as on the stage that divides them most.
 
     Stages have equally many GPUs.
     """
@@ -52,9 +51,7 @@ def same_experts(job: Job) -> Job:
 
 
 def whole_experts(job: Job) -> Job:
-    """The job in which no expert is split: the ranks that split each expert divide the experts
-    among them instead.
-    """
+    """Split no expert: ranks that split each expert divide the experts among them instead."""
     experts = job.workload.model.experts
     assert experts is not None
     stages = [
@@ -67,8 +64,8 @@ def whole_experts(job: Job) -> Job:
 
 
 def dividing_experts(stage: StagePlan) -> dict[str, int]:
-    """The expert degrees of a stage, lowered so that their product divides its GPUs (those of one
-    replica of states).
+    """Lower the two expert degrees of a stage until their product divides the number of GPUs that
+    share one replica of its states.
     """
     ranks = stage.num_gpus // stage.state_replicas
     parts = math.gcd(stage.expert_tensor_parallel, ranks)
@@ -79,9 +76,7 @@ def dividing_experts(stage: StagePlan) -> dict[str, int]:
 
 
 def split_sequences(job: Job) -> Job:
-    """The job with sequence parallelism on its tensor-parallel ranks, if its blocks have
-    experts.
-    """
+    """Enable sequence parallelism on tensor-parallel ranks if the job's blocks have experts."""
     if job.workload.model.experts is None:
         return job
     stages = []
@@ -102,16 +97,17 @@ def _parts(stage: StagePlan) -> int:
     return stage.expert_parallel * stage.expert_tensor_parallel
 
 
-# Rules for ranks that a framework cannot use as a plan does: they become replicas, or pipeline
+# Rules for ranks that a framework cannot use as a plan does: they become replicas or pipeline
 # stages.
 #
-# No rank stays idle if the batch divides over all of them, since a launcher counts every process:
-# DeepSpeed refuses a batch that is not micro-batch x steps x replicas of all its processes.
+# No rank stays idle if all ranks together divide the batch. A launcher counts every process:
+# DeepSpeed refuses a batch that is not micro-batch size x accumulation steps x replicas over all
+# its processes.
 
 
 def as_replicas(job: Job, name: str) -> Job:
-    """The job with the ranks of a mesh axis turned into data-parallel replicas: as many of them as
-    divide the batch, with micro-batches no larger than before.
+    """Turn the ranks of one parallel dimension into data-parallel replicas, as many as divide the
+    batch; the micro-batch size does not grow.
     """
     if all(stage.degree(name) == 1 for stage in job.plan.stages):
         return job
@@ -122,8 +118,8 @@ def as_replicas(job: Job, name: str) -> Job:
 
 
 def _alike(job: Job, name: str) -> Job:
-    """The job with ranks turned into replicas, for stages of equal degrees: a step may then have
-    fewer micro-batches.
+    """Turn ranks into replicas where all stages have the same degrees; the number of micro-batches
+    per step may fall.
     """
     first, batch = job.plan.stages[0], job.workload.global_batch
     data = _most_dividing(batch, first.data_parallel * first.degree(name))
@@ -133,8 +129,8 @@ def _alike(job: Job, name: str) -> Job:
 
 
 def _unlike(job: Job, name: str) -> Job:
-    """The job with ranks turned into replicas, for stages of different degrees: a step then has as
-    many micro-batches as before.
+    """Turn ranks into replicas where stages have different degrees; the number of micro-batches per
+    step stays.
     """
     sequences = job.workload.global_batch // job.plan.micro_batches
     stages = []
@@ -156,12 +152,12 @@ def _on_ranks(stage: StagePlan, name: str, data: int, micro_batch: int) -> Stage
 
 
 def _most_dividing(number: int, most: int) -> int:
-    """The largest divisor of a number that is not larger than another number."""
+    """Return the largest divisor of ``number`` that is at most ``most``."""
     return max(divisor for divisor in range(1, most + 1) if number % divisor == 0)
 
 
 def without_tensor_parallel(job: Job) -> Job:
-    """The job without tensor parallelism, as a pipeline whose stages have equal degrees.
+    """Remove tensor parallelism from a pipeline whose stages have equal degrees.
 
     Its tensor-parallel ranks become stages if blocks divide over these: every rank then has as much
     of the model as before. Else they become replicas if the batch divides over them, or stages with
@@ -177,7 +173,7 @@ def without_tensor_parallel(job: Job) -> Job:
 
 
 def _as_stages(job: Job, num_stages: int) -> Job:
-    """The job in which tensor-parallel ranks have become pipeline stages."""
+    """Turn the tensor-parallel ranks of a job into pipeline stages."""
     first = job.plan.stages[0]
     highest = {
         name: max(stage.value(name) for stage in job.plan.stages)
@@ -193,11 +189,11 @@ def _as_stages(job: Job, num_stages: int) -> Job:
     return with_stages(job, stages)
 
 
-# Rules that several target frameworks share: each changes a job towards one that a framework can
+# Rules that several target frameworks share: each changes a job into one that a framework can
 # express.
 #
 # A rule takes a job and returns the nearest one that keeps the rule. Where stages save different
-# amounts of memory, the nearest job saves the largest amount on all, so that a plan that fitted
+# amounts of memory, all stages of the new job save the largest of these, so that a plan that fits
 # still fits.
 
 
@@ -205,34 +201,32 @@ Rule = Callable[[Job], Job]
 
 
 def highest(job: Job, name: str) -> float:
-    """The highest value that any stage of the job has of a plan dimension."""
+    """Return the highest value of a plan dimension on any stage of the job."""
     return max(stage.value(name) for stage in job.plan.stages)
 
 
 def activations_of_recomputed(job: Job) -> Job:
-    """The job that offloads the inputs of all blocks or of none, and of none if its blocks are not
-    recomputed.
-    """
+    """Offload the saved inputs of all recomputed blocks or of none."""
     recomputes = highest(job, "checkpointed_layers") > 0
     ratio = float(recomputes and highest(job, "offload_activations") > 0)
     return with_values(job, {"offload_activations": ratio})
 
 
 def same(*names: str) -> Rule:
-    """Make a rule: all stages take the highest value that any stage has of these plan
-    dimensions.
+    """Make a rule that gives all stages the highest value that any stage has, for each named plan
+    dimension.
     """
     return lambda job: with_values(job, {name: highest(job, name) for name in names})
 
 
 def dropped(*names: str) -> Rule:
-    """Make a rule: these plan dimensions have their defaults on all stages."""
+    """Make a rule that sets the named plan dimensions to their defaults on all stages."""
     return lambda job: with_values(job, {name: DIMENSIONS[name].default for name in names})
 
 
 def equal_blocks(name: str) -> Rule:
-    """Make a rule: all stages recompute (or otherwise treat) as many blocks as the stage with the
-    most, or all of their blocks.
+    """Make a rule by which all stages recompute, or offload, as many blocks as the stage with the
+    most (at most all of their own).
     """
 
     def rule(job: Job) -> Job:
@@ -247,9 +241,7 @@ def equal_blocks(name: str) -> Rule:
 
 
 def none_or_all_blocks(name: str) -> Rule:
-    """Make a rule: either all blocks of all stages are recomputed (or otherwise treated), or
-    none.
-    """
+    """Make a rule by which all blocks of all stages are recomputed or offloaded, or none."""
 
     def rule(job: Job) -> Job:
         treats = highest(job, name) > 0
@@ -262,8 +254,8 @@ def none_or_all_blocks(name: str) -> Rule:
 
 
 def even_layers(job: Job) -> Job:
-    """The job whose stages all have equally many blocks; the first stages have one more if there is
-    a remainder. A stage that recomputed all of its blocks still does.
+    """Divide the blocks evenly over the stages, the remainder over the first ones. A stage that
+    recomputed all of its blocks still does.
     """
     even = even_shares(job.plan.layers, job.plan.num_stages)
     stages = zip(even, job.plan.stages, strict=True)
@@ -271,9 +263,9 @@ def even_layers(job: Job) -> Job:
 
 
 def equal_meshes(job: Job) -> Job:
-    """The job whose stages all have one stage's degrees and micro-batch size, or the nearest
-    degrees on equally many GPUs; the number of stages changes only if that is needed to use all
-    GPUs.
+    """Give all stages of a job the same degrees and micro-batch size: one stage's, or the nearest
+    that use equally many GPUs per stage. The number of stages changes only if otherwise GPUs stay
+    idle.
     """
     stages = job.plan.stages
     axes = dimensions_of_axes()
@@ -285,8 +277,8 @@ def equal_meshes(job: Job) -> Job:
         for number in range(1, job.plan.layers + 1)
         if number == wanted or job.plan.num_gpus % number == 0
     ]
-    # The choice with the fewest idle GPUs is best, then that with the smallest change in the number
-    # of stages.
+    # Prefer the choice with the fewest idle GPUs, then the one with the smallest change in the
+    # number of stages.
     _, number, values = min(
         ((job.plan.num_gpus - used, away), number, values)
         for (used, values), away, number in ways
@@ -296,8 +288,8 @@ def equal_meshes(job: Job) -> Job:
 
 
 def _equal_mesh(job: Job, num_stages: int) -> tuple[int, tuple[tuple[str, int], ...]]:
-    """The parallel degrees and micro-batch size nearest to the plan's with which all of this many
-    stages have equally many GPUs, and the number of GPUs used; 0 if there are no such degrees.
+    """Return the degrees and micro-batch size nearest to the plan's that give this many stages
+    equally many GPUs, and how many GPUs they use; 0 GPUs if no degrees do.
     """
     stages = job.plan.stages
     sequences = job.workload.global_batch // job.plan.micro_batches
@@ -321,8 +313,8 @@ def _equal_mesh(job: Job, num_stages: int) -> tuple[int, tuple[tuple[str, int], 
 
 
 def _tensor_problem(job: Job, degree: int) -> str:
-    """The reason why the stages of a job cannot have this tensor-parallel degree; empty if they
-    can.
+    """Return why the stages of a job cannot have this tensor-parallel degree, or an empty text if
+    they can.
     """
     if job.workload.model.experts is not None and job.workload.sequence_length % degree:
         return "blocks with experts divide sequences"
@@ -330,13 +322,13 @@ def _tensor_problem(job: Job, degree: int) -> str:
 
 
 def _on_mesh(job: Job, values: Mapping[str, Any]) -> Job:
-    """The job with these parallel degrees on all of its stages."""
+    """Return the job with the same parallel degrees on all stages."""
     return with_stages(job, [_with_degrees(stage, values) for stage in job.plan.stages])
 
 
 def _with_degrees(stage: StagePlan, values: Mapping[str, Any]) -> StagePlan:
-    """The stage with other parallel degrees; its replicas of states and expert degrees are lowered
-    to divisors of these.
+    """Return the stage with other parallel degrees; its expert degrees and replicas of states are
+    lowered to divisors that fit.
     """
     data = values.get("data_parallel", stage.data_parallel)
     replicas = math.gcd(stage.state_replicas, data)
@@ -345,8 +337,8 @@ def _with_degrees(stage: StagePlan, values: Mapping[str, Any]) -> StagePlan:
 
 
 def equal_nodes(job: Job) -> Job:
-    """The job on nodes with equally many processes each, and on a cluster no larger than its plan;
-    with fewer replicas or stages if its ranks cannot be divided evenly.
+    """Return the job on nodes that run equally many processes each, as few nodes as its ranks need.
+    Replicas or stages are removed if ranks do not divide over nodes.
     """
     cluster, plan = job.cluster, job.plan
     sequences = job.workload.global_batch // plan.micro_batches
@@ -371,8 +363,8 @@ def equal_nodes(job: Job) -> Job:
 
 
 def _nodes_for(ranks: int, job: Job) -> int:
-    """The fewest nodes of a job's cluster over which this number of ranks can be divided evenly; 0
-    if there are none.
+    """Return the fewest nodes of a job's cluster that can share this number of ranks evenly, or 0
+    if none can.
     """
     for nodes in range(1, job.cluster.nodes + 1):
         in_node, rest = divmod(ranks, nodes)
@@ -382,8 +374,8 @@ def _nodes_for(ranks: int, job: Job) -> int:
 
 
 def _of_stages(job: Job, num_stages: int, degrees: Mapping[str, Any]) -> Job:
-    """The job with another number of stages, with blocks divided evenly, other degrees, and of all
-    other choices the highest value that any old stage has.
+    """Return the job with another number of stages: blocks are divided evenly, and each other
+    choice takes the highest value of any old stage.
     """
     if num_stages == job.plan.num_stages:
         return _on_mesh(job, degrees)
@@ -398,8 +390,8 @@ def _of_stages(job: Job, num_stages: int, degrees: Mapping[str, Any]) -> Job:
 def _distance(
     mesh: tuple[int, int], gpus: int, stages: Sequence[StagePlan]
 ) -> tuple[int, float, float]:
-    """How far some parallel degrees are from those of a plan's stages: first by idle GPUs, then by
-    doublings of degrees; ties are broken by the first stage.
+    """Measure how far new degrees are from those of a plan's stages: first by idle GPUs, then by
+    how often degrees double or halve; the first stage breaks ties.
     """
     data, tensor = mesh
     far = [
@@ -410,8 +402,8 @@ def _distance(
 
 
 def one_stage(job: Job) -> Job:
-    """The job with a single stage: all GPUs share all blocks, in micro-batches no larger than
-    before.
+    """Turn a job's pipeline into a single stage: all GPUs share all blocks, and the micro-batch
+    size does not grow.
     """
     plan, first = job.plan, job.plan.stages[0]
     if plan.num_stages == 1:
@@ -433,8 +425,8 @@ def one_stage(job: Job) -> Job:
 
 
 def _whole_mesh(job: Job) -> tuple[int, int]:
-    """The data- and tensor-parallel degrees for all GPUs that leave the fewest GPUs idle (replicas
-    have to divide the batch), and among these the tensor-parallel degree nearest to the plan's.
+    """Return data- and tensor-parallel degrees that leave the fewest GPUs idle, given that replicas
+    divide the batch; of these, the tensor-parallel degree nearest to the plan's.
     """
     first, batch = job.plan.stages[0], job.workload.global_batch
     others = first.num_gpus // (first.data_parallel * first.tensor_parallel)
@@ -450,8 +442,8 @@ def _whole_mesh(job: Job) -> tuple[int, int]:
 
 
 def among_orders(known: Collection[str]) -> Rule:
-    """Make a rule: the order of passes becomes 1F1B if the framework does not support it, or if
-    there is no pipeline.
+    """Make a rule that falls back to the 1F1B schedule if a framework lacks the plan's pipeline
+    schedule, or if there is no pipeline.
     """
 
     def rule(job: Job) -> Job:
@@ -461,7 +453,7 @@ def among_orders(known: Collection[str]) -> Rule:
     return rule
 
 
-# Rows that the tables of several target frameworks contain.
+# Rules that several target frameworks share, each with the choices that it is for and the reason.
 EQUAL_MESHES = Row(
     choices=("data_parallel", "tensor_parallel", "micro_batch", "context_parallel"),
     nearest=equal_meshes,

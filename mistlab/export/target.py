@@ -1,5 +1,5 @@
-"""The target of an export: a framework, the choices of a plan that it can express, and the
-functions that write and read its file.
+"""Describes the target of an export: the choices of a plan that a framework can express, and how
+its file is written and read.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,14 +11,14 @@ from mistlab.export.given import Given, Imported
 from mistlab.job.job import Job
 from mistlab.plan.workload import ModelSpec
 
-# Low precisions of GEMMs, under which everything else is in 16 or 32 bits.
+# Low precisions of GEMMs; all other computation stays in 16 or 32 bits.
 NARROW: tuple[Precision, ...] = ("fp8", "fp4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A row in the table of a target framework: some choices of a plan, and how the framework
-    expresses them.
+    """Some choices of a plan, with the rule that brings them to what a target framework can
+    express.
 
     ``nearest`` gives the nearest job whose ``choices`` the target can say; ``because`` says in
     words why a job may have to change. Choices are names of dimensions, of fields of a plan, or of
@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A framework to which plans can be exported, and from which they can be imported.
+    """A framework to which plans can be exported and from which they can be imported.
 
     ``rows`` are taken in order; a dimension without a row cannot be said. ``engines`` are the
     engines that may stand for the framework when its plans are predicted, the best first. ``write``
@@ -65,7 +65,9 @@ class Target:
     beside: tuple[str, ...] = ()
 
     def engines_for(self, job: Job) -> tuple[str, ...]:
-        """The engines that may predict an exported job as the framework runs it."""
+        """Return the engines that can predict an exported job as the framework runs it, the best
+        first.
+        """
         own_engine = self.own_engines.get(job.plan.engine)
         engines = (own_engine, *self.engines) if own_engine is not None else self.engines
         if own_engine is None and is_of_today(job.workload.model, job.workload.precision):
@@ -74,24 +76,25 @@ class Target:
 
     @property
     def said(self) -> frozenset[str]:
-        """The choices that one of the framework's rows expresses."""
+        """The choices of a plan that the framework can express."""
         return frozenset(choice for row in self.rows for choice in row.choices)
 
 
 def is_of_today(model: ModelSpec, precision: Precision | None) -> bool:
-    """Whether only current engines support a model: it has experts, latent attention, windows,
-    sinks or multi-token prediction, or its GEMMs have 8 or 4 bits.
+    """Whether only recent engines support a model, because it has a recent part (such as experts or
+    latent attention) or GEMMs of 8 or 4 bits.
     """
     parts = (model.experts, model.latent, model.window, model.sinks, model.further_tokens)
     return any(parts) or precision in NARROW
 
 
-# Imports an exported file again: the choices in the file, completed by those that files of the
-# framework do not hold.
+# Imports an exported file again; the original job supplies the choices that the file does not hold.
 
 
 def read_back(target: Target, text: str, job: Job) -> Job:
-    """The job of an exported file; choices that the file cannot hold are those of ``job``."""
+    """Import an exported file as a job; ``job``, which was exported, supplies the choices that the
+    file cannot hold.
+    """
     values: dict[str, Any] = {
         "model": job.workload.model,
         "nodes": job.cluster.nodes,

@@ -1,6 +1,4 @@
-"""The table of all target frameworks by name; a new target is a module with its rows, and a name
-here.
-"""
+"""Lists all target frameworks by name; a new target is a module with its rules, and a name here."""
 
 from mistlab.export.accelerate import ACCELERATE
 from mistlab.export.deepspeed import DEEPSPEED
@@ -14,6 +12,8 @@ TARGETS: dict[str, Target] = {
 
 
 def target_for(engine: str) -> Target:
-    """The framework to which an engine belongs; Megatron-LM for engines without one."""
+    """Return the target framework that an engine models, or Megatron-LM if the engine models
+    none.
+    """
     targets = (row for row in TARGETS.values() if engine in (row.engines[0], *row.own_engines))
     return next(targets, MEGATRON)

@@ -1,5 +1,4 @@
-"""Reads configurations of torchtitan 0.3, which are Python functions, without running these
-functions.
+"""Imports configurations of torchtitan 0.3, which are Python functions, without running them.
 
 A function makes a ``Trainer.Config`` of dataclasses, and may first take another's and change its
 fields. Read are plain values, products and quotients of numbers, and the names of dataclasses;
@@ -33,7 +32,8 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
 }
-# The classes of torchtitan for recomputation, each with the earlier settings that it replaces.
+# The classes by which torchtitan 0.3 recomputes, each with the settings of earlier versions that
+# mean the same.
 _RECOMPUTED: Mapping[str, Mapping[str, str]] = {
     "FullAC": {"mode": "full"},
     "SelectiveAC": {"mode": "selective", "selective_ac_option": "op"},
@@ -44,8 +44,8 @@ _DEEPEST = 10
 
 
 class _NotRead:
-    """Stands for an expression that is not evaluated; a file in which its value is needed is
-    refused.
+    """A placeholder for an expression that is not evaluated; the import fails only if its value is
+    needed.
     """
 
 
@@ -53,7 +53,9 @@ _UNREAD = _NotRead()
 
 
 def sections_of(text: str, name: str, wanted: str | None) -> dict[str, Any]:
-    """The sections of the configuration that a function builds, in the form of a TOML file."""
+    """Return the sections of the configuration that a Python function builds, as in torchtitan's
+    TOML files.
+    """
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -83,15 +85,13 @@ def _builds(node: ast.expr) -> bool:
 
 
 class _Registry:
-    """The functions of a Python module that build configurations, and the fields that each of them
-    sets.
-    """
+    """The functions of a Python module that build configurations."""
 
     def __init__(self, functions: Mapping[str, ast.FunctionDef]) -> None:
         self.functions = functions
 
     def build(self, name: str, depth: int) -> dict[str, Any]:
-        """The fields of the configuration that a function of the module returns."""
+        """Return the fields of the configuration that a function of the module builds."""
         if depth > _DEEPEST:
             reject(f"{name}: calls itself: give another configuration")
         values: dict[str, Any] = {}
@@ -123,8 +123,8 @@ class _Registry:
             holder[path[-1]] = value
 
     def value(self, node: ast.expr, values: Mapping[str, Any], depth: int) -> Any:
-        """The value of an expression: plain data, the fields of a dataclass, or ``_UNREAD`` if it
-        is not evaluated.
+        """Evaluate an expression to plain data or the fields of a dataclass; ``_UNREAD`` if that is
+        not possible.
         """
         if isinstance(node, ast.Constant):
             return node.value
@@ -153,7 +153,9 @@ class _Registry:
 
 
 def _changes_nothing(statement: ast.stmt) -> bool:
-    """Whether a statement cannot change a configuration: a docstring, an assertion, an import."""
+    """Whether a statement cannot change a configuration, as a docstring, an assertion or an
+    import.
+    """
     plain = (ast.Assert, ast.Import, ast.ImportFrom, ast.Pass, ast.AnnAssign)
     is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
     return is_text or isinstance(statement, plain)
@@ -189,7 +191,9 @@ def _converter(entry: Any) -> str:
 
 
 def _fields(value: Any, where: str) -> dict[str, Any]:
-    """The fields that a call of a dataclass sets; refuses an unknown value that may affect cost."""
+    """Return the fields that a dataclass call sets; refuses a field that may affect cost if its
+    value is unknown.
+    """
     fields = dict(value) if isinstance(value, dict) else {}
     fields.pop("", None)
     fields.pop("()", None)
@@ -199,8 +203,8 @@ def _fields(value: Any, where: str) -> dict[str, Any]:
     return fields
 
 
-# Imports a configuration of torchtitan 0.3 from a Python module, without running it: literal
-# settings become those of the TOML of earlier versions.
+# Imports a torchtitan 0.3 configuration from a Python module without running it: its literal
+# settings are translated to the TOML of earlier versions.
 #
 # A text that is not Python is read as TOML.
 
@@ -211,7 +215,7 @@ _CALM = ("disable_cuda_graphs", "spmd_backend")
 
 
 def read_registry(text: str, given: Given) -> Imported:
-    """The job of a Python module, or of a TOML text."""
+    """Import a torchtitan configuration, a Python module or a TOML text, as a job."""
     if "Trainer.Config" not in text:
         return torchtitan_read.read(text, given)
     module = _module(text)
@@ -232,8 +236,8 @@ def read_registry(text: str, given: Given) -> Imported:
 
 
 def _brought(section: Mapping[str, object]) -> ModelSpec | None:
-    """The catalogue's model for a torchtitan flavour; None if torchtitan does not include that
-    model.
+    """Return the catalogue's model for a torchtitan model and flavour, or None if torchtitan does
+    not include it.
     """
     flavour = section["name"], section["flavor"]
     name = next((name for name, known in BROUGHT_TODAY.items() if known == flavour), None)
@@ -241,7 +245,7 @@ def _brought(section: Mapping[str, object]) -> ModelSpec | None:
 
 
 def _as_today(job: Job, given: Given, *, splits: bool) -> Job:
-    """The job with those choices that only torchtitan 0.3 and later can express."""
+    """Set the choices of a job that torchtitan expresses only since version 0.3."""
     stage, overlaps = job.plan.stages[0], job.plan.overlap_communication
     values = {
         "sequence_parallel": int(splits and stage.tensor_parallel > 1),
@@ -265,16 +269,14 @@ def _module(text: str) -> ast.Module:
 
 
 def _calls(module: ast.Module, name: str) -> Iterator[ast.Call]:
-    """All calls of this function or class in a Python module."""
+    """Yield all calls of a function or class in a Python module."""
     for node in ast.walk(module):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == name:
             yield node
 
 
 def _settings(module: ast.Module, name: str) -> dict[str, object]:
-    """The literal arguments of the call that makes a section of settings, by the argument's
-    name.
-    """
+    """Return the literal arguments of the call that builds one section of settings."""
     call = next(_calls(module, name), None)
     return {} if call is None else {word.arg: _literal(word) for word in call.keywords if word.arg}
 
@@ -287,7 +289,7 @@ def _literal(word: ast.keyword) -> object:
 
 
 def _model(module: ast.Module) -> dict[str, object]:
-    """The package of the model and the model's flavour, by name."""
+    """Return torchtitan's names of the model and of its flavour."""
     places = [
         node.module.removeprefix(_PACKAGE).partition(".")[0]
         for node in module.body
@@ -306,7 +308,8 @@ def _recomputation(module: ast.Module) -> Mapping[str, object]:
     for name in ("FullAC", "SelectiveAC"):
         if next(_calls(module, f"{name}.Config"), None) is not None:
             return _RECOMPUTED[name]
-    # Without a value, the argument leaves torchtitan's default in place.
+    # ``Trainer.Config`` without this argument uses torchtitan's default recomputation; None turns
+    # it off.
     says_none = any(
         word.arg == "activation_checkpoint"
         for call in _calls(module, "Trainer.Config")

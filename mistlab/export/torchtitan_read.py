@@ -1,4 +1,4 @@
-"""Reads configurations of torchtitan 0.1 and 0.2 in TOML, and the same sections from other sources.
+"""Imports torchtitan 0.1 and 0.2 configurations in TOML; other importers pass it the same sections.
 
 Keys have moved between versions: degrees from ``training`` and ``experimental`` to ``parallelism``,
 ``training.batch_size`` to ``local_batch_size``, and then to tokens of a micro-batch. Each is read
@@ -20,7 +20,7 @@ from mistlab.export.torchtitan_rules import BROUGHT, read_stages
 from mistlab.plan.workload import ModelSpec
 
 HARMLESS = harmless_names("torchtitan")
-# The catalogue's model for each model and flavour of torchtitan.
+# The catalogue's model for each of torchtitan's models and flavours (sizes).
 FLAVOURS: Mapping[tuple[str, str], str] = {
     **{(kind, flavour.lower()): name for name, (kind, flavour) in BROUGHT.items()},
     ("llama3", "1b"): "llama3.2-1b",
@@ -35,13 +35,12 @@ FLAVOURS: Mapping[tuple[str, str], str] = {
     ("qwen3", "32b"): "qwen3-32b",
     ("deepseek_v3", "16b"): "deepseek-v2-lite",
 }
-# The model of Llama's flavour ``debugmodel``, which is not in the catalogue.
+# The small test model that torchtitan calls ``debugmodel``, which is not in the catalogue.
 _DEBUG = ModelSpec.of(
     family="llama", hidden=256, layers=6, heads=16, ffn=768, vocab=2048, rotary_base=500_000.0
 )
 _KINDS = re.compile(r"llama2|llama3|llama4|qwen3|deepseek_v3|gpt_oss")
-# Matches suffixes of flavours that differ from a flavour without the suffix only in attention
-# kernels.
+# Matches flavour suffixes that change only the attention kernel.
 _VARIANT = re.compile(r"_(flex|varlen|irope|flex_attn|varlen_attn)$")
 _UNSAID = {
     "enable_async_tensor_parallel": "tensor communication is taken as the engine overlaps it",
@@ -49,22 +48,23 @@ _UNSAID = {
     "enable_fsdp_symm_mem": "collectives are taken as NCCL's",
     "enable_compiled_autograd": "passes are taken as autograd runs them",
 }
-# The precision of GEMMs under each of torchtitan's model converters.
+# The precision of GEMMs that each of torchtitan's model converters leads to.
 _NARROW: Mapping[str, Precision] = {"float8": "fp8", "mxfp8": "fp8", "mx": "fp8", "nvfp4": "fp4"}
 
 
 def read(text: str, given: Given) -> Imported:
-    """The job of a torchtitan configuration in TOML."""
+    """Import a torchtitan configuration in TOML as a job."""
     return read_mapping(parse_toml(text), given, Found())
 
 
 def read_mapping(content: Mapping[str, Any], given: Given, draft: Found) -> Imported:
-    """The job of the sections of a torchtitan configuration; ``found`` may already have the number
-    of ranks.
+    """Import the sections of a torchtitan configuration as a job; ``draft`` may already hold the
+    number of ranks.
     """
     top = Section(content, "", draft)
     model = _settled_model(top.section("model"), draft, given)
-    # The sections in which versions of torchtitan put parallel degrees, current ones first.
+    # Versions of torchtitan have parallel degrees in different sections: the current one comes
+    # first.
     homes = [top.section(name) for name in ("parallelism", "training", "experimental")]
     engines = _read_products(top, draft)
     _read_degrees(homes, draft, model)
@@ -80,9 +80,7 @@ def read_mapping(content: Mapping[str, Any], given: Given, draft: Found) -> Impo
 
 
 def _settled_model(section: Section, draft: Found, given: Given) -> ModelSpec:
-    """The model that the user gives, otherwise the one of the flavour in the section, if it has a
-    flavour.
-    """
+    """Return the user's model, or else the catalogue's model for the flavour in the file."""
     if given.model is None or section.has("flavor"):
         return draft.settled_model(given, lambda: _model(section))
     section.get("name")
@@ -90,7 +88,7 @@ def _settled_model(section: Section, draft: Found, given: Given) -> ModelSpec:
 
 
 def _model(section: Section) -> ModelSpec:
-    """The catalogue's model for the flavour that the section gives."""
+    """Return the catalogue's model for the flavour that the file names."""
     kind = section.text("name", "llama3")
     flavour = section.text("flavor", "debugmodel")
     known = _KINDS.search(kind.lower())
@@ -107,7 +105,9 @@ def _model(section: Section) -> ModelSpec:
 
 
 def _degree(homes: list[Section], *names: str, minimum: int = 1) -> int | None:
-    """A whole number under one of several names, from the first section that has the setting."""
+    """Return a whole number that versions of torchtitan have under different names and in different
+    sections.
+    """
     numbers = [section.whole(name, minimum=minimum) for name in names for section in homes]
     return next((number for number in numbers if number is not None), None)
 
@@ -142,7 +142,9 @@ def _read_degrees(homes: list[Section], draft: Found, model: ModelSpec) -> None:
 
 
 def _with_pipeline(homes: list[Section]) -> Section:
-    """The section of general settings, merged with that of the pipeline schedule."""
+    """Return the section that holds the pipeline settings, which depends on torchtitan's
+    version.
+    """
     names = ("pipeline_parallel_schedule", "pipeline_parallel_degree")
     return next(
         (section for section in homes if any(name in section.content for name in names)), homes[0]
@@ -179,7 +181,7 @@ def _read_batch(training: Section, homes: list[Section], draft: Found, given: Gi
 
 
 def _size_in_pipeline(homes: list[Section], local: int, draft: Found) -> int:
-    """The micro-batch size in a pipeline, for which version 0.1 has the number of micro-batches
+    """Return the micro-batch size in a pipeline; torchtitan 0.1 states the number of micro-batches
     instead.
     """
     size = homes[0].whole("pipeline_parallel_microbatch_size")
@@ -239,8 +241,8 @@ def _read_precision(training: Section, draft: Found) -> None:
 
 
 def _read_products(top: Section, draft: Found) -> tuple[str, ...]:
-    """Read whether blocks are compiled and whether GEMMs have low precision; returns the engines
-    that may predict both.
+    """Read whether blocks are compiled and GEMMs have low precision; returns the engines that can
+    predict both.
     """
     converters = [word.lower() for word in top.section("model").words("converters")]
     if any("lora" in word for word in converters):
@@ -312,7 +314,7 @@ def _read_optimizer(section: Section, draft: Found) -> None:
 
 
 def toml_of(sections: Mapping[str, Mapping[str, object]]) -> str:
-    """Sections of settings as a TOML text."""
+    """Write sections of settings as a TOML text."""
     return "\n".join(
         f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in section.items())
         for name, section in sections.items()
@@ -320,7 +322,7 @@ def toml_of(sections: Mapping[str, Mapping[str, object]]) -> str:
 
 
 def _toml(value: object) -> str:
-    """The TOML text of a value."""
+    """Write a value as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):

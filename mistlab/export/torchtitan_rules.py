@@ -1,5 +1,5 @@
-"""The choices of a plan that torchtitan can express: its models, pipelines and sharding, up to
-version 0.2 and from 0.3 on.
+"""Rules for the models, pipelines and sharding that torchtitan supports, up to version 0.2 and
+since 0.3.
 
 Up to 0.2 Qwen and gpt-oss models have no pipelines, and the attention of DeepSeek and gpt-oss
 models (FlexAttention) has no context parallelism. Experts are divided among data-parallel ranks,
@@ -35,8 +35,8 @@ from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, TURNING, order_o
 from mistlab.schedule.placement import Placement, even_shares, loop, turning
 from mistlab.stages.stage_shape import parts_of_plan
 
-# The models that torchtitan includes, by catalogue name; for each, torchtitan's name of the model,
-# and its flavour there.
+# The catalogue's models that torchtitan includes, each with torchtitan's names of the model and of
+# its flavour (size).
 BROUGHT: Mapping[str, tuple[str, str]] = {
     "llama3-8b": ("llama3", "8B"),
     "llama3-70b": ("llama3", "70B"),
@@ -62,21 +62,24 @@ BROUGHT_TODAY: Mapping[str, tuple[str, str]] = {
 }
 _WITHOUT_PIPELINES = ("qwen3", "gpt_oss")
 _WITHOUT_CONTEXT = ("deepseek_v3", "gpt_oss")
-# Models without context parallelism in torchtitan 0.3, whose variable-length attention lacks it.
+# Models that torchtitan 0.3 cannot run with context parallelism, because their variable-length
+# attention does not support it.
 _WITHOUT_CONTEXT_TODAY = ("gpt_oss",)
 
 Brought = Mapping[str, tuple[str, str]]
 
 
 def name_and_flavour(model: ModelSpec, brought: Brought = BROUGHT) -> tuple[str, str]:
-    """The name and the flavour that a model has in torchtitan; a model that torchtitan does not
+    """Return torchtitan's names of a model and its flavour; a model that torchtitan does not
     include becomes a flavour of Llama.
     """
     return brought.get(model.name, ("llama3", model.name or "mine"))
 
 
 def check_brought(model: ModelSpec, brought: Brought = BROUGHT) -> None:
-    """Refuse a model with optional parts, unless torchtitan includes exactly this model."""
+    """Refuse a model with optional parts, such as experts, unless torchtitan includes exactly this
+    model.
+    """
     parts = (model.experts, model.latent, model.further_tokens, model.window, model.pattern)
     has_parts = any(parts) or model.post_norms
     if has_parts and (model.name not in brought or catalog.model(model.name) != model):
@@ -88,17 +91,15 @@ def check_brought(model: ModelSpec, brought: Brought = BROUGHT) -> None:
 
 
 def without_pipeline(job: Job) -> Job:
-    """The job with a single stage, if its model is one that torchtitan cannot divide into
-    stages.
-    """
+    """Give the job a single stage if torchtitan cannot divide its model into stages."""
     name, _ = name_and_flavour(job.workload.model)
     _check_context(job, is_lacking=name in _WITHOUT_CONTEXT)
     return one_stage(job) if name in _WITHOUT_PIPELINES else job
 
 
 def without_pipeline_today(job: Job) -> Job:
-    """The job with a single stage, if its model has tied embeddings, which torchtitan 0.3 cannot
-    divide into stages.
+    """Give the job a single stage if its model has tied embeddings, with which torchtitan 0.3 has
+    no pipelines.
     """
     name, _ = name_and_flavour(job.workload.model, BROUGHT_TODAY)
     _check_context(job, is_lacking=name in _WITHOUT_CONTEXT_TODAY)
@@ -114,15 +115,15 @@ def _check_context(job: Job, *, is_lacking: bool) -> None:
 
 
 def whole_experts_divided(job: Job) -> Job:
-    """The job with experts divided in the nearest way that torchtitan 0.3 supports: experts divided
-    among ranks, or each expert split as layers are, but not both.
+    """Divide experts in the nearest way that torchtitan 0.3 supports: ranks either divide the
+    experts among them or split each expert, not both.
     """
     return divided_experts(job, in_parts=False)
 
 
 def divided_experts(job: Job, *, in_parts: bool = True) -> Job:
-    """The job with experts divided in the nearest way that torchtitan supports, equally on all
-    stages; with ``in_parts`` experts may be both divided among ranks and split.
+    """Divide experts in the nearest way that torchtitan supports, equally on all stages;
+    ``in_parts`` also allows experts to be both divided over ranks and split.
     """
     experts = job.workload.model.experts
     if experts is None:
@@ -142,7 +143,7 @@ def divided_experts(job: Job, *, in_parts: bool = True) -> Job:
     ranks, parts = stage.expert_parallel, stage.expert_tensor_parallel
 
     def distance(way: tuple[int, int]) -> tuple[float, float]:
-        """How far one way to divide experts is from another: first by a rank's share of the
+        """Measure how far one way to divide experts is from the plan's: by a rank's share of the
         experts, then by the number of ranks.
         """
         product = way[0] * way[1] / (ranks * parts)
@@ -153,8 +154,8 @@ def divided_experts(job: Job, *, in_parts: bool = True) -> Job:
 
 
 def _ways(stage: StagePlan, experts: Experts) -> Iterator[tuple[int, int]]:
-    """The ways to divide experts that torchtitan supports on a stage: pairs of the number of ranks
-    among which experts are divided, and the number of ranks that split each expert.
+    """Yield the ways in which torchtitan can divide experts on a stage: over how many ranks they
+    are divided, and over how many each expert is split.
     """
     tensor = stage.tensor_parallel
     gpus = stage.num_gpus // stage.state_replicas
@@ -168,18 +169,17 @@ def _ways(stage: StagePlan, experts: Experts) -> Iterator[tuple[int, int]]:
 
 
 def has_to_shard(stage: StagePlan) -> bool:
-    """Whether experts span more ranks than one replica has, so that FSDP2 has to shard over
-    them.
+    """Whether the ranks that share the experts span several replicas, so that FSDP2 has to shard
+    over them.
     """
     in_replica = stage.num_gpus // stage.data_parallel
     return bool(in_replica % (stage.expert_parallel * stage.expert_tensor_parallel))
 
 
-# Exports and imports torchtitan's pipelines: its schedules, and the names of the modules in each
-# part of the model.
+# Translates pipelines to torchtitan's schedules and lists of module names, and back.
 
 
-# The names that torchtitan has for orders of passes, by this package's names.
+# Torchtitan's names of the pipeline schedules that this package names on the left.
 SCHEDULES: Mapping[str, str] = {
     DEFAULT_ORDER: "1F1B",
     "gpipe": "GPipe",
@@ -189,8 +189,8 @@ SCHEDULES: Mapping[str, str] = {
 
 
 def pipeline_settings(job: Job, head: str = "output") -> dict[str, object]:
-    """The settings of a job's pipeline, given the name of the module that is the head; empty
-    without a pipeline.
+    """Return the pipeline settings of a job, empty without a pipeline; ``head`` is the name of the
+    last module.
     """
     plan = job.plan
     if plan.num_stages == 1:
@@ -213,7 +213,7 @@ def _placement(order: str, num_stages: int, chunks: int = 1) -> Placement:
 
 
 def read_stages(section: Section, draft: Found, layers: int) -> None:
-    """Read the order of passes, and the blocks of each stage."""
+    """Read the pipeline schedule and the blocks of each stage."""
     parts = section.get("module_fqns_per_model_part")
     schedule = section.get("pipeline_parallel_schedule", "1F1B")
     names = {name: order for order, name in SCHEDULES.items()}
@@ -256,14 +256,14 @@ def read_stages(section: Section, draft: Found, layers: int) -> None:
 
 
 def _of_stages(blocks: Sequence[int], placement: Placement) -> list[int]:
-    """The number of blocks of each stage, from the numbers of blocks in the parts of the model."""
+    """Return the number of blocks of each stage from the number of blocks in each model part."""
     parts = map(placement.of_stage, range(placement.num_stages))
     return [sum(blocks[part] for part in own) for own in parts]
 
 
 def _weighted(layers: int, stages: int, first: int, last: int) -> list[int]:
-    """The number of blocks of each stage (or part) if embedding and head count as these numbers of
-    blocks.
+    """Return the number of blocks of each stage if embedding and head count as ``first`` and
+    ``last`` blocks.
     """
     counts = [*even_shares(layers + first + last, stages)]
     counts[0] -= first
@@ -271,11 +271,11 @@ def _weighted(layers: int, stages: int, first: int, last: int) -> list[int]:
     return counts
 
 
-# Rules for torchtitan: each changes a job towards one that its configurations can express.
+# Rules for torchtitan: each changes a job into one that its configurations can express.
 
 
 def sayable_workload(job: Job, brought: Brought = BROUGHT) -> Job:
-    """The job in bf16 or fp32 with fused attention; refuses a model that torchtitan cannot
+    """Give the job bf16 or fp32 and fused attention; refuses a model that torchtitan cannot
     build.
     """
     model = job.workload.model
@@ -290,9 +290,9 @@ def sayable_workload(job: Job, brought: Brought = BROUGHT) -> Job:
 
 
 def recomputed(job: Job) -> Job:
-    """The job that recomputes all blocks, none, or every n-th, with the largest n that recomputes
-    at least as many blocks as each stage of the plan; or every second GEMM of all blocks, if a
-    stage recomputes GEMMs.
+    """Make a job recompute all blocks, none, or every n-th: the largest n that recomputes at least
+    as many blocks as each stage of the plan. If a stage recomputes GEMMs, recompute every second
+    GEMM of all blocks.
     """
     stages = job.plan.stages
     if recomputes_products(job):
@@ -312,8 +312,8 @@ def recomputed(job: Job) -> Job:
 
 
 def recomputed_today(job: Job) -> Job:
-    """The job that recomputes all blocks, none, or every second GEMM of all, as torchtitan 0.3
-    can.
+    """Make a job recompute all blocks, none, or every second GEMM of all blocks: what torchtitan
+    0.3 supports.
     """
     if recomputes_products(job):
         return recomputed(job)
@@ -321,12 +321,12 @@ def recomputed_today(job: Job) -> Job:
 
 
 def recomputes_products(job: Job) -> bool:
-    """Whether the blocks of a job recompute every second GEMM."""
+    """Whether the job recomputes every second GEMM of its blocks."""
     return any(stage.products_recomputed_layers for stage in job.plan.stages)
 
 
 def blocks_apart(job: Job) -> int:
-    """The number n if the job recomputes every n-th block; 0 if it recomputes none."""
+    """Return n if the job recomputes every n-th block, or 0 if it recomputes none."""
     pairs = [(stage.layers, stage.checkpointed_layers) for stage in job.plan.stages]
     if not any(count for _, count in pairs):
         return 0
@@ -339,14 +339,14 @@ def blocks_apart(job: Job) -> int:
 
 
 def with_sequences_split(job: Job) -> Job:
-    """The job with sequence parallelism wherever it has tensor parallelism, as in torchtitan."""
+    """Give the job sequence parallelism wherever it has tensor parallelism, as torchtitan does."""
     shares = job.plan.stages[0].tensor_parallel > 1
     return with_values(job, {"sequence_parallel": int(shares)})
 
 
 def sharded_states(job: Job) -> Job:
-    """The job whose states are sharded as by FSDP2: also over context-parallel ranks, whether
-    replicas are sharded or not.
+    """Shard the states of a job as FSDP2 does: always over context-parallel ranks, and over
+    replicas if the plan shards them.
     """
     job = sharded(job)
     first = job.plan.stages[0]
@@ -355,12 +355,12 @@ def sharded_states(job: Job) -> Job:
 
 
 def offloaded_states(job: Job) -> Job:
-    """The job that offloads states only where FSDP2 shards them, over several ranks."""
+    """Offload states only where FSDP2 shards them over several ranks."""
     alone = ranks_of("gather", job.plan.stages[0].degree) == 1
     return dropped(*STATES)(job) if alone else states_offloaded(job)
 
 
-# Rows of the tables for both kinds of torchtitan's configurations, TOML and Python.
+# Rules that both tables of torchtitan share: that of its TOML files and that of its Python modules.
 ORDERED = Row(
     choices=("order",),
     nearest=among_orders(SCHEDULES),

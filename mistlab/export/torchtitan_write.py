@@ -1,4 +1,5 @@
-"""Exports plans to torchtitan's configurations: TOML up to 0.2.2, a Python module from 0.3 on.
+"""Exports plans to torchtitan's configurations: TOML up to version 0.2.2, a Python module since
+0.3.
 
 Any division of blocks can be said, by module names. States are sharded by FSDP2. Recomputed are
 all blocks of a stage, or every n-th, or every second product of all. Models are chosen by a
@@ -69,7 +70,7 @@ _VERSION = "# For torchtitan up to 0.2.2 (later: --to torchtitan), on {} nodes o
 
 
 def write_toml(job: Job) -> str:
-    """The torchtitan configuration of a job, as a TOML text."""
+    """Write the torchtitan configuration of a job as TOML."""
     name, flavour = name_and_flavour(job.workload.model)
     every = blocks_apart(job)
     option = "op" if recomputes_products(job) else str(every) if every > 1 else ""
@@ -99,7 +100,7 @@ def _training(job: Job) -> dict[str, object]:
 
 
 def _sharding(job: Job) -> dict[str, object]:
-    """The settings for how ranks share states and layers."""
+    """Return the settings for how ranks share states and layers."""
     stage = job.plan.stages[0]
     replicas = stage.state_replicas if stage.zero else stage.data_parallel
     return {
@@ -111,8 +112,8 @@ def _sharding(job: Job) -> dict[str, object]:
 
 
 def _parallelism_of_toml(job: Job) -> dict[str, object]:
-    """The settings for parallel degrees; those for experts only if experts are divided, since
-    torchtitan reads no others.
+    """Return the settings for parallel degrees; those of experts only if experts are divided, as
+    torchtitan requires.
     """
     stage = job.plan.stages[0]
     settings = {
@@ -132,7 +133,7 @@ def _notes_of_toml(job: Job) -> Iterator[str]:
 
 
 def _flavour_notes(model: ModelSpec, models: str) -> Iterator[str]:
-    """Notes on the parts that the user has to add to a model that torchtitan does not include."""
+    """Yield notes on what the user has to add to a model that torchtitan does not include."""
     yield (
         f"add the flavour {model.name or 'mine'!r} to {models}: dim={model.hidden}, "
         f"n_layers={model.layers}, n_heads={model.heads}, n_kv_heads={model.kv_heads}, "
@@ -161,10 +162,10 @@ TORCHTITAN_TOML = Target(
 # Exports plans to a Python module of torchtitan 0.3, whose function ``plan`` builds a
 # configuration.
 #
-# In addition to the TOML of earlier versions, all models except those with tied embeddings can be
-# divided into stages, and tensor parallelism does not require sequence parallelism.
-# Context-parallel ranks gather keys. Blocks are recomputed all or none, or every second GEMM of
-# all. CUDA graphs are disabled, since predictions have none.
+# Unlike the TOML of earlier versions, it supports pipelines for all models without tied embeddings,
+# and tensor parallelism without sequence parallelism. Context-parallel ranks gather keys and
+# values. All blocks are recomputed, or none, or every second GEMM of all blocks. CUDA graphs are
+# disabled, since predictions do not model them.
 
 
 def _keys_gathered(job: Job) -> Job:
@@ -242,7 +243,7 @@ _IMPORT = "from torchtitan.distributed.activation_checkpoint import {}\n"
 
 
 def write(job: Job) -> str:
-    """The torchtitan configuration of a job, as the text of a Python module."""
+    """Write the torchtitan configuration of a job as a Python module."""
     name, flavour = name_and_flavour(job.workload.model, BROUGHT_TODAY)
     kind = _recomputation(job)
     return _TEXT.format(
@@ -262,7 +263,9 @@ def _lines(settings: Mapping[str, object]) -> str:
 
 
 def _recomputation(job: Job) -> str:
-    """The class of torchtitan for the job's recomputation; empty if it recomputes nothing."""
+    """Return the torchtitan class for the job's recomputation, or an empty text if it recomputes
+    nothing.
+    """
     if recomputes_products(job):
         return "SelectiveAC"
     return "FullAC" if job.plan.stages[0].checkpointed_layers else ""

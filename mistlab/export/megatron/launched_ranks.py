@@ -1,5 +1,5 @@
-"""Reads the numbers of nodes and GPUs from a launch command, knows which programs train a decoder,
-and adds hints to refusals of scripts.
+"""Reads the numbers of nodes and GPUs from a launch command; also tells whether the program trains
+a decoder, and adds hints to errors about scripts.
 """
 
 import re
@@ -15,8 +15,8 @@ from mistlab.shell.programs import directives
 from mistlab.shell.session import LaunchFile
 from mistlab.shell.shell_text import Word
 
-# Parts of the path of a program that does not pre-train a decoder, each with what the program does
-# instead.
+# Parts of program paths, such as ``pretrain_bert``, that tell that a program trains no decoder,
+# each with what it does instead.
 _OTHERS: Mapping[str, str] = {
     r"bert|biencoder|realm|\bict\b": "trains an encoder",
     r"\bt5\b|ul2": "trains an encoder beside a decoder",
@@ -42,7 +42,7 @@ _PLAIN = frozenset(("finetune", "sft", "posttrain", "pretrain"))
 
 
 def refusal_of(program: str) -> str | None:
-    """The reason why a program is known not to pre-train a decoder; None if it may."""
+    """Return why a program is known not to pre-train a decoder, or None if it may pre-train one."""
     for part in _names_in_program(program):
         for pattern, reason in _OTHERS.items():
             if re.search(pattern, part):
@@ -57,21 +57,21 @@ def is_decoder(program: str) -> bool:
 
 
 def _names_in_program(program: str) -> list[str]:
-    """The words in the name of a program, and in that of its folder or package."""
+    """Split the name of a program, and that of its folder or package, into words."""
     path = PurePath(program)
     parts = [*path.parts[:-1], path.stem] if path.suffix == ".py" else program.split(".")
     return [re.sub(r"[_\-.]", " ", part.lower()) for part in reversed(parts[-2:])]
 
 
-# Adds hints to the refusal of a launch script, where an assumption of the script's evaluation may
-# be the cause.
+# Adds hints to an error about a launch script, where a value that was assumed for a script variable
+# may be the cause.
 
 
-# Matches the note of a script's evaluation that a variable has its default value.
+# Matches the note that a script variable has its default value.
 _DEFAULT = re.compile(r"^(line \d+[^:]*): (\w+) is taken as (.+), its default: ")
 _WITHOUT_ARGUMENTS = "the script is taken as started without arguments"
-# Matches names of variables that count nodes; below, names of variables that count processes, and
-# refusals that are about either.
+# Matches names of variables that count nodes. The patterns below match names of variables that
+# count processes, and errors about the number of nodes or GPUs.
 _COUNTS_NODES = re.compile(r"NODE|HOST|WORKER", re.IGNORECASE)
 _COUNTS_RANKS = re.compile(r"GPU|NPU|DEVICE|PROC|TASK|RANK|WORLD", re.IGNORECASE)
 _OF_RANKS = re.compile(r"\bGPUs\b|\bnodes\b|\bdata_parallel\b")
@@ -80,7 +80,7 @@ _READS_ARGUMENTS = re.compile(r"^(?!\s*#).*(?:\bgetopts\s|\$#|\$\{#\}|\bshift\b)
 
 
 def with_hints(error: InputError, launch: Launch, source: LaunchFile, given: Given) -> InputError:
-    """The refusal of a script, extended by the assumptions from which the numbers in it result."""
+    """Return an error about a script with hints on the assumed values that led to it."""
     message = str(error)
     hints: list[str] = []
     if _OF_RANKS.search(message):
@@ -91,8 +91,8 @@ def with_hints(error: InputError, launch: Launch, source: LaunchFile, given: Giv
 
 
 def _of_ranks(launch: Launch, given: Given) -> Iterator[str]:
-    """Hints that the numbers of nodes and GPUs are defaults of script variables that the user did
-    not set.
+    """Yield a hint for each number of nodes or GPUs that is only the default of a script variable,
+    and how to set it.
     """
     for note in launch.notes:
         if (match := _DEFAULT.match(note)) is None:
@@ -107,7 +107,7 @@ def _of_ranks(launch: Launch, given: Given) -> Iterator[str]:
 
 
 def _of_arguments(launch: Launch, source: LaunchFile) -> Iterator[str]:
-    """A hint on arguments that a script reads, but that the user did not pass."""
+    """Yield a hint if a script reads arguments but the user gave none."""
     match = _READS_ARGUMENTS.search(source.text)
     if match is not None:
         line = source.text.count("\n", 0, match.end()) + 1
@@ -116,14 +116,14 @@ def _of_arguments(launch: Launch, source: LaunchFile) -> Iterator[str]:
     yield from (note for note in launch.notes if _WITHOUT_ARGUMENTS in note)
 
 
-# Reads the numbers of nodes and of GPUs per node from the options of a command's launchers.
+# Reads the numbers of nodes and of GPUs per node from the options of launchers.
 #
-# The innermost launcher with a number takes precedence: ``torchrun`` over ``srun``, and that over a
-# script's batch-system directives.
+# Launchers may be nested: the innermost one that gives a number counts, so ``torchrun`` before
+# ``srun``, and ``srun`` before the #SBATCH lines of a script.
 
 
-# What an option of a launcher gives: the number of nodes, of processes per node, or of all
-# processes, or hosts by name.
+# What an option of a launcher states: the number of nodes, of processes per node, of processes in
+# total, or the host names.
 _NODES, _IN_NODE, _ALL, _HOSTS = "nodes", "gpus_per_node", "processes", "hosts"
 _TORCHRUN = {"--nnodes": _NODES, "--nproc-per-node": _IN_NODE}
 _OPTIONS: Mapping[str, Mapping[str, str]] = {
@@ -161,16 +161,14 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
     },
 }
 _ALIASES = {"mpiexec": "mpirun", "mpirun_rsh": "mpirun", "sbatch": "srun", "salloc": "srun"}
-# Matches a one-letter option with its value in the same word, such as ``-N2``.
+# Matches a one-letter option that is written together with its value, such as ``-N2``.
 _ATTACHED = re.compile(r"(-[A-Za-z])([\d$].*)", re.DOTALL)
 _DIRECT = ("nodes", "gpus_per_node")
 
 
 @dataclass(frozen=True, slots=True)
 class _LauncherNumber:
-    """A number in an option of a launcher: the word that holds the number, and the option;
-    ``by_slurm`` marks options of Slurm.
-    """
+    """A number that an option of a launcher states; ``by_slurm`` marks options of Slurm."""
 
     option: str
     word: Word
@@ -180,8 +178,8 @@ class _LauncherNumber:
 def read_ranks(
     launch: Launch, text: str, draft: Found, given: Given, beside: Callable[[str], str | None]
 ) -> None:
-    """Read the number of nodes and that of GPUs per node, as far as options of launchers give
-    them.
+    """Read the numbers of nodes and of GPUs per node from the options of launchers, where they
+    state them.
     """
     _tell_of_unread(text, draft)
     counts = _counts(launch, text)
@@ -198,14 +196,12 @@ def read_ranks(
     if not is_placed:
         _tell_of_tasks(counts, draft, _ALL if divides else _IN_NODE)
     if draft.nodes is None and not counts.keys() & {_NODES, _ALL} and _by_torch(launch.started):
-        # Without an option, torchrun starts one node.
+        # Torchrun starts a single node unless an option says otherwise.
         draft.nodes = 1
 
 
 def _tell_of_unread(text: str, draft: Found) -> None:
-    """Add a remark on directives that a batch system ignores because they come after a command of
-    the script.
-    """
+    """Add a remark on #SBATCH lines behind the first command of a script, which Slurm ignores."""
     for directive in directives(text):
         directive_words = [Word(text=part) for part in directive.words.split()]
         if not directive.read and _options_of(directive_words, _OPTIONS["srun"]):
@@ -215,8 +211,8 @@ def _tell_of_unread(text: str, draft: Found) -> None:
 
 
 def _tell_of_tasks(counts: Mapping[str, _LauncherNumber], draft: Found, kind: str) -> None:
-    """Add a remark that a batch system's tasks per node are assumed to be GPUs per node, unless it
-    states as many GPUs.
+    """Add a remark that each Slurm task of a node is assumed to have one GPU, unless Slurm is asked
+    for equally many GPUs.
     """
     tasks, gpus = counts.get(kind), counts.get("gpus")
     if tasks is None or not tasks.by_slurm:
@@ -235,8 +231,8 @@ def _by_torch(started: Iterable[Word]) -> bool:
 
 
 def _counts(launch: Launch, text: str) -> dict[str, _LauncherNumber]:
-    """The numbers that launchers give, from the innermost launcher outwards; numbers in
-    batch-system directives replace unknown ones.
+    """Collect what launchers state, the innermost launcher first; a number in the #SBATCH lines
+    replaces one whose value is unknown.
     """
     counts: dict[str, _LauncherNumber] = {}
     for name, launcher_words in reversed(_launchers(launch.started)):
@@ -251,15 +247,15 @@ def _counts(launch: Launch, text: str) -> dict[str, _LauncherNumber]:
 
 
 def _starts_starters(name: str, kind: str, stated: _LauncherNumber) -> bool:
-    """Whether a batch system starts one task per node, which then starts the processes of its
-    node.
+    """Whether the batch system starts one task per node that in turn starts the node's
+    processes.
     """
     is_batch = name == "srun" and stated.option in _OPTIONS["srun"]
     return is_batch and kind in (_IN_NODE, _ALL) and stated.word.text == "1"
 
 
 def _launchers(started: Iterable[Word]) -> list[tuple[str, list[Word]]]:
-    """The launchers in a command, outermost first, each with its own words."""
+    """List the launchers of a command from outermost to innermost, each with its own options."""
     parts: list[tuple[str, list[Word]]] = []
     for word in started:
         name = PurePath(word.text).name
@@ -268,7 +264,7 @@ def _launchers(started: Iterable[Word]) -> list[tuple[str, list[Word]]]:
             parts.append((name, []))
         elif parts:
             parts[-1][1].append(word)
-    # A line that has options only is read as options of torchrun.
+    # A line that holds options but no program is read as options of torchrun.
     return parts or [("torchrun", list(started))]
 
 
@@ -284,8 +280,8 @@ def _batch_words(text: str) -> list[Word]:
 def _options_of(
     words: Iterable[Word], known: Mapping[str, str]
 ) -> list[tuple[str, _LauncherNumber]]:
-    """The options of a launcher that give a number of nodes or ranks, each with the word of the
-    number.
+    """Yield the options of a launcher that state nodes, processes or hosts, each with the word that
+    holds the value.
     """
     counted: list[tuple[str, _LauncherNumber]] = []
     waiting, by_slurm = "", known is _OPTIONS["srun"]
@@ -304,8 +300,8 @@ def _options_of(
 
 
 def _parts_of(text: str) -> tuple[str, str | None]:
-    """The name of an option and the value in the same word; None as value if it is in the next
-    word.
+    """Split an option like ``--nnodes=2`` into its name and its value; the value is None if it is
+    the next word.
     """
     if (attached := _ATTACHED.fullmatch(text)) is not None:
         return attached[1], attached[2]
@@ -316,8 +312,8 @@ def _parts_of(text: str) -> tuple[str, str | None]:
 def _places(
     counts: dict[str, _LauncherNumber], draft: Found, beside: Callable[[str], str | None]
 ) -> None:
-    """Read numbers of nodes and GPUs from lists of hosts, host files (numbers of slots) and generic
-    resources.
+    """Read numbers of nodes and GPUs from lists of hosts, from the slots in a host file, or from
+    Slurm's generic resources.
     """
     if (stated := counts.get(_HOSTS)) is not None and stated.word.unknown is None:
         hosts = stated.word.text.split("@")
@@ -343,8 +339,8 @@ def _places(
 
 
 def _settle(name: str, stated: _LauncherNumber, draft: Found, given: int | None) -> None:
-    """Set a number of nodes or GPUs from an option of a launcher; refuses an unknown number unless
-    the user gives it.
+    """Set the number of nodes or GPUs from a launcher's option; refuses a number that is unknown,
+    unless the user gives it.
     """
     word = stated.word
     if getattr(draft, name) is not None:
@@ -357,7 +353,7 @@ def _settle(name: str, stated: _LauncherNumber, draft: Found, given: int | None)
 
 
 def _divide(stated: _LauncherNumber, draft: Found, given: Given) -> None:
-    """Set the number of GPUs per node as that of all processes divided by that of nodes."""
+    """Set the GPUs per node to the number of all processes divided by the number of nodes."""
     word, nodes = stated.word, given.nodes or draft.nodes
     in_node = given.gpus_per_node or draft.gpus_per_node
     if nodes is not None and in_node is not None:

@@ -19,16 +19,16 @@ from mistlab.shell.shell_text import Unknown
 ENGINES = ("deepspeed", "mistlab")
 _CONFIG, _STAGE = "--deepspeed-config", "--zero-stage"
 _HALVES = ("fp16", "bf16")
-# Sections of DeepSpeed's configuration file that do not affect a plan, those that plain DeepSpeed
-# has included.
+# Sections of DeepSpeed's configuration file that have no effect on a plan when Megatron-DeepSpeed
+# reads the file.
 _HARMLESS = HARMLESS | harmless_names("megatron_deepspeed")
 _LEVELS = range(4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """The files that a launch line may name; those that its script writes take precedence over
-    files beside it.
+    """The files that a launch line may name: first those that its script writes, then those in the
+    script's folder.
 
     ``unknown`` tells of such files what is not known of their text.
     """
@@ -38,14 +38,12 @@ class Files:
     unknown: Mapping[str, Unknown] = field(default_factory=dict)
 
     def text(self, path: str) -> str | None:
-        """The text of a file that the launch line names; None if it cannot be found."""
+        """Return the text of a file that the launch line names, or None if it cannot be found."""
         written = self._as_written(path, self.written)
         return self.source.beside(known_part(path)) if written is None else self.written[written]
 
     def unknown_in(self, path: str) -> Unknown | None:
-        """The parts of a file written by a script whose values the script's evaluation could not
-        determine.
-        """
+        """List the parts of a file that a script writes whose values are unknown."""
         written = self._as_written(path, self.unknown)
         return None if written is None else self.unknown[written]
 
@@ -55,13 +53,13 @@ class Files:
 
 
 def is_by_deepspeed(options: Options) -> bool:
-    """Whether a launch line trains with the engine of DeepSpeed."""
+    """Whether a launch line trains with DeepSpeed's engine."""
     return options.has("--deepspeed")
 
 
 def read_deepspeed(options: Options, draft: Found, files: Files) -> None:
-    """Read ZeRO, offloading, batch sizes and precision of a launch line that trains with the engine
-    of DeepSpeed.
+    """Read ZeRO level, offloading, batch sizes and precision of a launch line that trains with
+    DeepSpeed's engine.
     """
     draft.overlaps = False
     level = options.whole(_STAGE, minimum=0)
@@ -80,8 +78,8 @@ def read_deepspeed(options: Options, draft: Found, files: Files) -> None:
 
 
 def read_ulysses(options: Options, draft: Found) -> None:
-    """Read the number of context-parallel ranks that exchange tokens for heads
-    (DeepSpeed-Ulysses).
+    """Read the degree of DeepSpeed-Ulysses, which splits sequences over ranks and exchanges tokens
+    for heads in attention.
     """
     ranks = options.whole("--ds-sequence-parallel-size")
     if ranks is not None and ranks > 1:
@@ -90,7 +88,7 @@ def read_ulysses(options: Options, draft: Found) -> None:
 
 
 def _configuration(options: Options, files: Files) -> tuple[str, str | None]:
-    """The name of DeepSpeed's configuration file, and its text if the file can be found."""
+    """Return the name of DeepSpeed's configuration file, and its text if the file can be found."""
     if _CONFIG not in options:
         return "", None
     option = options.given[_CONFIG]
@@ -101,8 +99,8 @@ def _configuration(options: Options, files: Files) -> tuple[str, str | None]:
 
 
 def _without_configuration(options: Options, draft: Found, name: str, level: int | None) -> None:
-    """Read the ZeRO level from the option alone, with a remark; refuses a launch line without this
-    option.
+    """Read the ZeRO level from the launch line where the configuration file is missing, with a
+    remark; refuses a line without that option.
     """
     del options
     missing = f"{name} is not at hand" if name else f"{_CONFIG} is not given"
@@ -148,8 +146,8 @@ def _with_configuration(text: str, name: str, draft: Found, level: int | None) -
 
 
 def _tell_of_rest(top: Section, name: str, draft: Found) -> None:
-    """Add remarks on settings of the configuration file that were never read; of those that do not
-    affect cost, only their number.
+    """Add remarks on settings of the configuration file that nothing read; those that do not affect
+    cost are only counted.
     """
     aside = len(draft.remarks)
     top.tell_of_rest(_HARMLESS)
@@ -164,8 +162,8 @@ def _tell_of_rest(top: Section, name: str, draft: Found) -> None:
 
 
 def _batches(top: Section, name: str, draft: Found) -> None:
-    """Read batch sizes from the configuration file where the launch line has none; those on the
-    line take precedence.
+    """Read batch sizes from DeepSpeed's configuration file where the launch line does not state
+    them.
     """
     pairs = (
         ("train_batch_size", "global_batch", "--global-batch-size"),
@@ -182,7 +180,7 @@ def _batches(top: Section, name: str, draft: Found) -> None:
 
 
 def _offloads(options: Options, draft: Found) -> None:
-    """Read what the options of the launch line offload."""
+    """Read from the launch line which states DeepSpeed offloads."""
     if options.has("--cpu-optimizer") and not draft.values.get("offload_optimizer"):
         text = "--cpu-optimizer, but the configuration offloads no optimizer: taken as offloaded"
         draft.remark("contradicting", "offload.optimizer", text)

@@ -30,7 +30,7 @@ _KEPT_WHOLE = "kept inputs are taken whole on every rank"
 _BF16_PRODUCTS = "attention's own products are taken in 16 bits"
 _NO_OVERLAP = "communication is taken as the engine overlaps it"
 
-# Options that plans cannot express, each with what predictions assume instead.
+# Megatron-LM's options that plans cannot express, each with what the prediction assumes instead.
 UNSAID: Mapping[str, str] = {
     "--moe-layer-recompute": "experts are taken as kept, not recomputed",
     "--moe-shared-expert-overlap": "shared experts are taken as run before the exchange",
@@ -164,7 +164,8 @@ _STREAMS = "has several residual streams, which models here cannot have"
 _WEIGHT_SHARDS = "shards weights along another axis, which plans cannot express"
 _REINFORCED = "trains by preferences or rewards, with passes that plans cannot express"
 
-# Options that change the model or the task, each with the reason why an import refuses it.
+# Megatron-LM's options that change the model or the task, each with the reason why an import
+# refuses it.
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         (
@@ -231,7 +232,7 @@ REFUSED: Mapping[str, str] = {
     "--expert-tensor-parallel-num-weight-shards": _WEIGHT_SHARDS,
     "--output-bert-embeddings": _ENCODER,
 }
-# Values with which an option that an import refuses has no effect, so that it is accepted.
+# Values that switch an option off; an option that imports refuse is accepted with such a value.
 IDLE = frozenset(("0", "1", "false", "none", "null", ""))
 
 
@@ -244,9 +245,10 @@ IDLE = frozenset(("0", "1", "false", "none", "null", ""))
 
 KNOWN = HARMLESS | TELLING | UNSAID.keys() | REFUSED.keys()
 _SPELT = KNOWN | RENAMED.keys()
-# Words for true and for false as the value of a switch, in other files with options of Megatron-LM.
+# Values that switch an option of Megatron-LM on, and values that switch it off, in files other than
+# launch lines.
 _ON, _OFF = frozenset(("true", "1", "yes", "on")), frozenset(("false", "0", "no", "off"))
-# Words for None as the value of an option.
+# Values that mean that an option has no value.
 _NONE = frozenset(("None", "null", "~"))
 _SHORTEST = 6
 
@@ -297,7 +299,7 @@ class Options:
 
     @property
     def words(self) -> Mapping[str, Sequence[str]]:
-        """The values of all options on the line, by the option's name."""
+        """Yield each option's name with its values."""
         return {name: option.words for name, option in self.given.items()}
 
     def where(self, name: str) -> str:
@@ -309,14 +311,14 @@ class Options:
         return name in self.given
 
     def has(self, name: str) -> bool:
-        """Whether a switch is on the line, and is not turned off."""
+        """Whether a switch is on the launch line and not turned off."""
         option = self._asked(name)
         if option is None:
             return False
         return not option.words or option.words[0].lower() not in _OFF
 
     def text(self, name: str) -> str | None:
-        """The first value of an option; None if the option is not on the line."""
+        """Return the first value of an option, or None if the option is not on the launch line."""
         option = self._asked(name)
         if option is None:
             return None
@@ -325,18 +327,20 @@ class Options:
         return None if option.words[0] in _NONE else option.words[0]
 
     def all_words(self, name: str) -> tuple[str, ...]:
-        """All values of an option; empty if the option is not on the line."""
+        """Return all values of an option, none if the option is not on the launch line."""
         option = self._asked(name)
         return () if option is None else option.words
 
     def whole(self, name: str, *, minimum: int = 1) -> int | None:
-        """The value of an option as a whole number; None if the option is not on the line."""
+        """Return the value of an option as a whole number, or None if the option is not on the
+        launch line.
+        """
         text = self.text(name)
         return None if text is None else checked_whole(self.where(name), text, minimum=minimum)
 
     def number(self, name: str, default: float, *, maximum: float | None = None) -> float:
-        """The value of an option as a non-negative number; a default if the option is not on the
-        line.
+        """Return the value of an option as a non-negative number, or a default if the option is not
+        on the launch line.
         """
         text = self.text(name)
         try:
@@ -349,8 +353,8 @@ class Options:
         return number
 
     def choice(self, name: str, known: Sequence[str]) -> str | None:
-        """The value of an option that is one of several words, in lower case or unchanged; None if
-        the option is not on the line.
+        """Return the value of an option if it is one of the known values, or None if the option is
+        not on the launch line.
         """
         text = self.text(name)
         if text is None or text in known:
@@ -362,12 +366,12 @@ class Options:
 
     @property
     def harmless(self) -> list[str]:
-        """The options on the line that do not affect cost."""
+        """List the options on the launch line that do not affect cost."""
         return [name for name in self.given if _is_harmless(name)]
 
     @property
     def unknown(self) -> list[str]:
-        """The options on the line that neither Megatron-LM nor a known derivative has."""
+        """List the options on the launch line that no known version or fork of Megatron-LM has."""
         return [name for name in self.given if name not in KNOWN and not _is_harmless(name)]
 
     def _asked(self, name: str) -> Option | None:
@@ -386,7 +390,7 @@ def _is_harmless(name: str) -> bool:
 
 
 class _OptionReader:
-    """Parses the words of a launch line one by one into options."""
+    """Parses a launch line word by word into options."""
 
     def __init__(self) -> None:
         self.given: dict[str, Option] = {}
@@ -397,9 +401,7 @@ class _OptionReader:
         self._name = ""
 
     def take(self, word: Word) -> None:
-        """Parse the next word of the line, which is an option or a value of the option before
-        it.
-        """
+        """Parse the next word of the launch line: an option, or a value of the option before it."""
         name, equals, value = word.text.partition("=")
         if name.startswith("--") and len(name) > len("--") and "$" not in name:
             self._begin(name, word)
@@ -419,8 +421,8 @@ class _OptionReader:
         self._name = name
 
     def _canonical(self, spelt: str) -> tuple[str, tuple[str, ...]]:
-        """The usual name of an option, and the value that its spelling implies, such as false for
-        ``--no-X``.
+        """Return the usual name of an option, and the value that its spelling implies, such as
+        false for ``--no-X``.
         """
         name = spelt.replace("_", "-")
         for beginning in ("--no-", "--disable-"):
@@ -442,8 +444,7 @@ class _OptionReader:
 
     def _add(self, text: str, unknown: Unknown | None) -> None:
         option = self.given[self._name]
-        # A switch may be set to false first and to another value later on the line: the last value
-        # counts.
+        # A switch that is set to false may be set to true later on the line: the last value counts.
         kept = () if option.words == ("false",) and text.lower() in _ON | _OFF else option.words
         if kept is not option.words:
             text = "true" if text.lower() in _OFF else "false"
@@ -460,7 +461,7 @@ class _OptionReader:
         return bool(self.given[self._name].words)
 
 
-# Options that only Megatron-DeepSpeed has.
+# Options that Megatron-DeepSpeed has and Megatron-LM lacks.
 _OF_DEEPSPEED = (
     *("--deepspeed", "--deepspeed-config", "--zero-stage", "--ds-sequence-parallel-size"),
     *("--no-pipeline-parallel", "--create-moe-param-group", "--deepspeed-activation-checkpointing"),
@@ -468,10 +469,14 @@ _OF_DEEPSPEED = (
 
 
 def is_of_deepspeed(options: Options) -> bool:
-    """Whether a launch line is Megatron-DeepSpeed's, whose options have other defaults."""
+    """Whether a launch line belongs to Megatron-DeepSpeed, whose options have other defaults than
+    Megatron-LM's.
+    """
     return any(name in options for name in _OF_DEEPSPEED)
 
 
 def is_of_epfl(options: Options) -> bool:
-    """Whether a launch line is EPFL Megatron-LLM's, whose models have no biases by default."""
+    """Whether a launch line belongs to EPFL's Megatron-LLM, whose models have no biases by
+    default.
+    """
     return "--model-name" in options or "--use-bias" in options

@@ -1,4 +1,4 @@
-"""A model's sizes, activation and vocabulary as Megatron-LM's options, and back.
+"""Translates a model's sizes, activation and vocabulary to Megatron-LM's options, and back.
 
 Megatron-LM takes a tokenizer's own number of tokens, special ones included, and pads it. A name is
 matched in the last parts of a path, in small letters.
@@ -25,7 +25,7 @@ from mistlab.export.rules import with_workload
 from mistlab.job.job import Job
 from mistlab.plan.workload import ROTARY_BASE, VOCAB_MULTIPLE, Family, ModelSpec
 
-# The vocabulary size of each tokenizer type with a fixed vocabulary, with its source.
+# The vocabulary size of each tokenizer type for which it is fixed.
 BY_TYPE: Mapping[str, int] = {
     # GPT-2's vocab.json of OpenAI: 50,000 merges, 256 bytes and the end of a text.
     "GPT2BPETokenizer": 50257,
@@ -34,8 +34,8 @@ BY_TYPE: Mapping[str, int] = {
     # The size to which Megatron-LM's TikTokenizer falls back, 2 ** 17.
     "TikTokenizer": 131072,
 }
-# Tokenizer types of Pai-Megatron-Patch (``--patch-tokenizer-type``), with the vocabulary size
-# before ``--extra-vocab-size`` is added, which is not padded
+# The vocabulary size of each tokenizer type of Pai-Megatron-Patch (``--patch-tokenizer-type``).
+# ``--extra-vocab-size`` is added to it, and the sum is not padded
 # (``megatron_patch/tokenizer/__init__.py``).
 BY_PATCH_TYPE: Mapping[str, int] = {
     "LLamaTokenizer": 32000,
@@ -51,7 +51,7 @@ BY_PATCH_TYPE: Mapping[str, int] = {
     "StarcoderTokenizerFromHF": 49152,
     "BloomTokenizerFromHF": 250880,
 }
-# Patterns of the names of models and tokenizers, with the number of tokens of the released
+# Patterns in the names of models and tokenizers, each with the vocabulary size of the released
 # tokenizer.
 _BY_NAME: Mapping[str, int] = {
     # Tokenizers released by Meta: SentencePiece for Llama 1 and 2 (CodeLlama's has 16 more tokens),
@@ -97,7 +97,9 @@ _BY_NAME: Mapping[str, int] = {
 
 
 def size_by_name(name: str) -> int | None:
-    """The number of tokens of a tokenizer, from the name of its folder, file or model."""
+    """Return the vocabulary size of a well-known tokenizer or model, recognised by its name or
+    path.
+    """
     parts = [part for part in re.split(r"[/\\]", name.lower()) if part]
     for part in reversed(parts[-3:]):
         for pattern, size in _BY_NAME.items():
@@ -106,16 +108,15 @@ def size_by_name(name: str) -> int | None:
     return None
 
 
-# The vocabulary size with which a launch line of Megatron-LM or a derivative trains, derived from
-# its tokenizer.
+# Derives the vocabulary size from the tokenizer on a launch line.
 
 
 _NULL = ("NullTokenizer", "NullMultimodalTokenizer")
 _GPT2 = "GPT2BPETokenizer"
 _OF_ENCODERS = "BertWordPiece"
 _LLAMA2 = "Llama2Tokenizer"
-# File names of the tokenizers of GPT-2 and of Llama; then folder names that do not tell which
-# tokenizer is in them.
+# File names of the tokenizers of GPT-2 and of Llama; and folder names such as "tokenizer", which
+# tell nothing about the tokenizer in them.
 _GPT2_FILES, _LLAMA_FILES = ("vocab.json", "encoder.json"), ("tokenizer.model",)
 _PLAIN_FOLDERS = frozenset(
     ("", "data", "dataset", "datasets", "tokenizer", "tokenizers", "vocab", "models", "assets")
@@ -124,8 +125,8 @@ _NAMES = ("--tokenizer-model", "--tokenizer-name-or-path")
 
 
 def vocab_of(options: Options, draft: Found, given: int | None = None) -> int:
-    """The vocabulary size in training: padded as Megatron-LM pads it, or unpadded if plans would
-    pad it to the same size; ``given`` is the size that the user gives.
+    """Return the vocabulary size of an imported model, padded as Megatron-LM pads it; unpadded if
+    plans pad it to the same size. ``given`` is the user's size.
     """
     if given is not None:
         return _padded(options, given)
@@ -137,7 +138,9 @@ def vocab_of(options: Options, draft: Found, given: int | None = None) -> int:
 
 
 def _patched(options: Options) -> int | None:
-    """The vocabulary size of a tokenizer of Pai-Megatron-Patch; None for other launch lines."""
+    """Return the vocabulary size of a tokenizer of Pai-Megatron-Patch, or None for other launch
+    lines.
+    """
     kind = options.text("--patch-tokenizer-type")
     extra = options.whole("--extra-vocab-size", minimum=0)
     if kind is not None and kind in BY_PATCH_TYPE:
@@ -150,7 +153,7 @@ def _patched(options: Options) -> int | None:
 
 
 def _tokens(options: Options, draft: Found) -> int:
-    """The number of tokens of a launch line's tokenizer, with its special tokens."""
+    """Return the number of tokens of a launch line's tokenizer, special tokens included."""
     stated, kind = options.whole("--vocab-size"), options.text("--tokenizer-type")
     if kind is not None and kind.startswith(_OF_ENCODERS):
         where = options.where("--tokenizer-type")
@@ -178,12 +181,14 @@ def _tokens(options: Options, draft: Found) -> int:
 
 
 def _known(options: Options, kind: str | None) -> int | None:
-    """The size of a well-known tokenizer; None if the type or name on the line is not known."""
+    """Return the vocabulary size of a well-known tokenizer, or None if type and name on the launch
+    line are unknown.
+    """
     names = [name for name in _NAMES if name in options]
     if kind is None and not names and "--vocab-size" in options:
         return None
     if kind in (None, _GPT2) and not (kind is None and names):
-        # Without a tokenizer type, pretrain_gpt.py uses the tokenizer of GPT-2.
+        # Without a tokenizer type, pretrain_gpt.py uses GPT-2's tokenizer.
         return _by_file(options, "--vocab-file", BY_TYPE[_GPT2], _GPT2_FILES)
     sizes = [size_by_name(_name_of(options, name)) for name in (*names, "--model-name")]
     if size := next((size for size in sizes if size is not None), None):
@@ -196,8 +201,8 @@ def _known(options: Options, kind: str | None) -> int | None:
 def _by_file(
     options: Options, option: str, usual: int | None, files: tuple[str, ...]
 ) -> int | None:
-    """The size of a tokenizer that is recognised by the name of its file; the ``usual`` size if the
-    name does not tell.
+    """Return the vocabulary size of a tokenizer that its file name identifies; ``usual`` if the
+    name tells nothing.
     """
     name = _name_of(options, option)
     if (size := size_by_name(name)) is not None:
@@ -210,8 +215,8 @@ def _by_file(
 
 
 def _name_of(options: Options, option: str) -> str:
-    """The name or path of a tokenizer; parts with unknown values are shown as the script writes
-    them.
+    """Return the name or path of the tokenizer; where its value is unknown, as the script writes
+    it.
     """
     options.taken.add(option)
     values = options.words.get(option, ())
@@ -230,7 +235,7 @@ def _padded(options: Options, vocab: int) -> int:
 
 
 def _tokenizer_text(options: Options, kind: str | None) -> str:
-    """The tokenizer of a launch line, as text for messages."""
+    """Describe the tokenizer of a launch line for messages."""
     given = [f"--tokenizer-type {kind}"] if kind else []
     for name in (*_NAMES, "--vocab-file"):
         given += [f"{name} {word}" for word in options.words.get(name, ())[:1]]
@@ -258,8 +263,7 @@ DROPOUT = 0.1
 
 _NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 _POSITIONS = {"learned_absolute": "absolute", "rope": "rotary", "none": "none"}
-# The position embedding for each word that older versions and derivatives of Megatron-LM have for
-# it.
+# The position embedding that each value in older versions and forks of Megatron-LM stands for.
 _READ_POSITIONS = {
     **_POSITIONS,
     "absolute": "absolute",
@@ -278,8 +282,8 @@ _STRUCTURES: Mapping[Family, Mapping[str, Any]] = {
 
 
 def sayable_model(job: Job) -> Job:
-    """The job with the nearest model that Megatron-LM can build; refuses models without a near
-    one.
+    """Change the model of a job to the nearest one that Megatron-LM can build; refuses a model
+    without a near one.
     """
     model = job.workload.model
     if model.graph_file is not None:
@@ -307,7 +311,7 @@ def sayable_model(job: Job) -> Job:
 
 
 def model_options(model: ModelSpec, tensor_parallel: int) -> Iterator[str]:
-    """The options for a model that ``sayable_model`` has returned, without those for its sequence
+    """List the options that build a model in Megatron-LM, except for those of its sequence
     length.
     """
     yield f"--num-layers {model.layers}"
@@ -331,7 +335,7 @@ def model_options(model: ModelSpec, tensor_parallel: int) -> Iterator[str]:
 
 
 def _kinds(model: ModelSpec) -> Iterator[str]:
-    """Megatron-LM's options for norm, activation and position embedding."""
+    """List the options for norm, activation and position embedding."""
     if model.norm == "rmsnorm":
         yield "--normalization RMSNorm"
     if model.mlp_type == "gated_mlp":
@@ -350,8 +354,8 @@ def _kinds(model: ModelSpec) -> Iterator[str]:
 def model_of(
     options: Options, draft: Found, vocab: int | None = None, program: str = ""
 ) -> ModelSpec:
-    """The model that the options of a launch line describe; ``vocab`` is a vocabulary size that the
-    user gives.
+    """Return the model that a launch line's options describe; ``vocab`` is the user's vocabulary
+    size, if given.
     """
     hidden, heads = _needed(options, "--hidden-size"), _needed(options, "--num-attention-heads")
     layers, hybrid = _layers_of(options, hidden, program)
@@ -392,7 +396,9 @@ def model_of(
 
 
 def _layers_of(options: Options, hidden: int, program: str) -> tuple[int, dict[str, Any]]:
-    """The number of blocks and, for a hybrid model, the fields of its pattern."""
+    """Return the number of blocks and, for a hybrid model, the fields that describe its pattern of
+    blocks.
+    """
     layers = options.whole("--num-layers") or options.whole("--encoder-num-layers")
     if is_hybrid(options, program):
         fields = hybrid_parts(options, layers, hidden)
@@ -407,9 +413,7 @@ def _check_hybrid(parts: dict[str, Any]) -> None:
 
 
 def _family(fields: Mapping[str, Any]) -> Family:
-    """The model family whose structure the options describe; ``gpt`` if no family has this
-    structure.
-    """
+    """Return the model family that the options describe, or ``gpt`` if they fit no other family."""
     for family, structure in _STRUCTURES.items():
         if all(fields[name] == value for name, value in structure.items()):
             return family
@@ -417,7 +421,9 @@ def _family(fields: Mapping[str, Any]) -> Family:
 
 
 def _is_gated(options: Options, draft: Found) -> bool:
-    """Whether the feed-forward network is gated; adds a remark if its gate is not SwiGLU."""
+    """Whether the options give the feed-forward network a gate; a remark says if the gate is not
+    SwiGLU.
+    """
     word = options.choice("--glu-activation", ("swiglu", "geglu", "reglu", "liglu"))
     if options.has("--swiglu") or word == "swiglu":
         return True
@@ -443,7 +449,7 @@ def _norm(options: Options) -> str:
 
 
 def _key_heads(options: Options, draft: Found, heads: int) -> int:
-    """The number of key and value heads, which Megatron-LM calls query groups."""
+    """Return the number of key and value heads, which Megatron-LM calls query groups."""
     of_relatives = options.whole("--num-key-heads")
     if of_relatives is not None:
         return of_relatives
@@ -451,7 +457,7 @@ def _key_heads(options: Options, draft: Found, heads: int) -> int:
         return 1
     groups, grouped = options.whole("--num-query-groups"), options.has("--group-query-attention")
     if grouped:
-        # The default of Megatron-LM is a single query group.
+        # Megatron-LM's default is a single query group.
         return groups or 1
     if groups is not None and groups != heads:
         text = f"--num-query-groups {groups} without --group-query-attention: heads share no keys"
@@ -460,11 +466,10 @@ def _key_heads(options: Options, draft: Found, heads: int) -> int:
 
 
 def _has_biases(options: Options, draft: Found) -> bool:
-    """Whether the GEMMs of the model have biases, by the options of the launch line."""
+    """Whether the options give the model's GEMMs biases."""
     without = [name for name in _WITHOUT_SOME_BIASES if options.has(name)]
     if without and not options.has("--disable-bias-linear"):
-        # Pai-Megatron-Patch's switches leave at least the biases of queries, keys and values in
-        # place.
+        # Pai-Megatron-Patch's switches turn off all biases but those of queries, keys and values.
         all_but_those = len(without) == len(_WITHOUT_SOME_BIASES)
         taken_in = "none" if all_but_those else "all products"
         text = f"biases are taken in {taken_in}, though some products alone have them"
@@ -478,8 +483,8 @@ def _has_biases(options: Options, draft: Found) -> bool:
 
 
 def _default_ffn(options: Options, hidden: int) -> int:
-    """The default feed-forward width of Megatron-LM: 4 times the hidden size, and with SwiGLU two
-    thirds of that.
+    """Return Megatron-LM's default feed-forward width: 4 times the hidden size, or two thirds of
+    that with SwiGLU.
 
     FlagScale multiplies two thirds by a number, and rounds them up to a multiple.
     """
@@ -522,8 +527,8 @@ def _position(options: Options, draft: Found) -> str:
 
 
 def _dropout(options: Options, draft: Found) -> dict[str, float]:
-    """The dropout rate of hidden states, and that of attention probabilities if it differs; if only
-    the latter is on the line, it counts as 0.
+    """Return the dropout rate of hidden states, and that of attention probabilities if it
+    differs.
     """
     names = ("--attention-dropout", "--hidden-dropout")
     silent = [name for name in names if name not in options.words]

@@ -1,5 +1,5 @@
-"""Exports and imports optional parts of models as options of Megatron-LM: hybrid patterns, experts,
-latent attention, windows.
+"""Translates optional parts of models (hybrid patterns, experts, latent attention, windows) to
+Megatron-LM's options, and back.
 
 The grammar is that of ``--hybrid-layer-pattern`` (core 0.17): a letter a block, ``|`` between
 stages, ``/`` before the blocks of further tokens. Older lines give shares of attention and of
@@ -26,8 +26,8 @@ PATTERN = "--hybrid-layer-pattern"
 # The default sizes of Megatron-LM's Mamba-2 mixer: state size, channels of a head, groups, and
 # expansion.
 STATES, CHANNELS, GROUPS, EXPAND = 128, 64, 8, 2
-# Megatron-LM's letters for those kinds of blocks that models here can have; its letters G, D and +
-# mean other kinds.
+# Megatron-LM's letters for blocks: M is Mamba-2, * attention, - a feed-forward network, E experts.
+# Its other letters (G, D, +) are not supported.
 _LETTERS = "M*-E"
 _MEANINGS = {
     "G": "a gated delta net without a network",
@@ -38,8 +38,8 @@ _SWITCHES = ("--is-hybrid-model", "--hybrid-attention-ratio", "--hybrid-mlp-rati
 
 
 def is_hybrid(options: Options, program: str = "") -> bool:
-    """Whether the options, or the program, build the blocks of the model from a pattern of
-    letters.
+    """Whether the launch line builds the blocks of the model from a pattern of letters, as hybrid
+    models are built.
     """
     name = program.lower()
     builds = "pretrain_mamba" in name or "pretrain_hybrid" in name
@@ -47,8 +47,8 @@ def is_hybrid(options: Options, program: str = "") -> bool:
 
 
 def hybrid_parts(options: Options, layers: int | None, hidden: int) -> dict[str, Any]:
-    """The pattern of a hybrid model, and the sizes of its state-space mixer, as fields of a model
-    description.
+    """Return the block pattern of a hybrid model and the sizes of its state-space mixer, as fields
+    of a model description.
     """
     pattern = "".join(segments_of(options, layers))
     fields: dict[str, Any] = {"pattern": shortest(pattern), "layers": len(pattern)}
@@ -58,8 +58,8 @@ def hybrid_parts(options: Options, layers: int | None, hidden: int) -> dict[str,
 
 
 def segments_of(options: Options, layers: int | None) -> list[str]:
-    """The number of blocks in each pipeline segment of a pattern, where bars separate segments;
-    without bars, that of all blocks.
+    """Return the number of blocks in each pipeline segment of a pattern; bars separate the
+    segments.
     """
     text = options.text(PATTERN)
     if text is None:
@@ -83,7 +83,7 @@ def segments_of(options: Options, layers: int | None) -> list[str]:
 
 
 def shortest(pattern: str) -> str:
-    """The shortest pattern that gives the same blocks as this one when it is repeated.
+    """Return the shortest pattern that, repeated, gives the same blocks.
 
     >>> shortest("DADA")
     'DA'
@@ -95,16 +95,16 @@ def shortest(pattern: str) -> str:
 
 
 def _by_shares(options: Options, layers: int | None) -> str:
-    """The pattern of a hybrid model whose options give the shares of attention and of networks,
-    which are placed at even distances among state-space blocks.
+    """Return the block pattern of a hybrid model whose options state only the shares of attention
+    and of feed-forward blocks, spread evenly among state-space blocks.
     """
     if layers is None:
         reject("--num-layers: is missing: give it, or --hybrid-layer-pattern")
     attention = round(layers * options.number("--hybrid-attention-ratio", 0.0, maximum=1))
     networks = round(layers * options.number("--hybrid-mlp-ratio", 0.0, maximum=1))
     blocks = ["M"] * layers
-    # As in Megatron-LM, attention blocks come after runs of state-space blocks of equal length;
-    # networks are placed among the remaining blocks, the first one late.
+    # As in Megatron-LM, attention blocks are spread evenly among the state-space blocks;
+    # feed-forward blocks are then spread among the state-space blocks that remain.
     _spread(blocks, "*", (layers - attention) / (attention + 1))
     if networks:
         _spread(blocks, "-", (layers - attention - networks) / networks)
@@ -112,9 +112,7 @@ def _by_shares(options: Options, layers: int | None) -> str:
 
 
 def _spread(blocks: list[str], letter: str, distance: float) -> None:
-    """Replace state-space blocks of a pattern by another kind of block, one after each ``distance``
-    state-space blocks.
-    """
+    """Replace state-space blocks by another kind of block, one after every ``distance`` of them."""
     left = distance
     for index, block in enumerate(blocks):
         if block != "M":
@@ -139,24 +137,23 @@ def _state_space(options: Options, hidden: int) -> StateSpace:
         )
 
 
-# Exports and imports hybrid models: a letter for each block, and the state-space mixer.
+# Translates hybrid models, whose blocks differ in kind, to Megatron-LM's options and back.
 #
-# Letters are those of patterns here: ``M`` is the Mamba-2 mixer, ``*`` attention, ``-`` the
-# network, ``E`` experts. Core 0.16 and later accept a plain pattern, with options for the blocks of
-# the first and last stage. Core 0.17 and later also accept a pattern divided into segments, for
-# other uneven stages or several chunks. Whole blocks are recomputed from core 0.18 on; before, the
-# option is accepted and ignored.
+# Each block is a letter, as in this package's own patterns: ``M`` is Mamba-2, ``*`` attention,
+# ``-`` a feed-forward network, ``E`` experts. Megatron-core 0.16 and later accept a plain pattern,
+# and options for the blocks of the first and last stage. Megatron-core 0.17 and later also accept a
+# pattern divided by bars, for other uneven stages or several chunks per stage. Versions before 0.18
+# accept the option that recomputes whole blocks, but ignore it.
 
 
 _KINDS_OF_BLOCKS = frozenset("M*-E")
 _SPEC = "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
-# The programs of Megatron-LM that train models of one kind of block, and hybrid models (with a
-# pattern).
+# The programs of Megatron-LM that train models whose blocks are alike, and hybrid models.
 PLAIN_PROGRAM, HYBRID_PROGRAM = "pretrain_gpt.py", "pretrain_mamba.py"
 
 
 def check_hybrid(model: ModelSpec) -> None:
-    """Refuse a model with kinds of blocks, or gates, that no option of Megatron-LM builds."""
+    """Refuse a model with kinds of blocks or gates that no option of Megatron-LM can build."""
     others = sorted(set(model.pattern) - _KINDS_OF_BLOCKS)
     inexpressible = {
         "pattern": others and f"{model.pattern!r} has blocks of kind {' '.join(others)}",
@@ -173,12 +170,12 @@ def check_hybrid(model: ModelSpec) -> None:
 
 
 def program_of(model: ModelSpec) -> str:
-    """The program of Megatron-LM that trains this model."""
+    """Return the program of Megatron-LM that trains this model."""
     return HYBRID_PROGRAM if model.pattern else PLAIN_PROGRAM
 
 
 def hybrid_options(job: Job) -> Iterator[str]:
-    """The options for the pattern of a hybrid model's blocks; none for other models."""
+    """List the options for the block pattern of a hybrid model; none for other models."""
     model, mixer = job.workload.model, job.workload.model.state_space
     if not model.pattern:
         return
@@ -196,16 +193,16 @@ def hybrid_options(job: Job) -> Iterator[str]:
 
 
 def is_cut(plan: Plan) -> bool:
-    """Whether the pattern on the launch line has to mark where each stage begins: middle stages
-    differ, or stages have several chunks.
+    """Whether the block pattern on the launch line has to mark where stages begin, because middle
+    stages differ or stages have several chunks.
     """
     inner = {stage.layers for stage in plan.stages[1:-1]}
     return len(inner) > 1 or plan.order in INTERLEAVED
 
 
 def _ends(plan: Plan) -> Iterator[str]:
-    """The options for the numbers of blocks on the first and on the last stage, if stages
-    differ.
+    """Return the options for the numbers of blocks on the first and last stage, if these stages
+    differ from the others.
     """
     layers = [stage.layers for stage in plan.stages]
     if len(set(layers)) > 1:
@@ -214,8 +211,8 @@ def _ends(plan: Plan) -> Iterator[str]:
 
 
 def segment_sizes(plan: Plan) -> list[int]:
-    """The number of blocks in each chunk of the model: first the first chunks of all stages, then
-    the second ones.
+    """List the number of blocks in each model chunk: the first chunk of every stage, then the
+    second chunk of every stage, and so on.
     """
     chunks = INTERLEAVED.get(plan.order, 1)
     parts = [even_shares(stage.layers, chunks) for stage in plan.stages]
@@ -230,7 +227,9 @@ def _cut(letters: str, sizes: Sequence[int]) -> Iterator[str]:
 
 
 def hybrid_notes(job: Job) -> Iterator[str]:
-    """Notes on which versions of Megatron-core the launch line of a hybrid model needs."""
+    """Yield notes on the version of Megatron-core that the launch line of a hybrid model
+    requires.
+    """
     if not job.workload.model.pattern:
         return
     if is_cut(job.plan):
@@ -250,14 +249,13 @@ def hybrid_notes(job: Job) -> Iterator[str]:
 # attention.
 ACTIVE, KEY_RANK, HEAD_DIM, ROTATED, VALUE_DIM = 2, 32, 128, 64, 128
 DELTA_KEY_HEADS, DELTA_VALUE_HEADS, DELTA_CHANNELS = 16, 32, 128
-# The number of digits to which shares of rotary channels are rounded, as in the configurations that
-# are read.
+# The number of digits to which the share of rotary channels in a head is rounded.
 _DIGITS = 12
 _MOST_BLOCKS = 10_000
 
 
 def sayable_parts(model: ModelSpec) -> ModelSpec:
-    """The model with the nearest optional parts that Megatron-LM can build."""
+    """Change a model to the nearest one whose optional parts Megatron-LM can build."""
     if model.latent is None:
         return model
     if not model.rotated_channels:
@@ -271,9 +269,7 @@ def sayable_parts(model: ModelSpec) -> ModelSpec:
 
 
 def part_options(model: ModelSpec) -> Iterator[str]:
-    """The options for a model's optional parts; those for the degrees and the exchange of experts
-    are elsewhere.
-    """
+    """List the options for a model's optional parts; those for expert parallelism are elsewhere."""
     if model.latent is not None:
         yield from _latent_options(model, model.latent)
     elif model.qk_norm:
@@ -312,7 +308,7 @@ def _expert_options(experts: Experts, layers: int) -> Iterator[str]:
 
 
 def parts_of(options: Options, draft: Found, layers: int, ffn: int) -> dict[str, Any]:
-    """The optional parts that options describe, as fields of a model description."""
+    """Read a model's optional parts from the options, as fields of a model description."""
     experts, blocks = experts_of(options, draft, layers, ffn)
     parts = {
         "experts": experts,
@@ -339,8 +335,8 @@ def _further_tokens(options: Options) -> int:
 
 
 def _beside_pattern(parts: dict[str, Any]) -> str | None:
-    """The option for a part that hybrid models cannot have; None if no such option is on the
-    line.
+    """Return an option on the launch line for a part that hybrid models cannot have, or None if
+    there is none.
     """
     options = {
         "latent": "--multi-latent-attention",
@@ -352,8 +348,8 @@ def _beside_pattern(parts: dict[str, Any]) -> str | None:
 
 
 def _turns_of(options: Options, blocks: list[int], layers: int) -> dict[str, Any]:
-    """The pattern of a model in which blocks with and without experts alternate, or blocks with
-    attention and with delta networks.
+    """Return the block pattern of a model that alternates blocks with and without experts, or
+    blocks with attention and with delta networks.
     """
     if (deltas := _delta_nets(options, layers)) is not None:
         if 0 in blocks:
@@ -369,7 +365,7 @@ def _turns_of(options: Options, blocks: list[int], layers: int) -> dict[str, Any
 
 
 def _delta_nets(options: Options, layers: int) -> dict[str, Any] | None:
-    """The pattern and the sizes of gated delta networks, which replace attention in most blocks, as
+    """Return pattern and sizes of gated delta networks, which replace attention in most blocks, as
     in Qwen3-Next.
     """
     variant = options.text("--experimental-attention-variant")
@@ -401,7 +397,9 @@ def _delta_nets(options: Options, layers: int) -> dict[str, Any] | None:
 
 
 def _linear_blocks(every: int, layers: int) -> list[int]:
-    """Whether each block has linear attention; every n-th block has full attention."""
+    """Tell for each block whether it has linear attention; every n-th block has full attention
+    instead.
+    """
     return [int((block + 1) % every != 0) for block in range(layers)]
 
 
@@ -441,7 +439,7 @@ def _window_of(options: Options, draft: Found) -> Window | None:
 
 
 def _tell_of_window(options: Options, draft: Found, choice: str, size: int, every: str) -> None:
-    """Add a remark on a window that plans cannot express, unless the window covers the whole
+    """Add a remark if plans cannot express the attention window, unless the window covers the whole
     sequence.
     """
     length = options.whole("--seq-length")
@@ -463,7 +461,7 @@ def _has_sinks(options: Options, draft: Found) -> bool:
 def experts_of(
     options: Options, draft: Found, layers: int, ffn: int
 ) -> tuple[Experts | None, list[int]]:
-    """The experts that options describe, and whether each block has experts."""
+    """Read the experts of a model from the options, and which blocks have them."""
     count = _count_of(options, draft)
     if count is None:
         return None, []
@@ -493,7 +491,7 @@ def experts_of(
 
 
 def _count_of(options: Options, draft: Found) -> int | None:
-    """The number of experts in each block that has experts; None for a model without experts."""
+    """Return the number of experts in a block, or None for a model without experts."""
     counts = {
         checked_whole(options.where("--num-experts"), word, minimum=0)
         for word in options.all_words("--num-experts")
@@ -514,7 +512,7 @@ def _count_of(options: Options, draft: Found) -> int | None:
 
 
 def _shared_of(options: Options, draft: Found, width: int, ffn: int) -> int:
-    """The width of the shared experts, which every token uses."""
+    """Return the width of the shared experts, which process every token."""
     shared = options.whole("--moe-shared-expert-intermediate-size")
     number = options.whole("--num-shared-experts")
     if options.choice("--mlp-type", ("standard", "residual")) == "residual":
@@ -529,11 +527,11 @@ def _shared_of(options: Options, draft: Found, width: int, ffn: int) -> int:
 
 
 def _expert_blocks(options: Options, layers: int) -> list[int]:
-    """For each block of the model, 1 if it has experts, otherwise 0."""
+    """Tell for each block of the model whether it has experts: 1 or 0."""
     first = options.whole("--first-k-dense-replace", minimum=0) or 0
     interval = options.whole("--expert-interval")
     if interval is None and is_of_deepspeed(options):
-        # Without an option, Megatron-DeepSpeed places experts in every second block.
+        # Without the option, Megatron-DeepSpeed gives every second block experts.
         interval = 2
     if interval is not None and "--moe-layer-freq" not in options:
         return [int((block + 1) % interval == 0) for block in range(layers)]
@@ -551,7 +549,7 @@ def _expert_blocks(options: Options, layers: int) -> list[int]:
 
 
 def pattern_of(text: str) -> list[int]:
-    """The list of numbers that an option's value such as ``([0]*3+[1]*58)`` stands for.
+    """Return the list of numbers that an option's value such as ``([0]*3+[1]*58)`` stands for.
 
     >>> pattern_of("([0]*2+[1]*3)")
     [0, 0, 1, 1, 1]

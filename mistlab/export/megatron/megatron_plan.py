@@ -1,4 +1,4 @@
-"""Exports and imports plans as options of Megatron-LM: blocks of stages, sharding, experts and
+"""Translates plans to Megatron-LM's options, and back: blocks per stage, sharding, experts and
 precisions.
 """
 
@@ -22,7 +22,7 @@ _ENDS = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-lay
 
 
 def read_stages(options: Options, draft: Found, layers: int) -> None:
-    """Read how many blocks each stage has, and the order of passes if stages have several
+    """Read how many blocks each stage has, and which pipeline schedule runs if stages have several
     chunks.
     """
     layout = options.text("--pipeline-model-parallel-layout")
@@ -64,8 +64,8 @@ def _order(options: Options, chunks: int, draft: Found) -> None:
 
 
 def _of_parts(parts: Sequence[int], option: str, draft: Found) -> int:
-    """Set how many blocks each stage has, from the blocks of each part of the model; returns the
-    number of parts (chunks) per stage.
+    """Set the number of blocks of each stage from the blocks of each model chunk; returns the
+    chunks per stage.
     """
     if len(parts) % draft.num_stages:
         reject(
@@ -77,9 +77,7 @@ def _of_parts(parts: Sequence[int], option: str, draft: Found) -> int:
 
 
 def _listed(options: Options, draft: Found, layers: int) -> Sequence[int] | None:
-    """How many blocks each stage has, where an option of a derivative of Megatron-LM lists the
-    numbers.
-    """
+    """Return the blocks of each stage from an option of a fork that lists them."""
     numbers = ",".join(options.all_words("--num-layer-list")).split(",")
     if numbers == [""]:
         return None
@@ -94,8 +92,8 @@ def _listed(options: Options, draft: Found, layers: int) -> Sequence[int] | None
 
 
 def _beside_ends(options: Options, num_stages: int, layers: int) -> Sequence[int] | None:
-    """How many blocks each stage has if embedding and head count as blocks; None unless options
-    make them count.
+    """Return the blocks of each stage if the options count embedding and head as blocks, otherwise
+    None.
     """
     method = options.text("--pp-partition-method") or ""
     both = "embed" in method
@@ -140,9 +138,7 @@ def _chunks(options: Options, draft: Found, layers: int) -> int:
 def _with_ends(
     num_stages: int, layers: int, first: int | None, last: int | None
 ) -> Sequence[int] | None:
-    """How many blocks each stage has if options give numbers for the first and for the last
-    stage.
-    """
+    """Return the blocks of each stage if options state those of the first and of the last stage."""
     inner = num_stages - (first is not None) - (last is not None)
     left = layers - (first or 0) - (last or 0)
     if inner < 0 or left < 0 or (inner and left % inner) or (not inner and left):
@@ -164,7 +160,7 @@ def _repeated(match: re.Match[str]) -> str:
 
 
 def parts_of_layout(layout: str) -> list[int]:
-    """The number of blocks in each part of a pipeline layout, which is a text such as
+    """Return the number of blocks in each part of a pipeline layout, a text such as
     ``Ett|(tt|)*2tL``.
 
     >>> parts_of_layout("Ett|(tt|)*2,t*3L")
@@ -181,17 +177,17 @@ def parts_of_layout(layout: str) -> list[int]:
     return [part.count("t") for part in text.split("|")]
 
 
-# Exports and imports sharding, offloading and recomputation as Megatron-LM's options.
+# Translates sharding, offloading and recomputation to Megatron-LM's options, and back.
 
 
-# Megatron-FSDP's words for sharding strategies; the index of a word is its ZeRO level.
+# Megatron-FSDP's sharding strategies, each at the index of its ZeRO level.
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 _ADAMS = ("adam", "adamw", "Adam", "AdamW", "FusedAdam", "fused_adam", "cpu_adam")
 _OFFLOADING = "hybridadam"
 
 
 def read_states(options: Options, draft: Found) -> None:
-    """Read which states the optimizer of Megatron-LM shards and offloads."""
+    """Read which states Megatron-LM's optimizer shards and offloads."""
     level = _level(options, draft)
     draft.values["zero"] = level
     replicas = options.whole("--num-distributed-optimizer-instances")
@@ -224,8 +220,7 @@ def _level(options: Options, draft: Found) -> int:
 
 
 def _offload(options: Options, draft: Found, level: int) -> None:
-    # The optimizer of Pai-Megatron-Patch offloads half of its states, unless an option gives
-    # another share.
+    # Pai-Megatron-Patch's optimizer offloads half of its states unless an option says otherwise.
     patched = options.text("--optimizer") == _OFFLOADING
     policy = options.text("--optimizer-offload-policy")
     fraction = options.number("--optimizer-offload-fraction", 0.5 if patched else 1.0, maximum=1)
@@ -263,7 +258,8 @@ def read_activations(options: Options, draft: Found, layers: int) -> None:
     elif options.has("--recompute-activations") and granularity is None:
         granularity = "selective"
     elif granularity is None and method is not None and "--recompute-method" in options.spelt:
-        # Versions up to 2.6 have no option for the granularity of recomputation, which is full.
+        # Versions up to 2.6 have no option for the granularity of recomputation: they recompute
+        # whole blocks.
         granularity = "full"
     if granularity == "full":
         _full(method, count, draft, layers)
@@ -310,27 +306,27 @@ def _activations_offloaded(options: Options, draft: Found, layers: int) -> None:
         draft.values["offload_activations"] = 1.0
 
 
-# Exports and imports expert parallelism as Megatron-LM's options.
+# Translates expert parallelism to Megatron-LM's options, and back.
 #
-# Routing is always assumed to be even; the auxiliary loss that the options enable makes it nearly
-# so. Tokens are sent by the plain exchange (``alltoall``).
+# Predictions assume that every expert gets equally many tokens, which the auxiliary loss in the
+# options makes nearly true. Tokens are sent by a plain all-to-all.
 
 
-# The options for the number of ranks that split each expert (by default the tensor-parallel ranks),
-# and for the number of ranks among which experts are divided.
+# The options for the number of ranks that split each expert (by default as many as tensor
+# parallelism has), and for the number of ranks that divide the experts among them.
 _PARTS, _RANKS = "--expert-tensor-parallel-size", "--expert-model-parallel-size"
 _CAPACITY = "--moe-expert-capacity-factor"
-# MindSpeed's switch by which tensor-parallel ranks divide the experts among them, instead of
-# splitting each expert.
+# MindSpeed's switch: tensor-parallel ranks divide the experts among them instead of splitting each
+# expert.
 _EXPERTS_DIVIDED = "--moe-tp-extend-ep"
-# Megatron-core's switch (0.8 to 0.9) by which tensor- and expert-parallel ranks together split each
-# expert (megatron/core/transformer/moe/moe_layer.py and experts.py).
+# Switch of Megatron-core 0.8 and 0.9: tensor- and expert-parallel ranks together split each expert
+# (megatron/core/transformer/moe/moe_layer.py and experts.py).
 _EXPERT_DIVIDED = "--moe-extended-tp"
 _EXCHANGES = ("allgather", "alltoall", "alltoall_seq", "flex")
 
 
 def expert_options(job: Job) -> Iterator[str]:
-    """The options for a job's expert parallelism."""
+    """List the options for a job's expert parallelism."""
     stage, workload = job.plan.stages[0], job.workload
     if workload.model.experts is None:
         return
@@ -344,7 +340,7 @@ def expert_options(job: Job) -> Iterator[str]:
 
 
 def read_experts(options: Options, draft: Found, *, has_experts: bool) -> None:
-    """Read the parallel degrees and the capacity of experts, if the model has experts."""
+    """Read the parallel degrees and the capacity factor of experts, if the model has experts."""
     ranks, parts = _divisions(options, draft)
     capacity, pads = _capacity(options)
     if not has_experts:
@@ -365,15 +361,14 @@ def read_experts(options: Options, draft: Found, *, has_experts: bool) -> None:
         draft.remark("contradicting", "sequence_parallel", f"{text}: taken on")
         draft.values["sequence_parallel"] = 1
     if not of_deepspeed:
-        # The engine of DeepSpeed has only one way to exchange tokens, and an auxiliary loss of its
-        # own.
+        # DeepSpeed's engine has only one way to exchange tokens, and an auxiliary loss of its own.
         _remark_exchange(options, draft)
         _remark_balance(options, draft)
 
 
 def _divisions(options: Options, draft: Found) -> tuple[int, int]:
-    """The number of ranks among which experts are divided, and the number of ranks that split each
-    expert.
+    """Return over how many ranks the experts are divided, and over how many ranks each expert is
+    split.
     """
     tensor = draft.values["tensor_parallel"]
     ranks = options.whole(_RANKS) or 1
@@ -389,7 +384,7 @@ def _divisions(options: Options, draft: Found) -> tuple[int, int]:
 
 
 def _capacity(options: Options) -> tuple[float, bool]:
-    """The capacity factor of experts (0 for unlimited capacity), and whether the tokens of experts
+    """Return the capacity factor of experts (0 means unlimited), and whether each expert's tokens
     are padded to the capacity.
     """
     if is_of_deepspeed(options):
@@ -415,13 +410,12 @@ def _remark_exchange(options: Options, draft: Found) -> None:
 
 
 def _remark_balance(options: Options, draft: Found) -> None:
-    """Add a remark on options that let the load of experts be uneven, which predictions assume to
-    be even.
+    """Add a remark on options under which experts may get unequal numbers of tokens, since
+    predictions assume equal ones.
     """
     kind = options.text("--moe-router-load-balancing-type")
     weight = options.number("--moe-aux-loss-coeff", 0.0)
-    # Options that balance the load of experts without an auxiliary loss: the expert bias, and
-    # forced balance.
+    # These options balance experts without an auxiliary loss: the expert bias, and forced balance.
     switches = [
         options.has(f"--moe-router-{name}")
         for name in ("enable-expert-bias", "force-load-balancing")
@@ -432,32 +426,32 @@ def _remark_balance(options: Options, draft: Found) -> None:
         draft.remark("assumed", "expert_imbalance", text)
 
 
-# Exports and imports precisions as Megatron-LM's options: of GEMMs, and of the optimizer's moments.
+# Translates the precisions of GEMMs and of Adam's moments to Megatron-LM's options, and back.
 #
-# 8-bit GEMMs are scaled per block where tensor cores support that (GPUs with 4-bit GEMMs), and per
-# tensor elsewhere. Weights stay in 16 bits.
+# On GPUs with 4-bit GEMMs, 8-bit GEMMs are scaled per block of values; on other GPUs per tensor.
+# Weights stay in 16 bits.
 
 
-# Megatron-LM's words for how 8-bit GEMMs are scaled: per block of 32 values, by the tensor cores,
-# or per tensor.
+# Megatron-LM's names for two ways to scale 8-bit GEMMs: per block of 32 values in the tensor cores,
+# and per tensor.
 BY_BLOCKS, BY_TENSORS = "mxfp8", "tensorwise"
 _RECIPES = ("tensorwise", "delayed", "mxfp8", "blockwise", "custom")
 _NOT_SAID = "delayed"
 _MOMENTS: Mapping[Optimizer, str] = {"adamw": "fp32", "adamw-bf16": "bf16", "adamw-8bit": "fp8"}
 _SUMS_IN_FP32, _SUMS_IN_BF16 = "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16"
-# The option for Megatron-LM's optimizer whose moments may have fewer than 32 bits.
+# The option that enables Megatron-LM's optimizer with moments of fewer than 32 bits.
 PRECISION_AWARE = "--use-precision-aware-optimizer"
 
 
 def recipe_for(hardware: Hardware) -> str:
-    """The way to scale 8-bit GEMMs that a machine's tensor cores support, in Megatron-LM's
-    words.
+    """Return Megatron-LM's name for the way to scale 8-bit GEMMs that the GPU's tensor cores
+    support.
     """
     return BY_BLOCKS if hardware.gpu.peak_tflops.fp4 is not None else BY_TENSORS
 
 
 def precision_options(workload: Workload, hardware: Hardware) -> Iterator[str]:
-    """The options for the precision of GEMMs."""
+    """List the options for the precision of GEMMs."""
     match workload.precision:
         case "fp8":
             yield f"--bf16 --fp8-format hybrid --fp8-recipe {recipe_for(hardware)}"
@@ -470,14 +464,16 @@ def precision_options(workload: Workload, hardware: Hardware) -> Iterator[str]:
 
 
 def moment_options(optimizer: Optimizer) -> Iterator[str]:
-    """The options for Adam's moments if they have fewer than 32 bits."""
+    """List the options for Adam's moments if they have fewer than 32 bits."""
     if optimizer != "adamw":
         word = _MOMENTS[optimizer]
         yield f"{PRECISION_AWARE} --exp-avg-dtype {word} --exp-avg-sq-dtype {word}"
 
 
 def sum_options(workload: Workload) -> Iterator[str]:
-    """The option for gradients that are accumulated in other bits than Megatron-LM's default."""
+    """List the option for the precision of gradient accumulation, if it is not Megatron-LM's
+    default.
+    """
     if workload.gradients == "32bit" and workload.precision == "fp16":
         yield _SUMS_IN_FP32
     elif workload.gradients == "16bit":
@@ -501,7 +497,7 @@ def read_precision(options: Options, draft: Found, hardware: Hardware) -> None:
 def _narrow_products(options: Options, draft: Found, hardware: Hardware) -> None:
     eight = options.choice("--fp8-format", ("e4m3", "hybrid"))
     for name in ("e4m3", "hybrid"):
-        # Older versions of Megatron-LM have a switch for each 8-bit format instead.
+        # Older versions of Megatron-LM have one switch per 8-bit format.
         eight = name if options.has(f"--fp8-{name}") else eight
     four = options.choice("--fp4-format", ("e2m1",))
     recipe = options.choice("--fp8-recipe", _RECIPES) or _NOT_SAID

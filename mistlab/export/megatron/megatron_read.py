@@ -1,4 +1,4 @@
-"""Imports launch lines of Megatron-LM and its derivatives: options become a job, with remarks."""
+"""Imports launch lines of Megatron-LM and its forks as jobs, with remarks."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,10 +43,10 @@ from mistlab.shell.launch import Launch, launch_of
 from mistlab.shell.session import LaunchFile
 from mistlab.shell.shell_text import Word
 
-# An unknown option counts as misspelt if it is this near to a known one (edit distance), and at
-# least this long.
+# An unknown option counts as misspelt if its edit distance to a known option is at most the first
+# number and its length at least the second.
 _FARTHEST, _SHORTEST = 2, 10
-# Matches names of options that suggest an effect on cost.
+# Matches names of unknown options that probably affect cost.
 _COSTLY = re.compile(
     r"parallel|expert|moe|layer|head|hidden|zero|offload|swap|recompute|checkpoint-act|shard|seq"
     r"|batch|precision|quant|fp8|lora|freeze|stage|pipeline|chunk|attention|attn|window|vocab|mamba"
@@ -57,9 +57,9 @@ _CALM = "without effect on a step's cost"
 
 @dataclass(slots=True, kw_only=True)
 class OptionRemarks:
-    """Remarks on the options of a launch line, in the order shown: ``first`` those that may hide a
-    cost, then those on options that plans cannot express (``said``), then on ``unknown`` names, and
-    the ``count`` of all others.
+    """Remarks on a launch line's options: ``first`` on those that may hide a cost, ``said`` on
+    those that plans cannot express, ``unknown`` on unknown names, and ``count`` on the number of
+    all others.
     """
 
     first: list[Remark] = field(default_factory=list)
@@ -69,7 +69,7 @@ class OptionRemarks:
 
     @classmethod
     def of(cls, options: Options) -> "OptionRemarks":
-        """The remarks on options that need no value to be read."""
+        """Make the remarks that depend only on which options are present, not on their values."""
         return cls(
             first=[_of_stray(word) for word in options.strays],
             said=[*_of_spellings(options), *_unsaid(options), *_repeated(options)],
@@ -78,8 +78,8 @@ class OptionRemarks:
         )
 
     def around(self, remarks: Sequence[Remark]) -> tuple[Remark, ...]:
-        """All remarks in the order shown; ``remarks`` made while values were read come after the
-        first ones.
+        """Return all remarks in the order shown; ``remarks``, made while values were read, come
+        after ``first``.
         """
         return (*self.first, *remarks, *self.said, *self.unknown, *self.count)
 
@@ -134,7 +134,7 @@ def _repeated(options: Options) -> Iterator[Remark]:
 
 
 def _unknown(options: Options) -> Iterator[Remark]:
-    """Remarks on unknown options, at most three: on a misspelt name, on names that suggest an
+    """Make at most three remarks on unknown options: on a misspelt name, on names that suggest an
     effect on cost, and on all others.
     """
     costly: list[str] = []
@@ -162,7 +162,7 @@ def _count(options: Options) -> Iterator[Remark]:
 
 
 def nearest_name(name: str) -> str | None:
-    """The known option whose name is nearest to a misspelt one; None if none is near.
+    """Return the known option whose name is nearest to a misspelt one, or None if none is near.
 
     >>> nearest_name("--micro-bath-size")
     '--micro-batch-size'
@@ -181,7 +181,7 @@ def nearest_name(name: str) -> str | None:
 
 
 def _distance(name: str, other: str) -> int:
-    """The edit distance of two names: the number of letters to add, drop or change."""
+    """Return the edit distance of two names: how many letters to add, drop or change."""
     row = list(range(len(other) + 1))
     for index, letter in enumerate(name, 1):
         before, row[0] = row[0], index
@@ -192,42 +192,41 @@ def _distance(name: str, other: str) -> int:
     return row[-1]
 
 
-# Imports launch lines of Megatron-LM and its derivatives.
+# Imports launch lines of Megatron-LM and its forks.
 #
-# ``read_launch`` takes a parsed command, ``read_options`` options alone, as in other files of
-# Megatron-LM; ``read`` takes the text of a launch line or a script.
+# ``read`` takes the text of a launch line or a script, ``read_launch`` a parsed command, and
+# ``read_options`` only options, as other files of Megatron-LM hold them.
 
 
-# The engines that may predict a launch line: Megatron-LM's own, or the one that accepts every plan.
+# The engines that can predict a launch line: Megatron-LM's, and this package's, which can run every
+# plan.
 ENGINES = ("megatron", "mistlab")
-# The engines that support current models and machines, which are tried first for such models and
-# machines.
+# The engines that predict current models and machines, tried before the others.
 ENGINES_OF_TODAY = ("megatron-core", "megatron-fsdp")
-# Matches the comment that names the engine of a plan, where the launch line alone would be read as
-# another engine's.
+# Matches the comment in an exported launch line that names the engine of its plan.
 _ENGINE = re.compile(r"^# predicted under engine ([\w-]+)$", re.MULTILINE)
-# Matches assumptions of a script's evaluation about addresses, ranks and accounts, which do not
-# affect cost.
+# Matches notes on assumed addresses, ranks and accounts, which do not affect cost.
 _IDLE_NOTE = re.compile(
     r"^line \d+: (MASTER_ADDR|MASTER_PORT|NODE_RANK|RANK|LOCAL_RANK|PYTHONPATH|HOME|USER|WANDB_\w+)"
     " is taken as"
 )
-# How context-parallel ranks exchange keys, for each value of ``--cp-comm-type``.
+# The way in which context-parallel ranks exchange keys and values, for each value of
+# ``--cp-comm-type``.
 EXCHANGES: Mapping[str, int] = {"p2p": RING, "all_gather": GATHER, "a2a": HEADS}
-# How context-parallel ranks exchange keys, for each value of MindSpeed's
+# The way in which context-parallel ranks exchange keys and values, for each value of MindSpeed's
 # ``--context-parallel-algo``.
 _ALGORITHMS: Mapping[str, int] = {
     "megatron_cp_algo": RING,
     "kvallgather_cp_algo": GATHER,
     "ulysses_cp_algo": HEADS,
 }
-# Options that describe a model: a launch line of Megatron-LM or a derivative has at least one of
+# Options that describe a model; every launch line of Megatron-LM or a fork has at least one of
 # them.
 _SHAPE = (
     *("--num-layers", "--hidden-size", "--num-attention-heads", "--hybrid-layer-pattern"),
     *("--use-checkpoint-args", "--encoder-num-layers"),
 )
-# Options that a launch line may lack, or have with an unknown value, if the user gives the value
+# Options that may be missing or unknown on a launch line if the user gives the value on the right
 # instead.
 _EXCUSES: Mapping[str, tuple[str, ...]] = {
     "sequence_length": ("--seq-length", "--encoder-seq-length"),
@@ -239,7 +238,7 @@ _EXCUSES: Mapping[str, tuple[str, ...]] = {
 
 
 def read(text: str, given: Given) -> Imported:
-    """The job of a launch line or a script, with remarks on what the import assumes."""
+    """Import a launch line or a script as a job, with remarks on what was assumed."""
     source = LaunchFile(text=text)
     return read_launch(launch_of(source), source, given)
 
@@ -251,8 +250,8 @@ def read_options(
     launch: Launch | None = None,
     source: LaunchFile | None = None,
 ) -> Imported:
-    """The job that options alone describe, as in the YAML of Megatron-LM's tests; ``launch`` has
-    the launcher and the files that a script writes, if they are known.
+    """Import a job from options alone, as in the YAML of Megatron-LM's tests; ``launch`` holds the
+    launcher and the files that a script writes, where known.
     """
     words = tuple(word if isinstance(word, Word) else Word(text=word) for word in options)
     launch = replace(launch or Launch(), arguments=words)
@@ -260,7 +259,7 @@ def read_options(
 
 
 def read_launch(launch: Launch, source: LaunchFile, given: Given) -> Imported:
-    """The job of a command that starts training, with remarks on what the import assumes."""
+    """Import a command that starts training as a job, with remarks on what was assumed."""
     try:
         return _read_launch(launch, source, given)
     except InputError as error:
@@ -298,18 +297,18 @@ def _read_launch(launch: Launch, source: LaunchFile, given: Given) -> Imported:
 
 
 def engines_for(model: ModelSpec, precision: Precision | None) -> tuple[str, ...]:
-    """The engines that may predict a launch line of this model, the best first."""
+    """Return the engines that can predict a launch line of this model, the best first."""
     return (*ENGINES_OF_TODAY, *ENGINES) if is_of_today(model, precision) else ENGINES
 
 
 def engine_told(text: str) -> str | None:
-    """The engine that a file's comment names; None without such a comment."""
+    """Return the engine that a comment in the file names, or None without such a comment."""
     match = _ENGINE.search(text)
     return None if match is None else match[1]
 
 
 def engine_line(engine: str) -> str:
-    """The comment that names the engine of a plan in an exported launch line."""
+    """Write the comment that names the engine of a plan in an exported launch line."""
     return f"# predicted under engine {engine}\n"
 
 
@@ -320,7 +319,7 @@ def _excused(given: Given) -> Iterable[str]:
 
 
 def _check_program(launch: Launch, draft: Found) -> None:
-    """Refuse programs that do not train a decoder; add a remark on a program that is not known."""
+    """Refuse a program that trains no decoder; add a remark on an unknown program."""
     program = launch.program
     if not program:
         return
@@ -333,7 +332,7 @@ def _check_program(launch: Launch, draft: Found) -> None:
 
 
 def _check_stage(options: Options) -> None:
-    """Refuse those stages of MindSpeed-LLM that train by preferences or rewards."""
+    """Refuse MindSpeed-LLM's ``--stage`` if it trains by preferences or rewards."""
     stage = options.text("--stage")
     if stage not in (None, "sft", "pretrain", "pt"):
         reject(
@@ -343,9 +342,7 @@ def _check_stage(options: Options) -> None:
 
 
 def _check_shape(launch: Launch, options: Options) -> None:
-    """Refuse a program of another framework, which is recognised by the lack of any option that
-    describes a model.
-    """
+    """Refuse a program of another framework: none of its options describes a model."""
     if launch.program and not options.strays and not any(name in options for name in _SHAPE):
         line = f"line {launch.line}: " if launch.line else ""
         reject(
@@ -366,7 +363,7 @@ def _world(options: Options, draft: Found) -> None:
 
 
 def _model(options: Options, draft: Found, given: Given, program: str) -> ModelSpec:
-    """The model that the user gives, otherwise the one that the options describe."""
+    """Return the user's model, or else the one that the options describe."""
     if given.model is None:
         draft.model = model_of(options, draft, given.vocab_size, program)
         if options.has("--use-checkpoint-args"):
@@ -394,7 +391,7 @@ def _degrees(options: Options, draft: Found) -> None:
 
 
 def _exchange(options: Options, draft: Found) -> None:
-    """Read how context-parallel ranks exchange keys, if all layers exchange them in the same
+    """Read how context-parallel ranks exchange keys and values, if all layers do it in the same
     way.
     """
     algorithm = options.text("--context-parallel-algo")
@@ -471,8 +468,8 @@ def _attention(options: Options, draft: Found, launch: Launch) -> None:
 
 
 def _is_written_out(options: Options, launch: Launch) -> bool:
-    """Whether Transformer Engine runs attention unfused, because environment variables disable all
-    fused kernels.
+    """Whether Transformer Engine computes attention without fused kernels, because environment
+    variables disable all of them.
     """
     is_local = options.text("--transformer-impl") == "local" or options.has("--use-legacy-models")
     is_other = is_of_deepspeed(options) or is_of_epfl(options)
@@ -480,7 +477,9 @@ def _is_written_out(options: Options, launch: Launch) -> bool:
 
 
 def _attention_by_variables(launch: Launch) -> Attention | None:
-    """The attention kernels that environment variables of Transformer Engine enable."""
+    """Return the attention kernels that environment variables of Transformer Engine leave
+    enabled.
+    """
     settings = [launch.environment.get(name) for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")]
     switches = [word.text for word in settings if word is not None and word.unknown is None]
     if "1" in switches:
@@ -489,8 +488,8 @@ def _attention_by_variables(launch: Launch) -> Attention | None:
 
 
 def _engine_s_states(options: Options, draft: Found, files: Files) -> None:
-    """Read which states are sharded and offloaded: by the engine of DeepSpeed, or by Megatron-LM's
-    own optimizer.
+    """Read which states are sharded and offloaded, by DeepSpeed's engine or by Megatron-LM's
+    optimizer.
     """
     read_optimizer(options, draft)
     if is_by_deepspeed(options):

@@ -1,5 +1,5 @@
-"""Exports and imports routers of experts as options of Megatron-LM: how tokens choose experts, and
-how load is balanced.
+"""Translates the routers of experts to Megatron-LM's options, and back: how tokens choose experts,
+and how load is balanced.
 
 Its sigmoid's weights are normalised where a token takes several experts, and as they are for one; a
 softmax is over the chosen, or with ``--moe-router-pre-softmax`` over all experts, as it is. A group
@@ -14,20 +14,20 @@ from mistlab.export.megatron.megatron_flags import Options, is_of_deepspeed
 from mistlab.plan.model_parts import Experts
 from mistlab.plan.routers import PLAIN_ROUTER, Router
 
-# The options for an auxiliary loss that balances experts, with the coefficient that Megatron-LM
-# recommends to start with.
+# The options for an auxiliary loss that balances the load of experts, with the coefficient that
+# Megatron-LM recommends.
 BALANCE = "--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.01"
 # The default rate at which Megatron-LM updates the expert bias.
 _RATE = 0.001
 
 
 def router_options(experts: Experts) -> Iterator[str]:
-    """The options for the rule by which tokens choose experts."""
+    """Yield the options for the rule by which tokens choose experts."""
     router = experts.router
     if router.scores == "sigmoid":
         yield "--moe-router-score-function sigmoid"
     elif experts.active == 1 or not router.normalized:
-        # Megatron-LM refuses a softmax after the choice if a token chooses a single expert.
+        # If a token uses a single expert, Megatron-LM requires the softmax before the choice.
         yield "--moe-router-pre-softmax"
     if router.groups > 1 and experts.active >= router.active_groups:
         chosen = f"--moe-router-group-topk {router.active_groups}"
@@ -45,8 +45,8 @@ def router_options(experts: Experts) -> Iterator[str]:
 
 
 def router_of(options: Options, active: int) -> Router:
-    """The rule by which tokens choose experts that options describe; a token uses ``active``
-    experts.
+    """Return the rule by which tokens choose experts that the options describe; ``active`` is the
+    number of experts per token.
     """
     if is_of_deepspeed(options):
         return PLAIN_ROUTER
@@ -74,8 +74,8 @@ def router_of(options: Options, active: int) -> Router:
 
 
 def balance_options(router: Router) -> str:
-    """The options that balance the load of experts: an auxiliary loss per sequence, or the expert
-    bias only; Megatron-LM's default for a router with neither.
+    """Return the options that balance the load of experts: an auxiliary loss per sequence, the
+    expert bias alone, or else Megatron-LM's default.
     """
     if router.balance_loss:
         coefficient = f"--moe-aux-loss-coeff {router.balance_loss!r}"
@@ -86,7 +86,7 @@ def balance_options(router: Router) -> str:
 
 
 def router_notes(experts: Experts | None) -> Iterator[str]:
-    """Notes on properties of a router that no option of Megatron-LM can express."""
+    """Yield notes on properties of a router that no option of Megatron-LM can express."""
     if experts is None or experts.router == PLAIN_ROUTER:
         return
     router, active = experts.router, experts.active

@@ -67,7 +67,7 @@ def _zero(job: Job) -> Job:
 
 
 def _experts(job: Job) -> Job:
-    """The job with experts divided among ranks equally on all stages; experts with biases are not
+    """Divide experts over equally many ranks on all stages of a job; experts with biases are not
     split.
     """
     job, model = same_experts(job), job.workload.model
@@ -79,7 +79,7 @@ def _sequence_parallel(job: Job) -> Job:
 
 
 def _core_recomputed(job: Job) -> Job:
-    """The job that recomputes the attention core in all blocks or in none; in none if it recomputes
+    """Make a job recompute the attention core in all blocks or in none; in none if it recomputes
     whole blocks.
     """
     if highest(job, "checkpointed_layers"):
@@ -88,8 +88,8 @@ def _core_recomputed(job: Job) -> Job:
 
 
 def _activations_offloaded(job: Job) -> Job:
-    """The job with activations of whole blocks offloaded only where no block is recomputed and
-    there is no pipeline.
+    """Offload activations of whole blocks only in a job that has no pipeline and recomputes no
+    block.
     """
     layers, ratio = job.workload.model.layers, highest(job, "offload_activations")
     recomputes = any(highest(job, f"{what}_layers") for what in ("checkpointed", "core_recomputed"))
@@ -162,7 +162,7 @@ ROWS = (
 
 
 def write(job: Job) -> str:
-    """The launch line of a job for Megatron-LM, with one option per line."""
+    """Write a job as a launch line of Megatron-LM, one option per line."""
     cluster = job.cluster
     started = f"--nnodes {cluster.nodes} --nproc-per-node {cluster.gpus_per_node}"
     lines = [
@@ -175,8 +175,8 @@ def write(job: Job) -> str:
 
 
 def run_options(job: Job) -> Iterator[str]:
-    """The options for what a plan decides: degrees, batch, precision, states, activations and the
-    ranks of experts.
+    """List the options for what a plan decides: degrees, batch, precision, states, activations and
+    expert parallelism.
     """
     yield from _degrees(job)
     yield from _batch(job)
@@ -186,8 +186,8 @@ def run_options(job: Job) -> Iterator[str]:
 
 
 def engine_comment(job: Job) -> str:
-    """A comment that names the plan's engine, if the launch line would otherwise be read as another
-    engine's.
+    """Return a comment that names the plan's engine, if an import of the launch line would choose
+    another engine.
     """
     workload, plan = job.workload, job.plan
     engines = engines_for(workload.model, workload.precision)
@@ -233,8 +233,8 @@ def _batch(job: Job) -> Iterator[str]:
 
 
 def _backend(workload: Workload) -> str:
-    """The option for the library of fused attention: FlashAttention supports neither sinks nor
-    values of another width than keys; Transformer Engine's fused attention supports both.
+    """Return the option for the attention library. FlashAttention supports neither attention sinks
+    nor values wider than keys; Transformer Engine's fused attention supports both.
     """
     if workload.attention != "flash":
         return "unfused"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from mistlab.core.values import word_set
 from mistlab.export.found import harmless_names
 
-# Other spellings of options, each with the name that this package uses.
+# Other spellings of Megatron-LM's options, each with the spelling that this package uses.
 RENAMED: Mapping[str, str] = {
     "--model-parallel-size": "--tensor-model-parallel-size",
     "--batch-size": "--micro-batch-size",
@@ -59,9 +59,9 @@ RENAMED: Mapping[str, str] = {
     "--gated-linear-unit": "--swiglu",
     "--fp8": "--fp8-format",
     "--fp4": "--fp4-format",
-    # The spelling of FlagScale.
+    # FlagScale's spelling.
     "--apply-layernorm-rms": "--use-rmsnorm",
-    # The spellings of MegaBlocks, and of Megatron-LLaMA.
+    # The spellings of MegaBlocks and of Megatron-LLaMA.
     "--moe-num-experts": "--num-experts",
     "--moe-top-k": "--moe-router-topk",
     "--moe-capacity-factor": "--moe-expert-capacity-factor",
@@ -105,7 +105,7 @@ MANY = word_set(
     """
 )
 
-# Options that affect the cost of a step or a plan, all of which the import reads.
+# Options that affect the cost of a step or what a plan can be; the import reads all of them.
 TELLING = SWITCHES | word_set(
     """
     --tensor-model-parallel-size --pipeline-model-parallel-size --context-parallel-size
@@ -149,9 +149,9 @@ TELLING = SWITCHES | word_set(
 # do not have.
 
 
-# Prefixes of options that do not affect cost: logs, checkpoints, learning rates, positions and
-# inference, and tasks that are refused as a whole (retrieval, rewards). An option of such a family
-# that does affect cost is in a table by its full name.
+# Prefixes of options that do not affect cost: of logs, checkpoints, learning rates, positions and
+# inference. An option with such a prefix that does affect cost is listed elsewhere by its full
+# name.
 FAMILIES = tuple(
     sorted(
         word_set(
