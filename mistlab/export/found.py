@@ -424,8 +424,8 @@ class Section:
         return default if value is None else str(value)
 
     def choice(self, key: str, known: Iterable[str], default: str) -> str:
-        """Return a setting of this section in lower case, if it is one of the ``known`` values; a default if
-        it is missing.
+        """Return a setting of this section in lower case, if it is one of the ``known`` values; a
+        default if it is missing.
         """
         value = self.text(key, default)
         names = tuple(known)

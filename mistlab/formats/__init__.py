@@ -1,3 +1,3 @@
-"""Readers for other frameworks' launch scripts and configuration files, which are recognised by
+"""Imports other frameworks' launch scripts and configuration files, whose format is recognised by
 their keys.
 """

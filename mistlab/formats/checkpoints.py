@@ -1,4 +1,4 @@
-"""Finds models by the names of well-known checkpoints, as configurations and scripts give them.
+"""Finds the model that a checkpoint's name, such as ``meta-llama/Llama-3.1-8B``, stands for.
 
 Names are compared word by word: ``meta-llama/Llama-3.1-8B-Instruct`` is the words llama, 3.1 and 8b
 after those are left out that change no shape. A name with any other word is unknown. Sizes that the
@@ -16,8 +16,7 @@ from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.plan.workload import ModelSpec
 from mistlab.shell.session import LaunchFile
 
-# Words in a checkpoint's name that describe its training, tuning or storage, rather than the
-# model's sizes.
+# Words in a checkpoint's name that describe training, tuning or storage, not the model's sizes.
 _SHAPELESS = word_set(
     """
     meta base instruct hf chat it pt sft dpo bf16 fp16 pretrain pretrained config model v0.1 v0.2
@@ -79,8 +78,8 @@ _BY_WORDS: Mapping[str, str] = {
     "phi 4": "phi-4",
 }
 _LLAMA_2 = {"vocab": 32000}
-# The sizes of a known model: hidden size, blocks, heads, key and value heads, feed-forward width,
-# and further fields.
+# The sizes of a model: hidden size, blocks, heads, key and value heads, feed-forward width, and
+# further fields.
 _Sizes = tuple[int, int, int, int, int, Mapping[str, object]]
 _SIZES: Mapping[str, _Sizes] = {
     "llama 7b": (4096, 32, 32, 32, 11008, _LLAMA_2),
@@ -120,7 +119,7 @@ _GPT2: Mapping[str, tuple[int, int, int]] = {
 
 
 def model_named(path: str) -> ModelSpec | None:
-    """The model whose sizes the name or path of a checkpoint stands for; None if the name is
+    """Return the model that the name or path of a checkpoint stands for, or None if the name is
     unknown.
     """
     key = _name_of_shape(path)
@@ -145,7 +144,7 @@ def model_named(path: str) -> ModelSpec | None:
 
 
 def _name_of_shape(path: str) -> str:
-    """The words of a checkpoint's name that describe the model's sizes.
+    """Return the words of a checkpoint's name that tell the model's family and size.
 
     >>> _name_of_shape("meta-llama/Meta-Llama-3.1-8B-Instruct")
     'llama 3.1 8b'
@@ -153,7 +152,7 @@ def _name_of_shape(path: str) -> str:
     name = PurePath(path.strip().rstrip("/")).name.lower()
     name = re.sub(r"\.(ya?ml|json)$", "", name)
     name = re.sub(r"^(llama|qwen|deepseek|mistral)(?=v?\d)", r"\1 ", name)
-    # In a checkpoint's name, a minor version follows a dot, or a letter and an underscore.
+    # Words are separated by hyphens, underscores and spaces.
     words = [word for word in re.split(r"[-_ ]+", name) if word]
     words = [word for word in words if word not in _SHAPELESS]
     return " ".join(words)
@@ -192,7 +191,8 @@ _REPOSITORIES: Mapping[str, str] = {
 
 
 def repository_of(model: ModelSpec) -> str | None:
-    """The repository on Hugging Face with a catalogue model's weights; None if none is known.
+    """Return the Hugging Face repository with a catalogue model's weights, or None if none is
+    known.
 
     >>> repository_of(catalog.model("qwen3-8b"))
     'Qwen/Qwen3-8B'
@@ -202,8 +202,8 @@ def repository_of(model: ModelSpec) -> str | None:
 
 
 def needed_model(path: str, where: str, source: LaunchFile) -> ModelSpec:
-    """The model of a checkpoint: from a configuration file beside the checkpoint, otherwise from
-    the checkpoint's name.
+    """Return the model of a checkpoint: as its config.json describes it if that file is present,
+    else by the checkpoint's name.
     """
     text = source.beside(f"{path.rstrip('/')}/config.json") if path else None
     if text is not None:

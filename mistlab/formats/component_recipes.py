@@ -1,5 +1,5 @@
-"""Reads fine-tuning recipes that name Python classes or functions: torchtune's YAML, and NeMo
-AutoModel's.
+"""Imports fine-tuning recipes in which keys name Python classes or functions: those of torchtune
+and of NeMo AutoModel.
 
 A component's last word is a builder whose name has the model's (``lora_llama3_1_8b``), or a class.
 Left-out keys take the defaults of torchtune's recipes (0.6) and of AutoModel's (2026).
@@ -27,14 +27,16 @@ _CHUNKED = ("chunk", "linearcrossentropy", "fusedlinear", "te_parallel", "fused"
 
 
 def recognises_torchtune(source: LaunchFile) -> bool:
-    """Whether a file's model (or policy) and optimizer are components of torchtune."""
+    """Whether a file is a torchtune recipe: its model (or policy) and optimizer are named as
+    torchtune's components.
+    """
     models = ("model", "policy_model")
     return any(_names(source, (name, "optimizer"), _TORCHTUNE) for name in models)
 
 
 def recognises_automodel(source: LaunchFile) -> bool:
-    """Whether a file has a model given by ``_target_``, and a step scheduler, as AutoModel's
-    recipes have.
+    """Whether a file is a recipe of NeMo AutoModel: it has a step scheduler, and names its model
+    under ``_target_``.
     """
     return _names(source, ("model",), _AUTOMODEL) and "step_scheduler" in settings_of(source)
 
@@ -141,8 +143,8 @@ def _base(section: Section) -> str:
 
 
 def _cast_to(section: Section) -> Precision:
-    """The precision of products of an AutoModel recipe that loads weights in 32 bits: FSDP2 casts
-    them to bf16 unless its policy says otherwise, DDP where it is told to.
+    """Return the precision of GEMMs in an AutoModel recipe that loads weights in 32 bits. FSDP2
+    casts weights to bf16 unless its policy says otherwise; DDP casts them only on request.
     """
     is_fsdp = section.text("strategy", "fsdp2").lower() == "fsdp2"
     word = section.text("autocast_dtype")
@@ -152,7 +154,7 @@ def _cast_to(section: Section) -> Precision:
 
 
 def _listed(section: Section, key: str) -> list[str]:
-    """The names of the GEMMs that have low-rank adapters, from a recipe's list of names or a suffix
+    """Return the names of the layers with low-rank adapters from a list of names, or from a suffix
     pattern.
     """
     value = section.get(key)
@@ -161,7 +163,7 @@ def _listed(section: Section, key: str) -> list[str]:
 
 
 def _degrees(section: Section, draft: Found, model: ModelSpec, sequences: int) -> None:
-    """Read how the ranks of an AutoModel recipe share a model; FSDP2 is the default."""
+    """Read parallel degrees and sharding of an AutoModel recipe, whose default is FSDP2."""
     strategy = section.text("strategy", "fsdp2").lower()
     if strategy not in ("fsdp2", "ddp"):
         reject(f"distributed.strategy: {strategy!r} is not supported: give fsdp2 or ddp")
@@ -185,8 +187,8 @@ def _degree(section: Section, key: str) -> int:
 def _adapters(
     draft: Found, *, rank: int | None, names: list[str], of_networks: bool, base: str
 ) -> None:
-    """Read a recipe's low-rank adapters: their rank, and whether feed-forward networks have them as
-    well as attention.
+    """Read the rank of a recipe's low-rank adapters, and whether feed-forward layers have adapters
+    as well as attention.
     """
     is_wide = of_networks or any(part in name for name in names for part in _NETWORKS)
     draft.trained |= {"train": "adapters", "adapter_rank": rank or 8, "base": base}
@@ -196,8 +198,8 @@ def _adapters(
 
 
 def _precision(draft: Found, word: str) -> None:
-    """The precision of a torchtune run whose model, gradients and Adam's moments all have the data
-    type ``word``.
+    """Set the precision of a torchtune run, in which weights, gradients and Adam's moments share
+    one data type.
     """
     known = word.lower().removeprefix("torch.")
     if known in ("bf16", "bfloat16"):
@@ -228,9 +230,7 @@ def _tell_of_padding(draft: Found, *, packs: bool) -> None:
 
 
 def _other(top: Section) -> str:
-    """The keys by which a recipe shows that it trains on another loss than next-token
-    prediction.
-    """
+    """Join the words in a recipe that may show that it does not train by next-token prediction."""
     objectives = (_last(top.section("loss"), _TORCHTUNE), _last(top.section("dataset"), _TORCHTUNE))
     more = ("rlhf" if top.has("ppo_epochs") or top.has("reward_and_value_model") else "",)
     keys = ("ppo" if top.has("ppo_batch_size") else "", "kd" if top.has("teacher_model") else "")
@@ -238,17 +238,18 @@ def _other(top: Section) -> str:
 
 
 def _last(section: Section, key: str) -> str:
-    """The last name in a dotted path such as ``package.module.name``."""
+    """Return the last name of a setting that holds a dotted path such as
+    ``package.module.name``.
+    """
     return section.text(key).rpartition(".")[2]
 
 
-# Matches the name of a torchtune function that builds a model: the model family, its version, and
-# the rest.
+# Matches the name of a torchtune function that builds a model: family, version, and size.
 _BUILDER = re.compile(r"([a-z]+?)([0-9]+)?(?:_([0-9]+))?_([0-9.]+b.*|mini.*)")
 
 
 def _checkpoint(builder: str) -> str:
-    """The checkpoint of the model that a torchtune function, known by its name, builds.
+    """Return the name of the checkpoint that belongs to a torchtune function that builds a model.
 
     >>> _checkpoint("qlora_llama3_1_8b"), _checkpoint("mistral_7b"), _checkpoint("qwen2_5_7b_base")
     ('llama-3.1-8b', 'mistral-7b', 'qwen-2.5-7b-base')

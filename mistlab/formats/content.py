@@ -1,5 +1,5 @@
-"""Classifies the text of a file before its keys are read: settings, a shell script, Python, or none
-of these.
+"""Tells from a file's text whether it holds settings, a shell script or Python, before any key is
+read.
 
 Settings are YAML, JSON or TOML. The ending of a file's name is a hint for messages alone where the
 content says otherwise: a launch script may be called ``run.txt``, and a YAML ``config.template``.
@@ -44,8 +44,8 @@ _COMMAND = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """A file's classified text: its kind, its settings if it has any, or the reason why the file is
-    refused.
+    """What kind of text a file holds, its settings if it has any, and the reason if it cannot be
+    imported.
 
     ``problem`` says what the text looks like where it is neither settings nor a program.
     ``repeated`` are keys of a YAML that stand twice in a mapping, of which the last counts.
@@ -58,12 +58,14 @@ class Content:
 
 
 def content_of(source: LaunchFile) -> Content:
-    """Classify the text of a file by the ending of its name and by its content."""
+    """Tell what kind of text a file holds, by the ending of its name and by its content."""
     return _content(source.text, PurePath(source.name).suffix.lower())
 
 
 def settings_of(source: LaunchFile) -> Mapping[str, Any]:
-    """The settings of a configuration file; empty for a script, or a file that cannot be parsed."""
+    """Return the settings of a configuration file, none for a script or for a file that cannot be
+    parsed.
+    """
     return content_of(source).settings
 
 
@@ -84,8 +86,8 @@ def _content(text: str, ending: str) -> Content:
 
 
 def _strange(text: str, ending: str) -> str:
-    """The reason why a text cannot be a launch file, such as that it is a log or a notebook, with
-    the remedy; empty if it may be one.
+    """Return why a text cannot be imported, for instance because it is a log or a notebook, and the
+    remedy; empty if it may be one to import.
     """
     start = text.lstrip()[:200].lower()
     if not text.strip():
@@ -139,7 +141,7 @@ def _is_python(text: str) -> bool:
 
 
 def _by_look(text: str) -> Content:
-    """Classify a text whose file name has no known ending: as the first kind that can parse it."""
+    """Classify a text whose file name has no known ending by trying to parse it as each kind."""
     endings = []
     if text.lstrip().startswith("{"):
         endings = [".json", ".yaml"]

@@ -1,4 +1,4 @@
-"""The table of all formats of launch files, and the format of a given file."""
+"""Lists all formats of files that can be imported, and finds the format of a given file."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,8 +34,8 @@ from mistlab.shell.session import LaunchFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A format of files that launch or configure training: how to recognise such a file, and how to
-    read it.
+    """A format of files that launch or configure training, with the functions that recognise and
+    import such files.
 
     ``name`` is the word for ``--format``, ``title`` the framework's name. ``recognises`` tells
     whether a text is of this format by the format's own keys. ``read`` gives the job of a text.
@@ -50,7 +50,7 @@ class Format:
     target: str
 
 
-# Formats of other tools that are recognised by their keys and refused, each with the reason.
+# Formats of other tools that cannot be imported, recognised by their keys, each with the reason.
 
 
 def _below(settings: Any, path: str) -> Any:
@@ -62,16 +62,14 @@ def _below(settings: Any, path: str) -> Any:
 
 
 def _has(settings: Mapping[str, Any], keys: str) -> bool:
-    """Whether settings contain all keys of at least one of several lists of keys, which bars
-    separate.
-    """
+    """Whether settings have all keys of at least one list; bars separate the lists in ``keys``."""
     return any(
         all(_below(settings, key) is not None for key in names.split()) for names in keys.split("|")
     )
 
 
-# Each row: name and title of a format, its keys (lists separated by bars; a file has all keys of
-# one list), and the reason why its files are not read. The first row that matches counts.
+# For each format: name, title, keys, and why it cannot be imported. Bars separate alternative lists
+# of keys. The first format that matches counts.
 _REFUSED_ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "huggingface-model",
@@ -166,21 +164,19 @@ def _refused_row(name: str, title: str, keys: str, why: str) -> Format:
 REFUSED: tuple[Format, ...] = tuple(_refused_row(*row) for row in _REFUSED_ROWS)
 
 
-# The table of all formats of launch files, and the format of a given file.
+# Lists all formats of files that can be imported, and finds the format of a given file.
 #
-# Each format recognises its files by their keys, or by the program that a script starts; formats
-# are tried in order. A file that no format recognises is refused, and the refusal says what the
-# file seems to be.
+# A format recognises a file by its keys, or by the program that a script starts. The first format
+# that does is used. If none does, the error says what the file seems to be.
 
 
 _Recognises = Callable[[LaunchFile], bool]
 _Read = Callable[[LaunchFile, Given], Imported]
-# Kinds of remarks about settings that do not affect the cost of a run.
+# Remarks with these names list settings that do not affect cost.
 _CALM = ("settings", "options")
 _ORDER = ("noted", "contradicting", "ignored", "assumed")
 _SHOWN = 8
-# A program with fewer of Megatron-LM's options than this is not taken for a derivative of
-# Megatron-LM.
+# A program with at least this many of Megatron-LM's options is imported as a fork of Megatron-LM.
 _FEWEST = 3
 
 
@@ -230,8 +226,8 @@ def _row(name: str, title: str, target: str, read: _Read, *tests: _Recognises) -
 
 
 def _in_order(imported: Imported, repeated: Sequence[str]) -> Imported:
-    """The job with its remarks in the order shown: those that affect cost first, equal texts
-    merged; ``repeated`` are keys that occur twice in the file.
+    """Sort the remarks of an imported job by their effect on cost, and merge those with equal text;
+    ``repeated`` keys, which occur twice in the file, get a remark each.
     """
     joint: dict[tuple[str, str], list[Remark]] = {}
     text = "stands twice in one mapping: took the last"
@@ -332,7 +328,7 @@ FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
 
 
 def format_of(source: LaunchFile) -> Format:
-    """The format of a file, by its content; refuses a file without a known format."""
+    """Return the format of a file; refuses a file whose format is unknown."""
     content = content_of(source)
     if content.kind == "strange":
         raise InputError(content.problem)

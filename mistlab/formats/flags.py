@@ -1,5 +1,5 @@
-"""Collects Megatron-LM's options from files that spell them as settings, and reads them as if from
-a launch line.
+"""Collects options of Megatron-LM from files that state them as settings, and imports them like a
+launch line.
 
 Files name options by their key (``tensor_model_parallel_size: 2``), or by the name that the
 value has inside Megatron-LM, which for some is another word or the opposite (``add_bias_linear:
@@ -18,8 +18,7 @@ from mistlab.shell.launch import Launch
 from mistlab.shell.session import LaunchFile
 from mistlab.shell.shell_text import Word
 
-# Settings that are the opposite of an option of Megatron-LM: the option is on where the setting is
-# false.
+# Settings that negate an option of Megatron-LM: false means that the option is on.
 OPPOSITES: Mapping[str, str] = {
     "add_bias_linear": "--disable-bias-linear",
     "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion",
@@ -41,7 +40,7 @@ OPPOSITES: Mapping[str, str] = {
     "use_flash_attn_v1": "",
     "use_mcore_models": "",
 }
-# Settings of Megatron-core, each with the option of Megatron-LM that has another name.
+# Settings of Megatron-core whose name differs from that of Megatron-LM's option.
 RENAMED: Mapping[str, str] = {
     "fp8": "--fp8-format",
     "fp4": "--fp4-format",
@@ -55,13 +54,13 @@ RENAMED: Mapping[str, str] = {
 }
 
 
-# Matches the name of an option at the beginning of a message about a launch line.
+# Matches the option's name at the beginning of an error message about a launch line.
 _OPTION = re.compile(r"^(--[a-z0-9][\w-]*)")
 
 
 @dataclass(slots=True, kw_only=True)
 class Flags:
-    """Options of Megatron-LM that a file sets, and the remarks made while the file is read.
+    """Options of Megatron-LM collected from a file, and the remarks made while it was read.
 
     A value of None is a switch that is on. ``places`` are the paths of settings by option, and
     ``where`` the section that would have a missing one; both are empty for files that name the
@@ -76,7 +75,9 @@ class Flags:
     gpus_per_node: int | None = None
 
     def put(self, name: str, value: object, where: str = "") -> None:
-        """Record a setting as an option of Megatron-LM, given the option's name in Python code."""
+        """Record a setting of the file as an option of Megatron-LM; ``name`` is the option's name
+        in Python.
+        """
         option = RENAMED.get(name, f"--{name.replace('_', '-')}")
         if name in OPPOSITES:
             option = OPPOSITES[name]
@@ -96,15 +97,15 @@ class Flags:
         self.remarks.append(Remark(kind="ignored", choice=choice, text=text))
 
     def note(self, choice: str, text: str) -> None:
-        """Add a remark on settings that do not affect the run's cost."""
+        """Add a remark on settings that do not affect cost."""
         self.remarks.append(Remark(kind="noted", choice=choice, text=text))
 
     def assume(self, choice: str, text: str) -> None:
-        """Add a remark on what is assumed where the file leaves a choice open."""
+        """Add a remark on what is assumed where the file states nothing."""
         self.remarks.append(Remark(kind="assumed", choice=choice, text=text))
 
     def read(self, given: Given) -> Imported:
-        """The job that results from the collected options of Megatron-LM."""
+        """Import the collected options of Megatron-LM as a job."""
         words = [word for option in self.options for word in self._words(option)]
         launch = Launch(launcher="torchrun", started=tuple(self._started()))
         try:
@@ -117,8 +118,8 @@ class Flags:
         return Imported(job=imported.job, remarks=(*self.remarks, *placed_remarks))
 
     def _placed(self, message: str) -> str:
-        """An error message with the path of the setting in the file in place of the option's
-        name.
+        """Replace the option at the beginning of an error message by the path of the setting in the
+        file.
         """
         match = _OPTION.match(message)
         if match is None or not (self.where or self.places):

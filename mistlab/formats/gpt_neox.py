@@ -1,5 +1,4 @@
-"""Reads gpt-neox's YAML configurations: a single file, or the files that a launch script passes,
-merged.
+"""Imports gpt-neox's YAML configurations: a single file, or several that a launch script passes.
 
 Keys have ``-`` or ``_``. Training runs by DeepSpeed, whose sections stand among gpt-neox's keys;
 tensor parallelism is Megatron-LM's. Left-out keys take the defaults of
@@ -71,9 +70,7 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _files(source: LaunchFile) -> tuple[str, ...]:
-    """The YAML files that a script passes to gpt-neox; none for scripts that start another
-    program.
-    """
+    """List the YAML files that a script passes to gpt-neox, none if it starts another program."""
     command = command_of(source)
     if command is None:
         return ()
@@ -88,7 +85,7 @@ def _files(source: LaunchFile) -> tuple[str, ...]:
 
 
 def read(source: LaunchFile, given: Given) -> Imported:
-    """The job of a gpt-neox configuration, or of the configurations that a script passes."""
+    """Import a gpt-neox configuration, or all those that a script passes, as a job."""
     draft = Found()
     command = command_of(source)
     settings = _plain(settings_of(source))
@@ -108,8 +105,8 @@ def read(source: LaunchFile, given: Given) -> Imported:
 
 
 def _merged(source: LaunchFile, command: Command) -> dict[str, Any]:
-    """The merged settings of all configurations that a script passes; gpt-neox refuses a key that
-    occurs in two of them.
+    """Merge all configurations that a script passes; refuses a key with different values in two of
+    them, as gpt-neox does.
     """
     merged: dict[str, Any] = {}
     for word in command.launch.arguments:
@@ -141,7 +138,7 @@ def _refuse(top: Section) -> None:
 
 
 def _attention_kinds(top: Section) -> list[str]:
-    """The kind of attention in each block of the model."""
+    """List the kind of attention of each block."""
     stated = top.get("attention_config")
     if stated is None:
         return ["global"]
@@ -195,7 +192,9 @@ def _model(top: Section, draft: Found) -> ModelSpec:
 
 
 def _dropout(top: Section) -> dict[str, float]:
-    """The dropout rate of hidden states, and that of attention probabilities if it differs."""
+    """Return the dropout rate of hidden states, and that of attention probabilities if it
+    differs.
+    """
     attention, hidden = top.number("attention_dropout", 0.0), top.number("hidden_dropout", 0.0)
     differs = hidden and attention != hidden
     return {"dropout": hidden, **({"attention_dropout": attention} if differs else {})}
@@ -227,8 +226,8 @@ def _tell_of_kinds(top: Section, draft: Found, activation: str, *, gated: bool) 
 
 
 def _width(top: Section, draft: Found, hidden: int, *, gated: bool, older: bool) -> int:
-    """The feed-forward width of the model: with a gate a third of the stated width, since gpt-neox
-    scales gated networks to the parameters of an ungated one.
+    """Return the feed-forward width; with a gate it is smaller than the stated width, since
+    gpt-neox keeps the number of parameters of an ungated network.
     """
     stated = top.whole("intermediate_size")
     factor = top.get("expansion_factor")
@@ -254,8 +253,8 @@ def _biases(top: Section, *, older: bool) -> bool:
 
 
 def _vocab(top: Section, draft: Found) -> int:
-    """The padded vocabulary size; if the configuration has none, that of the tokenizer of
-    gpt-neox's own models.
+    """Return the padded vocabulary size, by default that of the tokenizer with which gpt-neox's own
+    models were trained.
     """
     padded = top.whole("padded_vocab_size")
     if padded:
@@ -275,7 +274,7 @@ def _vocab(top: Section, draft: Found) -> int:
 
 
 def _runners(top: Section, draft: Found) -> None:
-    """Read how many ranks the launcher of gpt-neox starts."""
+    """Read how many ranks gpt-neox's launcher starts."""
     nodes, gpus = top.get("num_nodes"), top.get("num_gpus")
     if nodes not in (None, -1):
         draft.nodes = checked_whole("num_nodes", nodes)

@@ -1,4 +1,4 @@
-"""Reads settings of low-rank adapters: PEFT's arguments, and the keys of axolotl and LLaMA-Factory.
+"""Reads settings of low-rank adapters (LoRA) in the forms of PEFT, axolotl and LLaMA-Factory.
 
 Left-out ranks are PEFT's and LLaMA-Factory's own, 8. TRL's is 16 (``ModelConfig``).
 """
@@ -9,17 +9,18 @@ from mistlab.core.values import reject
 from mistlab.engines.adapters import Base
 from mistlab.export.found import Found, Section
 
-# The frameworks' words for low-rank adapters, and for those beside quantised weights.
+# The tuning methods with adapters: plain ones, and adapters on quantised weights.
 _LORA = ("lora", "qlora")
 _RANKS = ("lora_r", "lora_rank", "lora_dim", "peft_lora_r")
 _TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_modules")
 _SWITCHES = ("use_peft", "use_lora", "lora_enable", "use_peft_lora", "q_lora", "qlora")
 _FOUR = ("load_in_4bit", "use_4bit_quantization", "q_lora", "qlora")
 _EIGHT = ("load_in_8bit", "use_8bit_quantization")
-# Parts of the names of feed-forward GEMMs, and words that stand for all GEMMs of a block.
+# Parts of the names of feed-forward layers; below, words that stand for all linear layers of a
+# block.
 _NETWORKS = ("gate", "up_proj", "down_proj", "mlp", "fc", "w1", "w2", "w3", "dense_", "experts")
 _ALL = ("all", "all-linear", "all_linear")
-# The keys of adapter settings, all of which this module reads.
+# All keys of adapter settings; this module reads each of them.
 KEYS = frozenset(
     (
         *(*_RANKS, *_TARGETS, *_SWITCHES, *_FOUR, *_EIGHT),
@@ -29,8 +30,8 @@ KEYS = frozenset(
 
 
 def read_adapters(top: Section, draft: Found, *, rank: int = 8, usual: bool = False) -> None:
-    """Read the settings of low-rank adapters: their rank, the GEMMs that have them, and the bits of
-    the frozen weights.
+    """Read the adapters of a run: their rank, the layers that have them, and the bits of the frozen
+    weights.
 
     Without a word for them all is trained, or adapters if this is ``usual``; a left-out rank is
     ``rank``.
@@ -52,7 +53,7 @@ def read_adapters(top: Section, draft: Found, *, rank: int = 8, usual: bool = Fa
 
 
 def _kind(top: Section) -> str:
-    """The tuning method of a run; refuses methods that predictions do not support."""
+    """Return the tuning method of a run; refuses methods that predictions do not support."""
     for key in ("adapter", "finetuning_type"):
         word = top.text(key).lower()
         if word not in ("", "none", "full", *_LORA):
@@ -70,7 +71,8 @@ def _base(top: Section) -> Base:
     bits = top.whole("quantization_bit")
     if bits is not None and bits not in (4, 8):
         reject(f"quantization_bit: {bits} is not supported: give 4 or 8")
-    # All switches are read, also those behind one that is on: unread ones are told as ignored.
+    # Read every switch, even if the first one is on: a setting that nothing reads would be reported
+    # as ignored.
     are_four = [top.switch(name) for name in _FOUR]
     are_eight = [top.switch(name) for name in _EIGHT]
     if bits == 4 or any(are_four):
@@ -85,8 +87,8 @@ def _check_base(kind: str, base: Base) -> None:
 
 
 def _are_all(top: Section) -> bool:
-    """Whether the feed-forward GEMMs of a block have adapters as well as attention's; without a
-    setting PEFT adapts attention only, LLaMA-Factory all GEMMs.
+    """Whether feed-forward layers have adapters as well as attention. Without a setting,
+    LLaMA-Factory adapts all linear layers and PEFT attention only.
     """
     if top.switch("lora_target_linear"):
         return True

@@ -1,5 +1,4 @@
-"""The arguments of Hugging Face's Trainer and of tools built on it, by whether they affect the cost
-of a run.
+"""Lists the arguments of Hugging Face's Trainer, and of tools built on it, by their effect on cost.
 
 They are those of transformers' ``TrainingArguments``, TRL's configurations, LLaMA-Factory and
 axolotl (2026).
@@ -9,12 +8,12 @@ from collections.abc import Mapping
 
 from mistlab.export.found import harmless_names
 
-# Arguments that do not affect the predicted cost of a step.
+# Trainer arguments that do not affect the predicted cost of a step.
 HARMLESS = harmless_names("hf_trainer")
-# Prefixes of further arguments that do not affect the predicted cost of a step.
+# Prefixes of further Trainer arguments that do not affect the predicted cost of a step.
 CALM = harmless_names("hf_trainer_beginnings")
-# Arguments that affect the cost of a step but that plans cannot express, each with what predictions
-# assume instead.
+# Trainer arguments that affect the cost of a step but that plans cannot express, each with what the
+# prediction assumes instead.
 UNSAID: Mapping[str, str] = {
     "use_liger_kernel": "the loss is taken in chunks, all else as the model's own kernels",
     "use_liger": "the loss is taken in chunks, all else as the model's own kernels",
@@ -40,8 +39,8 @@ UNSAID: Mapping[str, str] = {
     "moe_aux_loss_coef": "",
     "router_aux_loss_coef": "",
 }
-# Arguments that only runs with another loss than next-token prediction have, each with the kind of
-# training.
+# Arguments that tell that a run does not train a text decoder by next-token prediction, each with
+# what it trains instead.
 OTHERS: Mapping[str, str] = {
     "rank": "adapters (a rank is given) alone",
     "vision_tower": "a vision-language model",
@@ -66,7 +65,8 @@ OTHERS: Mapping[str, str] = {
     "mlm": "by masked tokens",
     "mlm_probability": "by masked tokens",
 }
-# Words in the names of training programs, each with the kind of training that it stands for.
+# Words in program names that tell that a run does not train by next-token prediction, each with
+# what it trains instead.
 PROGRAMS: Mapping[str, str] = {
     "qlora": "adapters on a base of few bits, of which no argument tells",
     "dpo": OTHERS["beta"],

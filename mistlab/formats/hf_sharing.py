@@ -1,6 +1,4 @@
-"""How the ranks of a run of Hugging Face's Trainer share a model: by Accelerate, DeepSpeed or
-FSDP.
-"""
+"""Reads how a run of Hugging Face's Trainer shards its model: by Accelerate, DeepSpeed or FSDP."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,8 +15,8 @@ from mistlab.export.nearest import ENGINES, STATES
 from mistlab.formats.launched import Command, known_text, named_text, valued, with_dotted
 from mistlab.shell.session import LaunchFile
 
-# The section of Accelerate's configuration that an option of its launcher belongs to, by the
-# option's prefix.
+# The section of Accelerate's configuration that an option of ``accelerate launch`` belongs to, by
+# the option's prefix.
 _SECTIONS = (("fsdp_", "fsdp_config"), ("megatron_lm_", "megatron_lm_config"))
 _DEEPSPEED = (
     *("zero_stage", "offload_optimizer_device", "offload_param_device"),
@@ -38,8 +36,8 @@ _TOP = ("mixed_precision", "num_processes", "num_machines", "use_cpu")
 def accelerate_settings(
     command: Command | None, source: LaunchFile
 ) -> tuple[str, Mapping[str, Any]] | None:
-    """The path and content of the configuration that a command of ``accelerate launch`` uses; None
-    for other commands.
+    """Return path and content of the configuration that an ``accelerate launch`` command uses, or
+    None for another command.
     """
     if command is None or command.launch.launcher != "accelerate":
         return None
@@ -63,8 +61,8 @@ def accelerate_settings(
 
 
 def _place(name: str) -> str:
-    """The path of an option of ``accelerate launch`` in Accelerate's configuration; empty if the
-    option has no place there.
+    """Return the path in Accelerate's configuration of an option of ``accelerate launch``, or an
+    empty text if it has none there.
     """
     if name in _TOP:
         return name
@@ -75,9 +73,10 @@ def _place(name: str) -> str:
     return next((f"{section}.{name}" for start, section in _SECTIONS if name.startswith(start)), "")
 
 
-# How the ranks of a run of Hugging Face's Trainer share a model: by DeepSpeed, FSDP or Accelerate.
+# Reads how a run of Hugging Face's Trainer shards its model: by DeepSpeed, FSDP or Accelerate.
 #
-# Values that a DeepSpeed configuration leaves to the Trainer ("auto") are those of its arguments.
+# If DeepSpeed's configuration leaves a value to the Trainer ("auto"), the Trainer's argument is
+# used.
 
 
 # Values of the argument ``deepspeed`` or ``fsdp_config`` that mean that there is no configuration.
@@ -87,8 +86,8 @@ _OFF = (None, False, "", "none", "None", "false", "False")
 def read_sharing(
     top: Section, title: str, source: LaunchFile, given: Given, command: Command | None
 ) -> tuple[str, ...]:
-    """Read how ranks share a model, and return the engines that may predict such a run; files that
-    the script writes are found too.
+    """Read how the ranks of a Trainer run shard the model; returns the engines that can predict the
+    run.
     """
     draft, precision = top.found, top.found.precision
     engines: tuple[str, ...] = ENGINES
@@ -120,7 +119,7 @@ def read_sharing(
 
 
 def _deepspeed(top: Section, source: LaunchFile, given: Given, command: Command | None) -> None:
-    """Read DeepSpeed's configuration, with "auto" values taken from the Trainer's arguments."""
+    """Read DeepSpeed's configuration, taking "auto" values from the Trainer's arguments."""
     draft, value, name = top.found, top.get("deepspeed"), "deepspeed"
     if value is True:
         value, name = top.text("deepspeed_config"), "deepspeed_config"
@@ -142,8 +141,8 @@ def _deepspeed(top: Section, source: LaunchFile, given: Given, command: Command 
 
 
 def _made_by_program(top: Section) -> None:
-    """The ZeRO level of a program that builds DeepSpeed's configuration in its own code, from the
-    program's arguments.
+    """Read the ZeRO level from the arguments of a program that builds DeepSpeed's configuration in
+    its own code.
     """
     draft, level = top.found, top.whole("zero_stage", minimum=0)
     if level is None or level > 3:
@@ -162,8 +161,8 @@ def _made_by_program(top: Section) -> None:
 
 
 def _tell_of_batches(top: Section, content: Mapping[str, Any], name: str) -> None:
-    """Add remarks where the batch sizes in DeepSpeed's configuration and in the Trainer's arguments
-    differ, which the Trainer refuses.
+    """Add a remark for each batch size that differs between DeepSpeed's configuration and the
+    Trainer's arguments.
     """
     pairs = {
         "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
@@ -177,13 +176,13 @@ def _tell_of_batches(top: Section, content: Mapping[str, Any], name: str) -> Non
 
 
 def _without_batches(content: Mapping[str, Any]) -> dict[str, Any]:
-    """DeepSpeed's configuration without batch sizes, since the Trainer's arguments set them."""
+    """Return DeepSpeed's configuration without batch sizes, which the Trainer's arguments set."""
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     return {key: value for key, value in content.items() if key not in names and value != "auto"}
 
 
 def _fsdp(top: Section, source: LaunchFile, given: Given, command: Command | None) -> None:
-    """Read the Trainer's argument ``fsdp``, a list of words such as full_shard and offload, and
+    """Read the Trainer's arguments ``fsdp``, a list of words such as full_shard and offload, and
     ``fsdp_config``.
     """
     draft, value = top.found, top.get("fsdp")
@@ -214,7 +213,7 @@ def _fsdp(top: Section, source: LaunchFile, given: Given, command: Command | Non
 
 
 def _either(section: Section, key: str, *, default: bool) -> bool:
-    """The value of an FSDP setting, written with or without the prefix that Accelerate gives it."""
+    """Return an FSDP setting whose key may have Accelerate's prefix ``fsdp_``."""
     name = key if key in section.content else f"fsdp_{key}"
     value = section.get(name, default)
     return section.switch(name, default=default) if isinstance(value, bool | str) else default

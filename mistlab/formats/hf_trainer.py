@@ -1,4 +1,5 @@
-"""Reads arguments of Hugging Face's Trainer and TRL: YAML recipes, and scripts that start training.
+"""Imports arguments of Hugging Face's Trainer and of TRL, from YAML recipes and from launch
+scripts.
 
 The script's launcher, an Accelerate configuration, a DeepSpeed JSON and the arguments ``fsdp`` and
 ``parallelism_config`` say how ranks share the work. Left-out arguments take the defaults of
@@ -50,8 +51,8 @@ _MODELS = (
     *("pretrained_model_name_or_path", "model"),
 )
 _KEYS = {*_BATCHES, "gradient_accumulation_steps"}
-# Pairs of arguments by which a file is recognised as a Trainer recipe if it leaves batch sizes to
-# the defaults.
+# A file that has two of these arguments is a recipe for the Trainer, even if it states no batch
+# sizes.
 _OTHER_KEYS = {
     *("num_train_epochs", "per_device_eval_batch_size", "lr_scheduler_type", "warmup_ratio"),
     *("gradient_checkpointing", "gradient_checkpointing_kwargs", "save_strategy", "ddp_timeout"),
@@ -60,7 +61,7 @@ _OTHER_KEYS = {
     *("overwrite_output_dir", "report_to", "push_to_hub", "max_grad_norm", "learning_rate"),
     *("dataloader_num_workers", "optim", "bf16", "fp16"),
 }
-# Arguments that affect the cost of a run, so their values must be known.
+# Arguments that affect cost: a run is refused if their values are unknown.
 _COSTING = {
     *_KEYS,
     *_LENGTHS,
@@ -72,8 +73,8 @@ _COSTING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """A tool built on Hugging Face's Trainer: its title, and the defaults in which it differs from
-    the Trainer.
+    """A tool built on Hugging Face's Trainer: its title, its names for arguments, and its own
+    defaults.
 
     ``names`` are its own words for arguments. ``recomputes`` and ``length`` are its defaults, and
     ``length`` is None where it has none. ``pads`` tells whether its sequences are padded, not
@@ -94,7 +95,9 @@ TRAINER = Trainer(title="Hugging Face's Trainer", rank=16)
 
 
 def recognises(source: LaunchFile) -> bool:
-    """Whether a file is a recipe of Trainer arguments, or a script that passes such arguments."""
+    """Whether a file is a recipe for the Trainer, or a script that passes the Trainer's
+    arguments.
+    """
     command = command_of(source)
     if command is not None:
         return _is_trainer(command)
@@ -108,7 +111,7 @@ def _is_trainer(command: Command) -> bool:
     names = command.options.keys()
     if names & {*_BATCHES, "model_name_or_path"} and "num_layers" not in names:
         return True
-    # TRL's parser takes a recipe as the first word after the program's name, or after --config.
+    # TRL takes a recipe as the first word behind the program, or after --config.
     return _recipe(command) is not None and command.launch.launcher == "accelerate"
 
 
@@ -121,7 +124,9 @@ def _recipe(command: Command) -> str | None:
 
 
 def read(source: LaunchFile, given: Given) -> Imported:
-    """The job of a Trainer recipe, or of a script that passes Trainer arguments."""
+    """Import a recipe for the Trainer, or a script that passes the Trainer's arguments, as a
+    job.
+    """
     command = command_of(source)
     if command is None:
         return read_arguments(settings_of(source), TRAINER, source, given)
@@ -129,14 +134,14 @@ def read(source: LaunchFile, given: Given) -> Imported:
 
 
 def arguments_of(command: Command, source: LaunchFile) -> Mapping[str, Any]:
-    """The arguments that a script's command passes, which override those of the recipe that the
-    command names.
+    """Return the Trainer's arguments in a script's command, completed by those of the recipe that
+    the command names.
     """
     recipe = _recipe(command)
     settings: dict[str, Any] = {}
     if recipe is not None:
         text = named_text(recipe, command, source, "is the run's recipe")
-        # If a key occurs twice in the recipe, the last value counts, as in PyYAML.
+        # If a key occurs twice in the recipe, PyYAML takes the last value, and so does this import.
         settings |= parse_yaml(text, recipe, [])
     for name, word in command.options.items():
         if name != "config" or recipe is None:
@@ -146,15 +151,15 @@ def arguments_of(command: Command, source: LaunchFile) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Unsettled:
-    """A value in a script that only the running script knows, with the reason."""
+    """A value that is known only when the script runs, and the reason."""
 
     text: str
     reason: str
 
 
 def _argument(word: Word) -> Any:
-    """The value of a word on a command line; a value that only a running script knows is refused
-    where it is needed.
+    """Return the value of a word on a command line; if it is known only when the script runs,
+    return that fact instead.
     """
     if word.unknown is not None:
         return _Unsettled(word.text, str(word.unknown))
@@ -168,8 +173,8 @@ def read_arguments(
     given: Given,
     command: Command | None = None,
 ) -> Imported:
-    """The job that Trainer arguments describe, together with the script's launcher and
-    configuration files.
+    """Import the Trainer's arguments, the launcher and the configuration files of a run as a
+    job.
     """
     draft = Found()
     top = Section(_known(settings, trainer), "", draft)
@@ -205,8 +210,8 @@ def read_arguments(
 
 
 def _known(settings: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
-    """The arguments under the names that the Trainer gives them; refuses unknown values of
-    arguments that affect cost.
+    """Translate a tool's arguments to the Trainer's names; refuses an unknown value of an argument
+    that affects cost.
     """
     ours = {theirs: name for name, theirs in trainer.names.items()}
     known: dict[str, Any] = {}
@@ -237,7 +242,7 @@ def _refuse_others(top: Section, trainer: Trainer, command: Command | None) -> N
 
 
 def refuse_program(command: Command) -> None:
-    """Refuse a script whose program trains on another loss than next-token prediction."""
+    """Refuse a script whose program does not train by next-token prediction."""
     for program in _programs(command):
         parts = _parts(program)
         reason = next((PROGRAMS[word] for word in parts if word in PROGRAMS), None)
@@ -268,7 +273,7 @@ def _programs(command: Command) -> list[str]:
 
 
 def _parts(program: str) -> list[str]:
-    """The words that a program's name consists of."""
+    """Split a program's name into words."""
     return re.split(r"[_\-.]", PurePosixPath(program.replace(".py", "")).name.lower())
 
 
@@ -325,7 +330,8 @@ def _recomputed(top: Section, trainer: Trainer, draft: Found, model: ModelSpec) 
         draft.values["checkpointed_layers"] = model.layers
 
 
-# Settings by which a run offloads the kept inputs of recomputed blocks, with their words for that.
+# Settings that offload the saved inputs of recomputed blocks, each with the values by which it
+# does.
 _INPUTS_OFFLOADED: Mapping[str, tuple[str, ...]] = {
     "gradient_checkpointing": ("offload", "offload_disk", "unsloth"),
     "activation_offloading": ("true", "legacy", "hidden_states", "disk"),
@@ -334,8 +340,8 @@ _INPUTS_OFFLOADED: Mapping[str, tuple[str, ...]] = {
 
 
 def _offloaded_inputs(top: Section, draft: Found) -> tuple[str, ...]:
-    """Read whether the kept inputs of recomputed blocks are on the host; returns the settings that
-    say so.
+    """Read whether the saved inputs of recomputed blocks are offloaded; returns the settings that
+    enable this.
     """
     names = tuple(
         name for name, words in _INPUTS_OFFLOADED.items() if str(top.get(name)).lower() in words
@@ -343,7 +349,8 @@ def _offloaded_inputs(top: Section, draft: Found) -> tuple[str, ...]:
     return names if names and offload_inputs(draft) else ()
 
 
-# Switches by which the head's product and the loss are one operator, which never has all logits.
+# Switches that fuse the head's GEMM with the loss, so that the logits of all tokens are never in
+# memory at once.
 _FUSED_LOSSES = (
     *("use_liger_kernel", "use_liger", "enable_liger_kernel"),
     *("liger_fused_linear_cross_entropy", "cut_cross_entropy"),

@@ -1,5 +1,5 @@
-"""Reads the YAML files of axolotl and of LLaMA-Factory; training by preferences or rewards is
-refused with the setting's name.
+"""Imports the YAML files of axolotl and of LLaMA-Factory; files that train by preferences or
+rewards are refused.
 
 Keys are turned into the Trainer's. Left-out keys take the defaults of src/axolotl/utils/schemas
 (2026): one step of accumulation, no recomputation, no packing.
@@ -49,7 +49,7 @@ def recognises_axolotl(source: LaunchFile) -> bool:
 
 
 def read_axolotl(source: LaunchFile, given: Given) -> Imported:
-    """The job of an axolotl configuration, or of the one that a script names."""
+    """Import an axolotl configuration, or the one that a script names, as a job."""
     command = command_of(source)
     settings: Mapping[str, Any] = settings_of(source)
     if command is not None:
@@ -74,8 +74,9 @@ def read_axolotl(source: LaunchFile, given: Given) -> Imported:
 
 
 def _without_plugins(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings without the plugins whose work they name: Liger's kernels, which settings of
-    their own turn on, and the loss that never has all logits, which is on unless it is turned off.
+    """Return axolotl's settings without two plugins. Liger's kernels have settings of their own;
+    the plugin for the cut cross-entropy loss becomes a setting that is on unless the file turns it
+    off.
     """
     plugins = settings.get("plugins")
     if not isinstance(plugins, list):
@@ -90,10 +91,10 @@ def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if value is not True}
 
 
-# Reads LLaMA-Factory's YAML; tuning methods other than LoRA and full training are refused by name.
+# Imports LLaMA-Factory's YAML; tuning methods other than LoRA and full training are refused.
 #
-# A key that the file lacks has the default of src/llamafactory/hparams (2026): LoRA, 2,048 tokens,
-# and recomputation unless it is disabled.
+# A key that the file lacks has LLaMA-Factory's default (src/llamafactory/hparams, 2026): LoRA,
+# 2,048 tokens, and recomputation unless it is disabled.
 
 
 _LLAMA_FACTORY = Trainer(title="LLaMA-Factory", recomputes=True, length=2048, adapts=True)
@@ -106,7 +107,7 @@ _STAGES = {
 
 
 def recognises_llama_factory(source: LaunchFile) -> bool:
-    """Whether a file has LLaMA-Factory's tuning method, or is a script that starts
+    """Whether a file names a tuning method as LLaMA-Factory does, or is a script that starts
     LLaMA-Factory.
     """
     command = command_of(source)
@@ -124,7 +125,7 @@ def _is_started(command: Command) -> bool:
 
 
 def read_llama_factory(source: LaunchFile, given: Given) -> Imported:
-    """The job of a LLaMA-Factory configuration, or of a script's arguments."""
+    """Import a LLaMA-Factory configuration, or the arguments in a script, as a job."""
     command = command_of(source)
     settings = settings_of(source) if command is None else arguments_of(command, source)
     stage = str(settings.get("stage", "sft"))

@@ -1,5 +1,5 @@
-"""Finds the launch command in a script with the command's options, processes and files, and
-resolves references between settings.
+"""Finds the launch command in a script, with its options, processes and files, and resolves
+references between settings.
 """
 
 import re
@@ -20,15 +20,17 @@ from mistlab.shell.launch import Launch, launch_of
 from mistlab.shell.session import LaunchFile
 from mistlab.shell.shell_text import Word
 
-# Launchers that a launching program, such as a job submitter, may start.
+# Launchers that may follow among the arguments of another program, such as a job submitter.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
-# The number of folders above a file in which files that it names are searched for.
+# Files that a file names are searched in this many folders above it.
 _HIGHEST = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A launch command: its options by name, with ``-`` replaced by ``_``, and its other words."""
+    """A launch command: options by name, with ``_`` for ``-``, and the words that belong to no
+    option.
+    """
 
     launch: Launch
     options: Mapping[str, Word | None]
@@ -36,8 +38,8 @@ class Command:
     started: Mapping[str, Word | None]
 
     def text(self, *names: str) -> str | None:
-        """The value of the first given option among several names; refuses a value that only a
-        running script knows.
+        """Return the value of the first of several options that the command has; refuses a value
+        that is known only when the script runs.
         """
         for name in names:
             word = self.options.get(name)
@@ -47,7 +49,7 @@ class Command:
 
 
 def command_of(source: LaunchFile) -> Command | None:
-    """The launch command of a shell script; None for a text that is not a script, or that starts
+    """Return the launch command of a shell script, or None if the text is no script or starts
     nothing.
     """
     if content_of(source).kind != "shell":
@@ -80,8 +82,8 @@ def _command(
 
 
 def _innermost(launch: Launch) -> Launch:
-    """The launch of the innermost program: a job submitter has the command that it runs among its
-    arguments, as in ``submit.py --nodes 2 -- torchrun train.py``.
+    """Return the launch of the innermost program: in ``submit.py --nodes 2 -- torchrun train.py``
+    that of ``train.py``.
     """
     names = [PurePath(word.text).name for word in launch.arguments]
     starts = [place for place, name in enumerate(names) if name in _LAUNCHERS]
@@ -106,8 +108,8 @@ def _innermost(launch: Launch) -> Launch:
 
 
 def _by_name(words: Sequence[Word]) -> tuple[dict[str, Word | None], tuple[Word, ...]]:
-    """The options of a command by name, each with its first value, and the words that belong to no
-    option.
+    """Split the words of a command into options with their first values, and words that belong to
+    no option.
     """
     options: dict[str, Word | None] = {}
     others: list[Word] = []
@@ -131,14 +133,16 @@ def _part(word: Word, text: str) -> Word:
 
 
 def known_text(word: Word, name: str) -> str:
-    """A word of the command as text; refuses a word that only a running script knows."""
+    """Return the text of a word in the command; refuses a word that is known only when the script
+    runs.
+    """
     if word.unknown is not None:
         reject(f"{name}: {word.unknown}")
     return word.text
 
 
 def take_ranks(command: Command, source: LaunchFile, draft: Found, given: Given) -> None:
-    """Read from launchers' options how many nodes and processes a command starts."""
+    """Read from the options of launchers how many nodes and processes a command starts."""
 
     def beside(path: str) -> str | None:
         return _at_hand(path, command, source)
@@ -151,15 +155,15 @@ def take_ranks(command: Command, source: LaunchFile, draft: Found, given: Given)
 
 
 def with_files(source: LaunchFile, command: Command | None) -> LaunchFile:
-    """The launch file, changed to find also files that the script writes, and files in nearby
-    folders.
+    """Return the launch file, which then also finds files that its script writes and files in
+    folders above its own.
     """
     return replace(source, beside=lambda path: _at_hand(path, command, source))
 
 
 def near_text(path: str, source: LaunchFile) -> str | None:
-    """The text of a file that another file names: in that file's folder, or below one of the
-    folders above it.
+    """Return the text of a file that another file names, searched in the folder of that file and
+    then in the folders above it.
     """
     for ups in range(_HIGHEST + 1):
         text = source.beside(str(PurePath(*[".."] * ups, path)))
@@ -169,8 +173,8 @@ def near_text(path: str, source: LaunchFile) -> str | None:
 
 
 def _at_hand(path: str, command: Command | None, source: LaunchFile) -> str | None:
-    """The text of a file that the script writes, or of one that is nearby; None if there is
-    neither.
+    """Return the text of a file that the script writes, or else of one in nearby folders; None if
+    there is none.
     """
     written = command.launch.written if command else {}
     text = next((body for name, body in written.items() if PurePath(name) == PurePath(path)), None)
@@ -178,7 +182,9 @@ def _at_hand(path: str, command: Command | None, source: LaunchFile) -> str | No
 
 
 def named_text(path: str, command: Command | None, source: LaunchFile, role: str) -> str:
-    """The text of a file that a script names: one that it writes, or one beside it."""
+    """Return the text of a file that a script names, which the script itself writes or which is in
+    the same folder.
+    """
     text = _at_hand(path, command, source)
     if text is None:
         reject(
@@ -189,7 +195,7 @@ def named_text(path: str, command: Command | None, source: LaunchFile, role: str
 
 
 def valued(text: str) -> Any:
-    """The value of a command-line word as YAML parses it: a number, a boolean, a list, or text."""
+    """Parse a command-line word as YAML: a number, a boolean, a list, or text."""
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -198,7 +204,9 @@ def valued(text: str) -> Any:
 
 
 def with_dotted(settings: Mapping[str, Any], pairs: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings changed by overrides, whose keys are paths such as ``training.seq_len``."""
+    """Return the settings with overrides applied; keys of overrides are paths such as
+    ``training.seq_len``.
+    """
     merged: dict[str, Any] = dict(settings)
     for path, value in pairs.items():
         inner = merged
@@ -212,8 +220,9 @@ def with_dotted(settings: Mapping[str, Any], pairs: Mapping[str, Any]) -> dict[s
 
 
 def dotted_options(command: Command, calm: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """The options of a command whose names are paths, with their values; an option without a value
-    is true. Options that do not affect cost are left out if their value is unknown.
+    """Yield the options of a command whose names are paths such as ``training.seq_len``, with their
+    values. An option without a value is true; one in ``calm``, without effect on cost, may be
+    unknown and is then left out.
     """
     for name, word in command.options.items():
         parts = name.split(".")
@@ -222,7 +231,9 @@ def dotted_options(command: Command, calm: Iterable[str]) -> Iterator[tuple[str,
 
 
 def assignments(command: Command) -> Iterator[tuple[str, Any]]:
-    """Settings in words such as ``model.d_model=64``, as Hydra and OmegaConf parse them."""
+    """Yield the settings in words such as ``model.d_model=64``, as Hydra and OmegaConf parse
+    them.
+    """
     for word in command.others:
         name, equals, value = word.text.partition("=")
         if equals and name.lstrip("+").replace(".", "").replace("_", "").isalnum():
@@ -230,17 +241,18 @@ def assignments(command: Command) -> Iterator[tuple[str, Any]]:
             yield name.lstrip("+"), valued(value)
 
 
-# Resolves settings that refer to other settings, or to environment variables.
+# Resolves settings that refer to other settings or to environment variables.
 #
-# OmegaConf writes ``${model.d_model}``, ``${.hidden_size}`` for a sibling and ``${multiply:4,
-# ${.hidden_size}}`` for NeMo's resolvers; Primus writes ``${PRIMUS_TP:1}`` with a default. A
-# reference that cannot be resolved is left as written, and refused where its value is needed.
+# OmegaConf writes ``${model.d_model}``, or ``${.hidden_size}`` for a setting of the same section,
+# and NeMo ``${multiply:4, ${.hidden_size}}`` for a computed value. Primus writes ``${PRIMUS_TP:1}``
+# for a variable with a default. A reference that cannot be resolved stays as it is, and is refused
+# if its value is needed.
 
 
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 _DEEPEST = 20
-# The largest number of references between settings that are followed in a file, since references
-# that double at each step would take hours.
+# A file is refused if it has more references than this, since references that double at each step
+# would take hours.
 _MOST = 10_000
 _OPERATIONS: Mapping[str, Callable[[list[float]], float]] = {
     "multiply": lambda numbers: numbers[0] * numbers[1],
@@ -252,8 +264,8 @@ _Path = tuple[str, ...]
 
 
 def resolved(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
-    """The settings with references between them resolved as far as possible; environment
-    ``variables`` that are given take precedence.
+    """Return the settings with all references resolved that can be; ``variables`` are environment
+    variables, which are looked up first.
     """
     try:
         result = _Resolver(settings, variables).value(settings, (), 0)
@@ -267,14 +279,14 @@ def resolved(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[
 
 @dataclass(slots=True)
 class _Resolver:
-    """Resolves references between settings; counts the references that it has followed."""
+    """Resolves references between settings, and counts them."""
 
     root: Mapping[str, Any]
     variables: Mapping[str, str]
     followed: int = 0
 
     def value(self, value: Any, path: _Path, depth: int) -> Any:
-        """A value of any kind, with all references in it resolved as far as possible."""
+        """Return a value of any type with its references resolved as far as possible."""
         if depth > _DEEPEST:
             reject(f"{'.'.join(path)}: refers to itself: write its value")
         if isinstance(value, Mapping):
@@ -288,8 +300,8 @@ class _Resolver:
         return value
 
     def _text(self, text: str, path: _Path, depth: int) -> Any:
-        """A text with the references in it resolved, inner ones first; a text that is then a number
-        becomes one.
+        """Return a text with its references resolved, inner ones first; if a number results, return
+        the number.
         """
         for _ in range(_DEEPEST):
             match = _INNERMOST.search(text)
@@ -309,7 +321,7 @@ class _Resolver:
         return text
 
     def _meant(self, reference: str, path: _Path) -> tuple[bool, Any]:
-        """Whether a reference between settings can be resolved, and if so its value."""
+        """Return whether a reference can be resolved, and its value."""
         name, colon, rest = reference.partition(":")
         if name == "oc.env":
             name, colon, rest = rest.partition(",")
@@ -322,7 +334,9 @@ class _Resolver:
         return self._looked_up(name, path)
 
     def _looked_up(self, name: str, path: _Path) -> tuple[bool, Any]:
-        """The setting that a reference's path leads to; each leading dot goes up by one section."""
+        """Return the setting at a reference's path; each leading dot after the first means one
+        section further up.
+        """
         inner = name.lstrip(".")
         ups = len(name) - len(inner)
         content: Any = self.root

@@ -1,4 +1,4 @@
-"""Reads the YAML of llm-foundry, whose runs Composer trains by FSDP.
+"""Imports llm-foundry's YAML, whose runs Composer trains with FSDP.
 
 Values may stand under ``variables``, and refer to one another. A model is an MPT
 (``mpt_causal_lm``) with sizes in the file, or a checkpoint of Hugging Face. Left-out keys take the
@@ -40,12 +40,13 @@ _KEYS = {
     *("device_train_microbatch_size", "device_train_batch_size", "global_train_batch_size"),
     *("max_duration", "device_train_grad_accum"),
 }
-# Keys by which a file with a data loader is recognised as llm-foundry's if batch sizes are missing.
+# A file with a data loader and one of these keys is llm-foundry's, even if it states no batch
+# sizes.
 _OTHER_KEYS = {*_KEYS, "max_seq_len", "fsdp_config", "eval_first", "eval_interval", "algorithms"}
 
 
 def recognises(source: LaunchFile) -> bool:
-    """Whether a file has a model with Composer's batch sizes or data loader, or is a script that
+    """Whether a file has a model and Composer's batch sizes or data loader, or is a script that
     starts Composer.
     """
     settings = _inner(settings_of(source))
@@ -56,7 +57,9 @@ def recognises(source: LaunchFile) -> bool:
 
 
 def _inner(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of a run; if the file is a job for MosaicML's clusters, those inside the job."""
+    """Return the settings of a run, which a job file for MosaicML's clusters has in a section of
+    its own.
+    """
     parameters = settings.get("parameters")
     return parameters if isinstance(parameters, Mapping) and "compute" in settings else settings
 
@@ -73,8 +76,8 @@ def _file(source: LaunchFile) -> str | None:
 
 
 def read(source: LaunchFile, given: Given) -> Imported:
-    """The job of an llm-foundry configuration, or of the one that a script names, with the script's
-    overrides.
+    """Import an llm-foundry configuration, or the one that a script names with the script's
+    overrides, as a job.
     """
     draft = Found()
     path, command = _file(source), command_of(source)
@@ -108,13 +111,15 @@ def read(source: LaunchFile, given: Given) -> Imported:
 
 
 def _variables(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The section ``variables``, whose entries older files refer to without the section's name."""
+    """Return the section ``variables``; older files refer to its entries without naming the
+    section.
+    """
     variables = settings.get("variables")
     return dict(variables) if isinstance(variables, Mapping) else {}
 
 
 def _of_cluster(settings: Mapping[str, Any], draft: Found) -> None:
-    """Read the number of GPUs that a job for MosaicML's clusters requests."""
+    """Read how many GPUs a job for MosaicML's clusters requests."""
     compute = settings.get("compute")
     gpus = compute.get("gpus") if isinstance(compute, Mapping) else settings.get("gpu_num")
     if isinstance(gpus, int) and not isinstance(gpus, bool) and gpus > 0:
@@ -206,8 +211,8 @@ def _precision(top: Section, draft: Found) -> None:
 
 
 def _sharding(section: Section, draft: Found, given: Given, model: ModelSpec) -> None:
-    """Read from the section of FSDP how ranks shard the model; without the section, data-parallel
-    replicas all-reduce whole gradients.
+    """Read how FSDP shards the model; without a section for FSDP, replicas all-reduce whole
+    gradients.
     """
     if not section.content:
         draft.values["zero"] = 0
@@ -251,8 +256,8 @@ def _optimizer(section: Section, draft: Found) -> None:
 
 
 def _loader(section: Section, draft: Found) -> None:
-    """Add a remark on the sequences of fine-tuning data, which are padded unless several are packed
-    into one.
+    """Add a remark if fine-tuning data are not packed, so that sequences are padded although all
+    are assumed to be full.
     """
     dataset = section.get("dataset")
     packs = isinstance(dataset, Mapping) and dataset.get("packing_ratio")
@@ -277,7 +282,7 @@ def _batch(top: Section, draft: Found, given: Given) -> None:
 
 
 def _cap(draft: Found, given: Given, ranks: int) -> None:
-    """The micro-batch size, at most a GPU's share of the batch, as in Composer."""
+    """Limit the micro-batch size to a GPU's share of the batch, as Composer does."""
     micro_batch = given.micro_batch or draft.micro_batch
     if draft.global_batch and ranks and micro_batch and draft.micro_batch:
         share = draft.global_batch // (ranks // draft.values.get("tensor_parallel", 1))

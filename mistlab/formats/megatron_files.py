@@ -1,5 +1,5 @@
-"""Reads YAML files with Megatron-LM's options: those for ``--yaml-cfg``, functional tests, and
-FlagScale's.
+"""Imports YAML files that hold Megatron-LM's options: those for ``--yaml-cfg``, functional tests,
+and FlagScale's files.
 
 Left-out fields take the options' defaults (megatron/training/yaml_arguments.py).
 """
@@ -18,7 +18,7 @@ from mistlab.shell.session import LaunchFile
 
 _YAML_SECTIONS = ("language_model", "model_parallel")
 _ACTIVATIONS = {"swiglu": "--swiglu", "squaredrelu": "--squared-relu"}
-# Fields of the ``--yaml-cfg`` file whose option has another name, or that have no option.
+# Fields of ``--yaml-cfg`` files that are no options of Megatron-LM, or have another name there.
 _OWN = (
     "activation_func gated_linear_unit params_dtype perform_initialization init_method timers "
     "output_layer_init_method layernorm_zero_centered_gamma bias_activation_fusion "
@@ -28,13 +28,13 @@ _OWN = (
 
 
 def recognises_yaml(source: LaunchFile) -> bool:
-    """Whether a file has both sections that files for ``--yaml-cfg`` have."""
+    """Whether a file has the two sections of files for ``--yaml-cfg``."""
     settings = settings_of(source)
     return all(isinstance(settings.get(name), Mapping) for name in _YAML_SECTIONS)
 
 
 def read_yaml(source: LaunchFile, given: Given) -> Imported:
-    """The job of a file for Megatron-LM's option ``--yaml-cfg``."""
+    """Import a file for Megatron-LM's option ``--yaml-cfg`` as a job."""
     settings = resolved(settings_of(source), source.settings)
     flags = Flags(where="language_model")
     _put_fields(
@@ -60,16 +60,17 @@ def _put_fields(section: Mapping[str, Any], flags: Flags, where: str) -> None:
             flags.put(str(key), value, f"{where}{key}")
 
 
-# Megatron-LM's functional tests: YAML whose ``MODEL_ARGS`` are the options of a run.
+# Imports Megatron-LM's functional tests: YAML in which ``MODEL_ARGS`` are the options of a run.
 #
-# A test starts ``pretrain_gpt.py`` unless its folder is another model's, on one node of eight GPUs
-# unless its environment says otherwise (tests/functional_tests/shell_test_utils/_run_training.sh).
+# A test starts ``pretrain_gpt.py``, unless its folder is that of another model, on one node of
+# eight GPUs, unless its environment says otherwise
+# (tests/functional_tests/shell_test_utils/_run_training.sh).
 
 
 GPUS_PER_NODE = 8
 _RANKS = re.compile(r"(\d+)N(\d+)G(?=[/_.]|$)", re.IGNORECASE)
-# Options, or parts of a test's path, that show that the test's program trains no decoder, each with
-# the reason.
+# Options, and parts of paths, that tell that a test trains no decoder, each with what it does
+# instead.
 _OTHERS: Mapping[str, str] = {
     "--encoder-seq-length": "T5, an encoder with a decoder",
     "--encoder-num-layers": "T5, an encoder with a decoder",
@@ -95,12 +96,12 @@ _MODES = {"inference": "inference", "rl": "reinforcement learning"}
 
 
 def recognises_test(source: LaunchFile) -> bool:
-    """Whether a file has the options of a functional test of Megatron-LM."""
+    """Whether a file is a functional test of Megatron-LM."""
     return isinstance(settings_of(source).get("MODEL_ARGS"), Mapping)
 
 
 def read_test(source: LaunchFile, given: Given) -> Imported:
-    """The job of the first run of a functional test of Megatron-LM."""
+    """Import the first run of a functional test of Megatron-LM as a job."""
     settings = settings_of(source)
     arguments = settings["MODEL_ARGS"]
     _check_program(settings, arguments, source)
@@ -110,8 +111,8 @@ def read_test(source: LaunchFile, given: Given) -> Imported:
         if value is True or str(value).lower() == "true" or value is None or value == "":
             flags.options[option] = None
         elif value is not False and str(value).lower() != "false":
-            # Megatron-LM passes a test's options through a shell, so special characters in them are
-            # escaped with a backslash.
+            # Remove backslashes: Megatron-LM passes the options of a test through a shell, so that
+            # special characters are escaped.
             flags.options[option] = re.sub(r"\\(.)", r"\1", str(value))
     _take_ranks(settings, flags, source, given)
     if any(str(key).startswith("MODEL_ARGS_") for key in settings):
@@ -144,8 +145,8 @@ def _check_program(
 def _take_ranks(
     settings: Mapping[str, Any], flags: Flags, source: LaunchFile, given: Given
 ) -> None:
-    """Read the number of ranks of a functional test, from its environment, its folder's name, or
-    the default of all tests.
+    """Read the number of ranks of a functional test from its environment or its folder's name; by
+    default one node of eight GPUs.
     """
     environment = settings.get("ENV_VARS")
     environment = environment if isinstance(environment, Mapping) else {}
@@ -163,16 +164,17 @@ def _take_ranks(
         flags.assume("gpus_per_node", f"{text} --gpus-per-node for others")
 
 
-# Reads FlagScale's training YAML: Megatron-LM's options in the sections system, model and data.
+# Imports FlagScale's training YAML, which has Megatron-LM's options in the sections system, model
+# and data.
 
 
 _FLAGSCALE_SECTIONS = ("system", "model", "data")
-# Subsections of FlagScale's files that do not affect the cost of a run.
+# Subsections of FlagScale's files that do not affect cost.
 _CALM = ("logging", "checkpoint", "learning_rate_scheduler", "optimizer")
 
 
 def recognises_flagscale(source: LaunchFile) -> bool:
-    """Whether a file has FlagScale's sections, and a number of blocks."""
+    """Whether a file has FlagScale's sections and a number of blocks."""
     settings = settings_of(source)
     model = settings.get("model")
     return "system" in settings and isinstance(model, Mapping) and "num_layers" in model

@@ -1,4 +1,4 @@
-"""Reads nanotron's YAML: the model, the mesh and the batch are all in the file.
+"""Imports nanotron's YAML, which holds model, parallel degrees and batch.
 
 Left-out keys take the defaults of nanotron/config/*.py (2025-08): passes in the order all forward,
 all backward; tensor parallelism without dividing sequences; a Llama of 7 billion parameters.
@@ -65,7 +65,7 @@ def _file(source: LaunchFile) -> str | None:
 
 
 def read(source: LaunchFile, given: Given) -> Imported:
-    """The job of a nanotron configuration, or of the one that a script names."""
+    """Import a nanotron configuration, or the one that a script names, as a job."""
     draft = Found()
     path, settings = _file(source), settings_of(source)
     command = command_of(source)
@@ -90,7 +90,7 @@ def read(source: LaunchFile, given: Given) -> Imported:
 
 
 def command_ranks(source: LaunchFile, given: Given) -> Found:
-    """The number of ranks that the launcher in a script starts."""
+    """Return how many ranks the launcher in a script starts."""
     ranks = Found()
     command = command_of(source)
     if command is not None:

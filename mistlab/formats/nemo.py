@@ -1,4 +1,4 @@
-"""Reads the YAML of NeMo 1.x and of Megatron-Bridge: settings of Megatron-core in sections.
+"""Imports the YAML of NeMo 1.x and of Megatron-Bridge, which holds settings of Megatron-core.
 
 NeMo has trainer, model and exp_manager; Megatron-Bridge prints model, train, optimizer, ddp and
 dataset. Both name Megatron-core's fields, some by other words. Left-out keys take Megatron-core's
@@ -19,8 +19,7 @@ from mistlab.formats.flags import RENAMED, Flags
 from mistlab.formats.launched import resolved
 from mistlab.shell.session import LaunchFile
 
-# Fields of the section ``model`` in NeMo's files that are options of Megatron-LM under the same
-# names.
+# Fields of NeMo's section ``model`` that have the same names as Megatron-LM's options.
 _MODEL = (
     "micro_batch_size global_batch_size tensor_model_parallel_size pipeline_model_parallel_size "
     "context_parallel_size expert_model_parallel_size expert_tensor_parallel_size "
@@ -42,8 +41,7 @@ _OTHER_MODELS = word_set(
     data.image_token_len unet first_stage_config
     """
 )
-# Words in a run's name that show that it belongs to another program of NeMo than the training of
-# decoders.
+# Words in a run's name that tell that NeMo trains something other than a text decoder.
 _OTHER_TITLES = word_set("bart bert ner neva retro retrieval t5 ul2 vit clip stable imagen mamba")
 _TUNING = {
     "peft": "adapters (PEFT) alone",
@@ -75,7 +73,7 @@ def recognises_nemo(source: LaunchFile) -> bool:
 
 
 def recognises_bridge(source: LaunchFile) -> bool:
-    """Whether a file has the sections of Megatron-Bridge, as a whole configuration or as overrides
+    """Whether a file has Megatron-Bridge's sections; it may be a whole configuration, or overrides
     of a recipe.
     """
     settings = settings_of(source)
@@ -151,7 +149,9 @@ def _check_known(model: Mapping[str, Any], where: str, names: Iterable[str]) -> 
 
 
 def _query_groups(model: Mapping[str, Any], flags: Flags) -> None:
-    """The number of query groups (key and value heads); None if it is the number of heads."""
+    """Return the number of key and value heads (query groups), or None if every head has its
+    own.
+    """
     groups = model.get("num_query_groups")
     if groups and groups != model.get("num_attention_heads"):
         flags.put("group_query_attention", True)
@@ -160,7 +160,7 @@ def _query_groups(model: Mapping[str, Any], flags: Flags) -> None:
 
 
 def _kinds(model: Mapping[str, Any], flags: Flags) -> None:
-    """Read a model's norm, activation, position embedding, biases and tied embeddings from NeMo's
+    """Read norm, activation, position embedding, biases and tied embeddings of a model from NeMo's
     keys.
     """
     if model.get("num_layers") is None:
@@ -242,10 +242,10 @@ def _ranks(nodes: object, gpus: object, flags: Flags) -> None:
         setattr(flags, name, checked_whole(f"trainer.{option}", value))
 
 
-# Reads Megatron-Bridge's YAML: a printed configuration, or overrides of a recipe.
+# Imports Megatron-Bridge's YAML: a printed configuration, or overrides of a recipe.
 
 
-# Fields of Megatron-Bridge's sections that are options of Megatron-LM under the same names.
+# Fields of Megatron-Bridge's sections that have the same names as Megatron-LM's options.
 _FIELDS: Mapping[str, str] = {
     "train": "micro_batch_size global_batch_size rampup_batch_size",
     "ddp": "use_distributed_optimizer overlap_grad_reduce overlap_param_gather grad_reduce_in_fp32 "
@@ -292,20 +292,22 @@ _PRECISIONS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-# What Megatron-Bridge calls each set of Megatron-LM's options for a precision.
+# Megatron-Bridge's name for each precision, by the options of Megatron-LM that select the
+# precision.
 PRECISION_NAMES: Mapping[frozenset[tuple[str, str | bool]], str] = {
     frozenset((_option(name), value) for name, value in settings.items()): word
     for word, settings in _PRECISIONS.items()
 }
-# The linear layers of Megatron-core's attention, and of its feed-forward networks.
+# Megatron-core's names for the linear layers of attention, and below for those of feed-forward
+# networks.
 OF_ATTENTION = ("linear_qkv", "linear_proj")
 OF_NETWORKS = ("linear_fc1", "linear_fc2")
 _LORA_RANK = 32
 
 
 def read_bridge(source: LaunchFile, given: Given) -> Imported:
-    """The job of a Megatron-Bridge configuration; refuses a file that only overrides settings of a
-    recipe.
+    """Import a Megatron-Bridge configuration as a job; refuses a file that only overrides settings
+    of a recipe.
     """
     settings = resolved(settings_of(source), source.settings)
     peft = _section(settings, "peft")
@@ -329,7 +331,7 @@ def read_bridge(source: LaunchFile, given: Given) -> Imported:
 
 
 def _check_lora(peft: object) -> None:
-    """Refuse adapters of Megatron-Bridge other than LoRA."""
+    """Refuse adapters other than LoRA."""
     kind = str(peft.get("_target_", "")) if isinstance(peft, Mapping) else str(peft or "")
     name = kind.rpartition(".")[2]
     if name and name.lower() not in ("lora", "canonicallora"):
@@ -337,7 +339,7 @@ def _check_lora(peft: object) -> None:
 
 
 def _with_adapters(peft: Mapping[str, Any], imported: Imported) -> Imported:
-    """The job with low-rank adapters: their rank, and the linear layers that have them."""
+    """Add low-rank adapters to an imported job: their rank, and the layers that have them."""
     rank, names = peft.get("dim"), peft.get("target_modules")
     modules = names if isinstance(names, list) and names else [*OF_ATTENTION, *OF_NETWORKS]
     is_wide = any("linear_fc" in str(module) for module in modules)
@@ -360,8 +362,8 @@ def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _of_recipe(settings: Mapping[str, Any], flags: Flags, given: Given) -> None:
-    """Refuse a file that only overrides settings of a recipe, whose model, degrees and batch are in
-    Python code.
+    """Refuse a file that only overrides settings of a recipe, because the recipe's Python code
+    holds model, degrees and batch.
     """
     recipe = settings.get("recipe")
     name = f"the recipe {recipe}" if isinstance(recipe, str) else "a recipe in Python"

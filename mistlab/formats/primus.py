@@ -1,4 +1,4 @@
-"""Reads Primus experiments: YAML whose ``modules`` name a framework, a model's preset, and
+"""Imports Primus experiments: YAML whose ``modules`` name a framework, a model's preset, and
 settings.
 
 Settings of Megatron-LM are its options under the names that their values have, those of torchtitan
@@ -26,7 +26,7 @@ from mistlab.shell.session import LaunchFile
 
 GPUS_PER_NODE = 8
 TRAINERS = ("pre_trainer", "sft_trainer", "post_trainer", "trainer")
-# The defaults of Primus's Megatron trainer that affect the cost of a run.
+# The defaults of Primus's Megatron trainer that affect cost.
 _MEGATRON: Mapping[str, Any] = {
     "micro_batch_size": 2,
     "global_batch_size": 16,
@@ -39,8 +39,8 @@ _TORCHTITAN: Mapping[str, Any] = {
     "compile": {"enable": True},
     "activation_checkpoint": {"mode": "none"},
 }
-# Settings in a model's preset that are sizes of the model; if the preset is missing, one of them
-# alone does not define a model.
+# Sizes of a model that a preset sets; a file that sets only some of them does not define a model
+# without its preset.
 _SHAPE = word_set(
     """
     hidden_size ffn_hidden_size num_attention_heads num_query_groups num_experts
@@ -50,8 +50,8 @@ _SHAPE = word_set(
     """
 )
 _ALL_SHAPE = _SHAPE | {"num_layers", "activation_func", "position_embedding_type", "rotary_base"}
-# Settings of Primus itself that affect the cost of a run but that plans cannot express, each with
-# what predictions assume instead.
+# Settings of Primus itself that affect cost but that plans cannot express, each with what the
+# prediction assumes instead.
 _OWN_UNSAID: Mapping[str, str] = {
     "use_turbo_attention": "attention is taken as Transformer Engine's",
     "use_turbo_gemm": "products are taken as the vendor's",
@@ -67,7 +67,7 @@ _OWN_UNSAID: Mapping[str, str] = {
     "overlap_moe_expert_parallel_comm": "exchanges of tokens are taken as waited for",
     "num_distributed_optimizer_instances": "states are taken as sharded over all replicas",
 }
-# Prefixes of settings of Primus itself that do not affect the cost of a run.
+# Prefixes of Primus's own settings that do not affect cost.
 _OWN_CALM = word_set(
     """
     turbo_ use_rocm_ stderr_ file_sink_ log_avg_ disable_ mlflow_ auto_continue
@@ -95,7 +95,7 @@ def recognises(source: LaunchFile) -> bool:
 
 
 def read(source: LaunchFile, given: Given) -> Imported:
-    """The job of the trainer in a Primus experiment."""
+    """Import the trainer of a Primus experiment as a job."""
     settings = resolved(settings_of(source), source.settings)
     modules = settings["modules"]
     name = next((name for name in TRAINERS if name in modules), next(iter(modules)))
@@ -181,12 +181,12 @@ def _put(settings: Mapping[str, Any], flags: Flags, where: str) -> None:
 
 
 def _is_own(name: str) -> bool:
-    """Whether a setting is one of Primus itself that does not affect the cost of a run."""
+    """Whether a setting is one of Primus's own that do not affect cost."""
     return name not in _KEPT and name.startswith(tuple(_OWN_CALM))
 
 
 def _named(module: Mapping[str, Any], where: str) -> ModelSpec:
-    """The model that the name of a Primus preset stands for."""
+    """Return the model that the name of a Primus preset stands for."""
     name = str(module.get("model", ""))
     model = model_named(name)
     if model is None:
@@ -198,8 +198,8 @@ def _named(module: Mapping[str, Any], where: str) -> ModelSpec:
 
 
 def _changed(model: ModelSpec, overrides: Mapping[str, Any], where: str) -> ModelSpec:
-    """The model of a preset with the number of blocks that an experiment's overrides set; refuses
-    overrides of other sizes.
+    """Return a preset's model with the number of blocks that the experiment sets; refuses an
+    experiment that changes other sizes, since the preset's file is missing.
     """
     if others := [name for name in sorted(_SHAPE) if overrides.get(name) is not None]:
         reject(
@@ -211,7 +211,7 @@ def _changed(model: ModelSpec, overrides: Mapping[str, Any], where: str) -> Mode
 
 
 def _take_ranks(draft: Found, given: Given) -> None:
-    """Read the number of ranks: by default one node of eight GPUs, as Primus's launcher starts."""
+    """Read the number of ranks, by default one node of eight GPUs, as Primus's launcher starts."""
     draft.nodes, draft.gpus_per_node = given.nodes or 1, given.gpus_per_node or GPUS_PER_NODE
     if given.gpus_per_node is None:
         text = f"{draft.nodes} x {GPUS_PER_NODE} GPUs, as Primus starts: --nodes and"
@@ -219,8 +219,8 @@ def _take_ranks(draft: Found, given: Given) -> None:
 
 
 def _preset(name: str, folder: str, source: LaunchFile, depth: int = 0) -> dict[str, Any] | None:
-    """The settings of a preset, with those of the presets that it extends; None if its file is not
-    found.
+    """Return the settings of a preset and of the presets that it extends, or None if its file is
+    not found.
     """
     text = next(filter(None, map(source.beside, _places(name, folder))), None) if name else None
     if text is None or depth > 10:
@@ -233,8 +233,8 @@ def _preset(name: str, folder: str, source: LaunchFile, depth: int = 0) -> dict[
 
 
 def _places(name: str, folder: str) -> Iterator[str]:
-    """The paths at which the file of a preset may be: beside the experiment, or in Primus's folders
-    above it.
+    """Yield the paths at which a preset's file may be: beside the experiment, or in Primus's
+    folders above it.
     """
     yield name
     for ups in range(7):
@@ -242,7 +242,9 @@ def _places(name: str, folder: str) -> Iterator[str]:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two mappings merged section by section; where both have a value, the second one's counts."""
+    """Merge two mappings section by section; where both have a value, the second mapping's
+    counts.
+    """
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)

@@ -1,5 +1,5 @@
-"""Reads launch scripts of programs other than Megatron-LM, which are sharded as a configuration
-file says.
+"""Imports launch scripts of programs other than Megatron-LM that use a DeepSpeed or Accelerate
+configuration.
 
 A script may start any program by ``accelerate launch`` or ``deepspeed`` with a configuration. The
 configuration is read; the model, its sequences and its batch are asked for by name.
@@ -21,14 +21,14 @@ from mistlab.formats.hf_trainer import refuse_program
 from mistlab.formats.launched import Command, command_of, named_text, take_ranks, with_files
 from mistlab.shell.session import LaunchFile
 
-# Names of options through which programs take the path of DeepSpeed's configuration.
+# Options by which programs take the path of DeepSpeed's configuration.
 _NAMES = ("deepspeed_config", "deepspeed", "ds_config", "deepspeed_config_file")
-# Options by which a program is recognised as Megatron-LM or a derivative.
+# Options that tell that a program is Megatron-LM or a fork of it.
 _MEGATRON = {"num_layers", "hidden_size", "tensor_model_parallel_size", "micro_batch_size"}
 
 
 def starts_deepspeed(source: LaunchFile) -> bool:
-    """Whether a script starts a program other than Megatron-LM with DeepSpeed's configuration."""
+    """Whether a script starts a program other than Megatron-LM with a DeepSpeed configuration."""
     command = command_of(source)
     if command is None or len(_MEGATRON & command.options.keys()) > 1:
         return False
@@ -52,7 +52,7 @@ def starts_accelerate(source: LaunchFile) -> bool:
 
 
 def read_deepspeed(source: LaunchFile, given: Given) -> Imported:
-    """The job of a DeepSpeed configuration, or of a script that passes one."""
+    """Import a DeepSpeed configuration, or a script that passes one, as a job."""
     command = command_of(source)
     if command is None:
         return deepspeed_read.read(source.text, given)
@@ -69,7 +69,7 @@ def read_deepspeed(source: LaunchFile, given: Given) -> Imported:
 
 
 def read_accelerate(source: LaunchFile, given: Given) -> Imported:
-    """The job of an Accelerate configuration, or of a script that passes one."""
+    """Import an Accelerate configuration, or a script that passes one, as a job."""
     command = command_of(source)
     settings = accelerate_settings(command, source)
     near = with_files(source, command)
@@ -93,9 +93,7 @@ def read_accelerate(source: LaunchFile, given: Given) -> Imported:
 
 
 def _check_program(command: Command, path: str) -> None:
-    """Refuse a program whose name says that it does not train a decoder, or trains only
-    adapters.
-    """
+    """Refuse a program whose name tells that it trains no decoder, or only adapters."""
     refuse_program(command)
     if re.search(r"(^|[_\-./])(q?lora|peft)([_\-./]|$)", path.lower()):
         reject(
@@ -105,8 +103,8 @@ def _check_program(command: Command, path: str) -> None:
 
 
 def _tell_of_options(command: Command, draft: Found) -> None:
-    """Add a remark that the options of an unknown program may change anything, even parallel
-    degrees and batch sizes.
+    """Add a remark that the options of an unknown program are ignored, even if they change degrees
+    or batch sizes.
     """
     names = [f"--{name}" for name in command.options if name not in _NAMES]
     if names:
@@ -116,7 +114,9 @@ def _tell_of_options(command: Command, draft: Found) -> None:
 
 
 def _with_model(command: Command, given: Given) -> Given:
-    """The user's options, with the model that a script's arguments name if the user gave none."""
+    """Return the user's options; if the user gives no model, with the one that a script's arguments
+    name.
+    """
     if given.model is not None:
         return given
     for name in ("model_name_or_path", "model_name", "pretrained_model_name_or_path", "model"):

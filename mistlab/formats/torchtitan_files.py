@@ -1,5 +1,5 @@
-"""Reads torchtitan's configurations, in TOML or as Python functions, and scripts that start
-torchtitan with one.
+"""Imports torchtitan's configurations (TOML or Python functions), and scripts that start torchtitan
+with one.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ def _is_started(command: Command) -> bool:
 
 
 def read(source: LaunchFile, given: Given) -> Imported:
-    """The job of a torchtitan configuration, or of the one that a script names, changed by the
+    """Import a torchtitan configuration as a job; of a script, the one that it names, with the
     script's overrides.
     """
     draft = Found()
@@ -69,8 +69,8 @@ def read(source: LaunchFile, given: Given) -> Imported:
 
 
 def _started(command: Command, source: LaunchFile) -> Mapping[str, Any]:
-    """The sections of the configuration with which a script starts torchtitan: from a TOML file, or
-    from a Python function.
+    """Return the sections of the configuration with which a script starts torchtitan, a TOML file
+    or a Python function.
     """
     changes = dict(dotted_options(command, torchtitan_read.HARMLESS))
     path = command.text("job.config_file") or _variable(command, "CONFIG_FILE")

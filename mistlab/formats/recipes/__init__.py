@@ -1,1 +1,1 @@
-"""Writes plans as recipes of frameworks for fine-tuning."""
+"""Exports plans to recipes of fine-tuning frameworks."""

@@ -1,5 +1,5 @@
-"""Writes plans as overrides of a Megatron-Bridge recipe: degrees, batch, precision, savings, and
-LoRA.
+"""Exports plans as overrides of a Megatron-Bridge recipe: degrees, batch, precision, memory
+savings, and LoRA.
 
 The recipe, a Python function, has the model; its configuration's sections have Megatron-core's
 fields. Names are those of Megatron-Bridge 0.7 (``ConfigContainer``) over Megatron-core 0.16.
@@ -24,7 +24,7 @@ from mistlab.formats.recipes.recipe_rules import RANK, header, workload_row
 from mistlab.job.job import Job
 from mistlab.shell.session import LaunchFile
 
-# The fields that a plan decides, by the section of the configuration that has them.
+# The fields of a Megatron-Bridge configuration that a plan decides, by section.
 DECIDED: Mapping[str, tuple[str, ...]] = {
     "model": (
         *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
@@ -50,12 +50,14 @@ _PLACES: Mapping[str, tuple[str, str]] = {
     for name in names
 }
 _LISTS = ("recompute_modules",)
-# Options of Megatron-LM for a precision, each a part of the setting's name in Megatron-Bridge.
+# Megatron-LM's options that select a precision; Megatron-Bridge has one setting for all of them.
 _OF_PRECISION = ("--bf16", "--fp16", "--fp8-format", "--fp8-recipe", "--fp4-format", "--fp4-recipe")
 
 
 def _options(job: Job) -> dict[str, str | bool]:
-    """Megatron-LM's options for what a plan decides, with their values; True for switches."""
+    """Return Megatron-LM's options for what a plan decides, each with its value, or True for a
+    switch.
+    """
     words = shlex.split(" ".join(run_options(job)))
     options: dict[str, str | bool] = {}
     for word, following in zip(words, [*words[1:], "--"], strict=True):
@@ -65,7 +67,7 @@ def _options(job: Job) -> dict[str, str | bool]:
 
 
 def write(job: Job) -> str:
-    """The overrides of a job that Megatron-Bridge can express."""
+    """Write a job as overrides of a Megatron-Bridge recipe."""
     content: dict[str, dict[str, Any]] = {section: {} for section in DECIDED}
     options = _options(job)
     for option, value in options.items():

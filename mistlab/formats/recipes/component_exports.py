@@ -1,4 +1,5 @@
-"""Writes plans as recipes that name Python classes or functions: torchtune's, and NeMo AutoModel's.
+"""Exports plans to fine-tuning recipes that name Python classes or functions: torchtune's, and NeMo
+AutoModel's.
 
 Keys are those of torchtune 0.7 (its distributed recipes and builders) and of AutoModel 0.5
 (``RecipeConfig``, ``FSDP2Config``, ``PeftConfig``). In torchtune all of a run has one data type;
@@ -35,7 +36,7 @@ from mistlab.formats.recipes.recipe_rules import (
 from mistlab.job.job import Job
 from mistlab.shell.session import LaunchFile
 
-# torchtune's builders, by the catalogue's names of their models.
+# The torchtune function that builds each of the catalogue's models.
 BUILDERS: Mapping[str, str] = {
     "llama3-8b": "llama3.llama3_8b",
     "llama3-70b": "llama3.llama3_70b",
@@ -55,7 +56,9 @@ _WORDS = {"bf16": "bfloat16", "fp32": "float32"}
 
 
 def _eight_bit(sharing: Sharing) -> str:
-    """The class of 8-bit AdamW; bitsandbytes' cannot step on what FSDP2 shards."""
+    """Return the class of 8-bit AdamW for a recipe: torchao's where FSDP2 shards weights, since
+    bitsandbytes' cannot update sharded weights.
+    """
     return "torchao.optim.AdamW8bit" if sharing.shards else "bitsandbytes.optim.AdamW8bit"
 
 
@@ -156,7 +159,9 @@ def _write_automodel(job: Job) -> str:
 
 
 def _distributed(sharing: Sharing, dtype: str | None) -> dict[str, Any]:
-    """How ranks share a model, and the ``dtype`` of products where weights have 32 bits."""
+    """Return the section on how ranks share a model; ``dtype`` is the precision of GEMMs where
+    weights have 32 bits.
+    """
     axes = {f"{word}_size": sharing.degrees[word] for word in ("tp", "cp", "dp_replicate")}
     is_plain = not sharing.shards and set(axes.values()) == {1}
     if is_plain:
@@ -197,7 +202,7 @@ def _in_bf16(job: Job) -> Job:
 
 
 def _pure(job: Job) -> Job:
-    """The job whose states have the bits of its data type."""
+    """Return the job with gradients and optimizer states in the same precision as weights."""
     return with_workload(job, states="16bit" if job.workload.precision == "bf16" else "mixed")
 
 
@@ -247,7 +252,9 @@ def _target(
 
 
 def _check(choice: str, rule: Rule) -> Row:
-    """The row of a rule that only refuses."""
+    """Make an entry of a framework's table from a rule that only refuses a job and never changes
+    it.
+    """
     return Row(choices=(choice,), nearest=rule, because="cannot")
 
 

@@ -1,6 +1,4 @@
-"""The table of everything that a plan can be exported to: frameworks, and recipes for
-fine-tuning.
-"""
+"""Lists everything to which plans can be exported: frameworks, and recipes for fine-tuning."""
 
 from collections.abc import Mapping
 

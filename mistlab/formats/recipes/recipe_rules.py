@@ -1,5 +1,5 @@
-"""Rules that the recipes of frameworks for fine-tuning share: meshes that a recipe cannot express
-are refused with the field, its value and the remedy; savings take their nearest form.
+"""Rules that fine-tuning recipes share: parallel degrees that a recipe cannot express are refused;
+memory savings take the nearest value that it can.
 """
 
 from collections.abc import Collection, Mapping
@@ -31,13 +31,13 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 
 # The framework that remedies name where a recipe cannot express a plan with pipeline stages.
 _WITH_PIPELINES = "megatron-bridge"
-# The symbols of parallel degrees that every recipe leaves to the launcher.
+# The parallel degrees that every recipe leaves to its launcher, by symbol.
 REPLICAS = ("dp",)
 
 
 def one_mesh(title: str, known: Collection[str] = REPLICAS) -> Row:
-    """The row that refuses pipelines, and parallel degrees other than those with these symbols, by
-    field, value and remedy.
+    """Make a rule that refuses pipelines, and all parallel degrees except those with the symbols in
+    ``known``.
     """
     axes = dimensions_of_axes()
     sayable = [name for name, row in DIMENSIONS.items() if row.symbol in known]
@@ -106,7 +106,9 @@ RANK = Row(choices=("adapter_rank",), nearest=_rank_said, because="is told the r
 
 
 def workload_row(choice: str, value: str, because: str, *, where: Rule | None = None) -> Row:
-    """The row of a framework that has one value alone of a choice of a workload."""
+    """Make a rule for a framework that supports only a single value of one of the workload's
+    fields.
+    """
     return Row(
         choices=(choice,),
         nearest=where or (lambda job: with_workload(job, **{choice: value})),
@@ -115,7 +117,9 @@ def workload_row(choice: str, value: str, because: str, *, where: Rule | None = 
 
 
 def unsharded_bases(title: str, bits: Collection[str]) -> Row:
-    """The row that refuses frozen weights of these bits whose states are sharded or offloaded."""
+    """Make a rule that refuses frozen weights of ``base`` bits if states are sharded or
+    offloaded.
+    """
 
     def rule(job: Job) -> Job:
         base, sharing = job.workload.base, Sharing.of(job)
@@ -130,7 +134,8 @@ def unsharded_bases(title: str, bits: Collection[str]) -> Row:
     return Row(choices=("base",), nearest=rule, because="shards no such weights")
 
 
-# The names of attention's linear layers in Hugging Face's modules, by family of models.
+# The names of attention's linear layers in Hugging Face's Llama and in the models built like it;
+# other families have other names.
 _LLAMAS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _OF_ATTENTION: Mapping[str, tuple[str, ...]] = {
     "falcon": ("query_key_value", "dense"),
@@ -139,15 +144,17 @@ _OF_ATTENTION: Mapping[str, tuple[str, ...]] = {
 
 
 def attention_layers(job: Job) -> list[str]:
-    """The names of the linear layers of attention in Hugging Face's module of the job's model."""
+    """Return the names of attention's linear layers in the Hugging Face implementation of the job's
+    model.
+    """
     return [*_OF_ATTENTION.get(job.workload.model.family, _LLAMAS)]
 
 
 def header(missing: Collection[str], start: str) -> str:
-    """The comment at the head of a recipe: what a user adds, and how it is started."""
+    """Write the comment at the head of a recipe: what the user has to add, and how to start it."""
     return f"# Add {', '.join(missing)}, which no plan has.\n# Start: {start}\n"
 
 
 def of_switches(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings among these that are neither off nor empty."""
+    """Return only the settings that are neither off nor empty."""
     return {name: value for name, value in values.items() if value not in (False, None, [])}

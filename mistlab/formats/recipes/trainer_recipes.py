@@ -1,5 +1,5 @@
-"""Writes plans as recipes of axolotl, LLaMA-Factory and TRL: full training, or adapters beside
-frozen weights of 16, 8 or 4 bits.
+"""Exports plans to recipes of axolotl, LLaMA-Factory and TRL: full training, or adapters on frozen
+weights of 16, 8 or 4 bits.
 
 Ranks are replicas, whose states FSDP2 shards, or all of them whole; the launcher says how many they
 are. Keys are those of axolotl 0.18 (src/axolotl/utils/schemas), LLaMA-Factory 0.9.6
@@ -41,9 +41,9 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Words:
-    """The keys of a tool's recipe, by the Trainer's names where the tool's own differ, and what the
-    tool has for attention with all scores and for fused attention. A user adds the ``missing``
-    keys; ``start`` is the tool's command.
+    """How a tool's recipe differs from arguments of Hugging Face's Trainer: names of keys, values
+    for attention, keys that the user adds (``missing``), and the command that starts it
+    (``start``).
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class _Words:
     start: str
 
     def write(self, job: Job, *of_tool: Settings) -> str:
-        """The recipe of a job that a recipe can express, with the settings ``of_tool`` alone."""
+        """Write the recipe of a job; ``of_tool`` are settings that only this tool has."""
         sharing, workload = Sharing.of(job), job.workload
         key, written_out, fused = self.attention
         is_pure = workload.states == "16bit"
@@ -97,14 +97,18 @@ _OF_TRL = _Words(
 
 
 def _attention(workload: Workload, written_out: str, fused: str) -> str:
-    """A tool's word for the attention of a workload; FlashAttention takes 16 bits alone."""
+    """Return the tool's name for the workload's attention kernel; without 16-bit GEMMs, SDPA
+    replaces FlashAttention.
+    """
     if workload.attention == "math":
         return written_out
     return fused if workload.precision in ("bf16", "fp16") else "sdpa"
 
 
 def _optimizer(workload: Workload, sharing: Sharing) -> str:
-    """The Trainer's word for the optimizer; bitsandbytes' cannot step on what FSDP2 shards."""
+    """Return the Trainer's name of the optimizer: torchao's 8-bit AdamW where FSDP2 shards weights,
+    since bitsandbytes' cannot update sharded weights.
+    """
     if workload.optimizer != "adamw-8bit":
         return "adamw_torch_fused"
     return "adamw_torch_8bit" if sharing.shards else "adamw_bnb_8bit"
@@ -177,7 +181,8 @@ def _write_trl(job: Job) -> str:
         settings |= {"use_peft": True, "lora_r": workload.rank, "lora_target_modules": targets}
         settings |= _bits(workload)
         if workload.base == "4bit":
-            # Double quantisation, and stored so that FSDP2 can shard it.
+            # Quantise the scales of 4-bit weights too, and store the weights in a data type that
+            # FSDP2 can shard.
             settings |= {"use_bnb_nested_quant": True, "bnb_4bit_quant_storage": dtype}
     # Packing "bfd" gives fused attention the lengths of documents; "wrapped" gives none, as unfused
     # attention takes no lengths.
@@ -192,7 +197,9 @@ def _write_trl(job: Job) -> str:
 
 
 def _by_trainer(sharing: Sharing) -> Settings:
-    """How ranks share states, in arguments of transformers' Trainer."""
+    """Return the Trainer's arguments for how ranks share weights, gradients and optimizer
+    states.
+    """
     if not sharing.shards:
         return {}
     reshards = sharing.level != 2
