@@ -1,6 +1,4 @@
-"""The catalogue: the models, hardware and cluster profiles that are shipped with the package, by
-name.
-"""
+"""The catalogue: models, hardware and cluster profiles that the package ships, by name."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -20,63 +18,63 @@ ENDING = ".yaml"
 
 @cache
 def model(name: str) -> ModelSpec:
-    """The catalogue's model with this name."""
+    """Return the model of this name in the catalogue."""
     content, file = _read("model", "models", name)
     return ModelSpec.from_mapping({"name": name, **content}, file)
 
 
 def model_names() -> tuple[str, ...]:
-    """The names of the catalogue's models, in alphabetical order."""
+    """List the names of the catalogue's models in alphabetical order."""
     return tuple(_files("models"))
 
 
 def hardware(name: str) -> Hardware:
-    """The catalogue's hardware with this name; groups of figures that its file lacks are scaled
-    from the nearest calibrated GPU.
+    """Return the hardware of this name in the catalogue; figures that its file lacks are scaled
+    from those of the nearest calibrated GPU.
     """
     return _completed(stated_hardware(name))
 
 
 @cache
 def stated_hardware(name: str) -> Hardware:
-    """The catalogue's hardware with this name, with only the figures that its file states."""
+    """Return the hardware of this name with only the figures that its file states."""
     return from_mapping(Hardware, *_read("hardware", "hardware", name))
 
 
 def hardware_names() -> tuple[str, ...]:
-    """The names of the catalogue's hardware, in alphabetical order."""
+    """List the names of the catalogue's hardware in alphabetical order."""
     return tuple(_files("hardware"))
 
 
 def calibrated_names() -> tuple[str, ...]:
-    """The names of the catalogue's hardware whose files have all measured groups of figures, in
-    alphabetical order.
+    """List the hardware in the catalogue whose files have all measured figures, in alphabetical
+    order.
     """
     names = hardware_names()
     return tuple(name for name in names if is_calibrated(stated_hardware(name)))
 
 
 def with_all_groups(hardware: Hardware) -> Hardware:
-    """The hardware with its measured curves scaled to the datasheet figures of its file, and with
-    missing groups of figures taken from the nearest calibrated hardware.
+    """Complete a hardware description: missing figures come from the nearest calibrated hardware,
+    and measured curves are scaled to its datasheet.
     """
     return _completed(hardware)
 
 
 @cache
 def profile(name: str) -> Profile:
-    """The catalogue's cluster profile with this name."""
+    """Return the cluster profile of this name in the catalogue."""
     return from_mapping(Profile, *_read("profile", "profiles", name))
 
 
 def profile_names() -> tuple[str, ...]:
-    """The names of the catalogue's cluster profiles, in alphabetical order."""
+    """List the names of the catalogue's cluster profiles."""
     return tuple(_files("profiles"))
 
 
 def sureness() -> dict[str, Any]:
-    """How far measured runs lie from predictions, by kind of run, as the mapping of the file
-    ``sureness.yaml``.
+    """Return how far measured runs lie from predictions, for each kind of run, as ``sureness.yaml``
+    states it.
     """
     file = files(__name__) / f"sureness{ENDING}"
     return parse_yaml(file.read_text(encoding="utf-8"), file.name)
@@ -96,9 +94,7 @@ def _completed(hardware: Hardware) -> Hardware:
 
 
 def _read(kind: str, folder: str, name: str) -> tuple[dict[str, Any], str]:
-    """The content and the file name of a catalogue entry of this ``kind``; refuses an unknown
-    name.
-    """
+    """Return content and file name of a catalogue entry; refuses an unknown name."""
     if name not in _files(folder):
         is_strange = kind == "hardware" and not did_you_mean(name, _files(folder))
         near = _of_same_words(name, _files(folder)) if is_strange else ""
@@ -110,19 +106,19 @@ def _read(kind: str, folder: str, name: str) -> tuple[dict[str, Any], str]:
 
 @cache
 def _files(folder: str) -> Mapping[str, Traversable]:
-    """The files in a folder of the catalogue, by the entry's name, in alphabetical order."""
+    """Return the files in a folder of the catalogue by entry name, in alphabetical order."""
     entries = sorted((files(__name__) / folder).iterdir(), key=lambda entry: entry.name)
     return {one.name.removesuffix(ENDING): one for one in entries if one.name.endswith(ENDING)}
 
 
-# The most entries that a message about an unknown name suggests, and a pattern of words with a
-# digit, which name a chip, a size or a version.
+# How many entries an error suggests for an unknown name; and a pattern of words that contain a
+# digit, such as h100 or 80gb.
 _FEW, _WORD = 3, re.compile(r"[a-z]*[0-9][a-z0-9]*")
 
 
 def _of_same_words(name: str, names: Iterable[str]) -> str:
-    """The end of a message about an unknown hardware: the entries that share most words with a
-    digit with the given name (``h100`` of ``NVIDIA H100 SXM``); empty if none does.
+    """Return the end of an error about an unknown hardware: entries that share words such as
+    ``h100`` with the given name; empty if there is none.
     """
     parts = set(_WORD.findall(name.lower()))
     shared = {one: len(parts & set(_WORD.findall(one))) for one in names}

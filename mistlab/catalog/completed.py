@@ -1,4 +1,4 @@
-"""Completes hardware that has only datasheet figures, with measured figures of the nearest
+"""Completes hardware that has only datasheet figures: takes measured figures of the nearest
 calibrated GPU, scaled by both datasheets.
 """
 
@@ -24,16 +24,16 @@ from mistlab.machine.hardware import (
     Transfers,
 )
 
-# Added to the distance between two GPUs (in doublings of their figures) if they differ in
-# architecture, in product line, or in maker, or if the calibrated GPU is the older one (its rates
-# extrapolate less well to a newer GPU).
+# Added to the distance between two GPUs, measured in doublings of their figures: for another
+# architecture, for another product line, for a calibrated GPU that is older than the other, and for
+# another maker.
 OTHER_ARCHITECTURE, OTHER_LINE, OLDER, OTHER_MAKER = 1.0, 4.0, 1.0, 8.0
-# GPU links of at most this many GB/s (PCIe 5 x16) are taken for PCIe.
+# GPU links of at most this many GB/s, the rate of PCIe 5 x16, are assumed to be PCIe.
 MOST_OF_PCIE = 64.0
 # The groups of figures in a hardware file that describe links between GPUs and to their hosts.
 LINKS = ("interference", "transfers")
-# How much GEMM rate per watt a GPU generation gains: measured 1.58 from A100 to H100, and 1.16 from
-# H100 to B200.
+# The factor by which a new GPU generation raises the GEMM rate per watt: measured 1.58 from A100 to
+# H100, and 1.16 from H100 to B200.
 A_WATT = 1.36
 # Two numbers fitted to 16-bit training in C++ (llmq) on L40S, RTX 4090, 5060 Ti and PRO 6000, and
 # limited to what L4 reaches. ``OF_POWER``: how much of a GPU's arithmetic rate follows its board
@@ -43,14 +43,15 @@ A_WATT = 1.36
 # on the 5060 Ti.
 OF_POWER = 0.57
 MOST_OF_PEAK = 0.93
-# The groups of figures that are scaled when they are taken from another GPU; the others are copied.
+# Groups of figures that are scaled when they come from another GPU; other groups are copied.
 SCALED = ("compute", "transfers")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 COPIES = ("host_to_device", "device_to_host")
 
 
 def completed(hardware: Hardware, calibrated: Sequence[Hardware]) -> Hardware:
-    """The hardware with missing groups of figures taken from the nearest calibrated hardware.
+    """Return the hardware with missing groups of figures taken from the nearest calibrated
+    hardware.
 
     Rates of products are scaled by the peaks of the two datasheets in their precision, those of
     bytes by their memories' bandwidths, collectives by the links that they cross, and copies by
@@ -74,8 +75,8 @@ def completed(hardware: Hardware, calibrated: Sequence[Hardware]) -> Hardware:
 
 
 def restated(hardware: Hardware) -> Hardware:
-    """The hardware with its measured curves scaled to the datasheet figures in its file, where
-    these differ from the figures of the machine on which the curves were measured.
+    """Return the hardware with its measured curves scaled to its own datasheet, where that differs
+    from the machine on which the curves were measured.
     """
     then, now = hardware.measured_with, hardware.figures
     if then is None or then == now:
@@ -111,8 +112,8 @@ def _stating(hardware: Hardware, figures: DatasheetFigures) -> Hardware:
 
 
 def changed_figures(then: DatasheetFigures, now: DatasheetFigures) -> list[str]:
-    """The datasheet figures in which two hardware descriptions differ, as text, each with its value
-    in the first one.
+    """Return a text for each datasheet figure in which two hardware descriptions differ, with its
+    value in the first one.
     """
     changes = []
     for figure in fields(then):
@@ -131,8 +132,8 @@ def changed_figures(then: DatasheetFigures, now: DatasheetFigures) -> list[str]:
 def nearest(
     hardware: Hardware, calibrated: Sequence[Hardware], *, by_links: bool = False
 ) -> Hardware:
-    """The calibrated hardware that is nearest to this one: first by architecture, then by how many
-    doublings lie between datasheet figures.
+    """Return the nearest calibrated hardware: by architecture first, then by the number of
+    doublings between datasheet figures.
 
     For rates of operators, the line of GPUs comes first; figures are the peak and the memory's
     bandwidth. For links, racks come first, then cards behind PCIe; figures are the rates inside a
@@ -159,8 +160,8 @@ def _figures(hardware: Hardware, by_links: bool) -> tuple[float, ...]:
 
 
 def _class_of_links(hardware: Hardware) -> tuple[bool, bool]:
-    """Whether a hardware is a rack (one NVLink domain), and whether the GPUs of a node are linked
-    by PCIe only.
+    """Whether the hardware is a rack (one NVLink domain), and whether only PCIe links the GPUs of a
+    node.
     """
     node = hardware.node
     return node.is_rack, node.intra_node_gbytes_per_s <= MOST_OF_PCIE
@@ -178,7 +179,7 @@ def _between_architectures(hardware: Hardware, other: Hardware) -> float:
 
 
 def scaled_compute(compute: Compute, lender: Hardware, hardware: Hardware) -> Compute:
-    """The operator rates of a calibrated GPU, scaled to another GPU by both datasheets.
+    """Return the operator rates of a calibrated GPU, scaled to another GPU by both datasheets.
 
     Arithmetic is bound by the peak and by the power that the board draws, of which newer GPUs of a
     line make more: its rate grows with both, power by ``OF_POWER``, and stays below
@@ -215,8 +216,8 @@ def scaled_compute(compute: Compute, lender: Hardware, hardware: Hardware) -> Co
 
 
 def _generations(hardware: Hardware, lender: Hardware) -> int:
-    """The number of GPU generations by which ``hardware`` is newer than the calibrated ``lender``;
-    zero across product lines.
+    """Return by how many generations a GPU is newer than the calibrated one; 0 if they are of
+    different product lines.
     """
     mine, its = hardware.gpu.architecture, lender.gpu.architecture
     if mine is None or its is None:
@@ -233,8 +234,8 @@ def _precision_of(operators: str) -> str:
 
 
 def scaled_transfers(transfers: Transfers, lender: Node, node: Node) -> Transfers:
-    """The transfer latencies and bandwidths of a calibrated machine, scaled to another machine by
-    the link rates of both datasheets.
+    """Return the transfer latencies and bandwidths of a calibrated machine, scaled to another
+    machine by the link rates of both datasheets.
     """
     inside = node.intra_node_gbytes_per_s / lender.intra_node_gbytes_per_s
     across = node.inter_node_gbytes_per_s / lender.inter_node_gbytes_per_s

@@ -1,3 +1,1 @@
-"""Reads Hugging Face configurations (``config.json``) as models: the table of model types, and the
-reader of files.
-"""
+"""Reads models from Hugging Face's ``config.json`` files, for the model types in a table."""

@@ -1,4 +1,5 @@
-"""Reads the model that a Hugging Face ``config.json`` describes, without torch or a download.
+"""Reads the model that a Hugging Face ``config.json`` describes; needs neither torch nor a
+download.
 
 Types whose blocks a ``ModelSpec`` describes, or nearly so, are read by the rows of a table
 (``mistlab.huggingface.type_keys``). What a description has otherwise than the model is among its
@@ -19,13 +20,16 @@ from mistlab.plan.workload import ModelSpec
 
 Fields = dict[str, Any]
 
-# A configuration's words for blocks that attend to all tokens, and for blocks with a window.
+# The names in ``config.json`` for blocks that attend to all tokens, and for blocks with a sliding
+# window.
 FULL, SLIDING = "full_attention", "sliding_attention"
 _PLAIN = "dense"
 
 
 def experts_of(keys: TypeKeys) -> Fields:
-    """The fields of a model description for experts, if the configuration's blocks have experts."""
+    """Read the experts of a configuration as fields of a model description, none if no block has
+    experts.
+    """
     row = keys.row.experts
     experts = {
         "count": keys.needed(row["count"]),
@@ -44,7 +48,9 @@ def experts_of(keys: TypeKeys) -> Fields:
 
 
 def _router(keys: TypeKeys) -> Fields:
-    """The rule by which tokens choose experts, without coefficients of auxiliary losses."""
+    """Read the rule by which tokens choose experts; coefficients of auxiliary losses are left
+    out.
+    """
     row = keys.row.experts
     fields: Fields = dict(row.get("router", {}))
     for name, key in row.get("router_keys", {}).items():
@@ -57,7 +63,7 @@ def _router(keys: TypeKeys) -> Fields:
 
 
 def _shared_width(keys: TypeKeys) -> int:
-    """The width of all shared experts together, which every token uses."""
+    """Return the width of all shared experts together, which process every token."""
     row = keys.row.experts
     count = row.get("shared_count", int("shared_ffn" in row))
     count = count if isinstance(count, int) else keys.whole(count, minimum=0) or 0
@@ -66,7 +72,7 @@ def _shared_width(keys: TypeKeys) -> int:
 
 
 def _dense_blocks(keys: TypeKeys) -> int:
-    """The number of first blocks that have a plain feed-forward network instead of experts."""
+    """Return how many of the first blocks have a plain feed-forward network instead of experts."""
     row = keys.row.experts
     if "types" in row and (kinds := keys.items(row["types"])) is not None:
         return _leading(keys, row["types"], [kind == _PLAIN for kind in kinds])
@@ -89,7 +95,9 @@ def _leading(keys: TypeKeys, key: str, is_dense: Sequence[bool]) -> int:
 
 
 def _check_listed(keys: TypeKeys, every: int) -> None:
-    """Refuse a list of blocks with experts unless every ``every``-th block is in the list."""
+    """Refuse a list of the blocks that have experts, unless it names exactly every ``every``-th
+    block.
+    """
     row = keys.row.experts
     given = keys.items(row["listed"]) if "listed" in row else None
     if given is not None and given != [*range(every - 1, keys.needed("num_hidden_layers"), every)]:
@@ -107,7 +115,9 @@ def _check_listed(keys: TypeKeys, every: int) -> None:
 
 
 def latent_of(keys: TypeKeys) -> Fields:
-    """The model description's fields for latent attention, if the configuration has any."""
+    """Read the sizes of latent attention as fields of a model description, none without latent
+    attention.
+    """
     rotated = keys.needed("qk_rope_head_dim")
     channels = rotated + keys.needed("qk_nope_head_dim")
     heads = keys.needed("num_attention_heads")
@@ -124,8 +134,8 @@ def latent_of(keys: TypeKeys) -> Fields:
 
 
 def window_of(keys: TypeKeys) -> tuple[Mapping[str, int] | None, str]:
-    """The fields for a sliding window, and remarks if model descriptions put windows into other
-    blocks than the configuration.
+    """Read the sliding window as fields of a model description, with remarks if the description has
+    windows in other blocks than the configuration.
     """
     row = keys.row.window
     size = keys.whole(row["size"], minimum=0)
@@ -148,7 +158,9 @@ _REMEDY = "give sliding_window: null for full attention, or trace the model"
 
 
 def _windowed(keys: TypeKeys) -> list[bool]:
-    """Whether each block has a sliding window, as the configuration or its model type says."""
+    """Tell for each block whether it has a sliding window, by the configuration or by its model
+    type.
+    """
     row, layers = keys.row.window, keys.needed("num_hidden_layers")
     kinds = keys.items("layer_types") if row.get("types") else None
     if kinds is not None:
@@ -170,7 +182,9 @@ def _windowed(keys: TypeKeys) -> list[bool]:
 
 
 def _stated_turn(keys: TypeKeys, key: str) -> int:
-    """The stated period of blocks without a window; or a text with L for blocks with a window."""
+    """Return n if the configuration states that every n-th block has no window, as a number or as a
+    text such as LLLG; 0 if all blocks have one.
+    """
     value = keys.get(key)
     if isinstance(value, str) and value and set(value[:-1]) <= {"L"} and value[-1] in "LG":
         return len(value) if value.endswith("G") else 0
@@ -178,8 +192,8 @@ def _stated_turn(keys: TypeKeys, key: str) -> int:
 
 
 def _turns(windowed: Sequence[bool]) -> tuple[int | None, bool]:
-    """The period of blocks without a window (0 if all blocks have one), and whether the last block
-    of a period is the one without; None if there is no period.
+    """Return n if exactly one of every n blocks has no window, and whether it is the last of the n;
+    n is 0 if all blocks have one, and None if the blocks repeat no such pattern.
     """
     if all(windowed):
         return 0, True
@@ -191,15 +205,17 @@ def _turns(windowed: Sequence[bool]) -> tuple[int | None, bool]:
     return every, first == every - 1
 
 
-# The patterns of hybrid models, in which blocks are of several kinds.
+# Reads hybrid models, in which blocks are of several kinds.
 
 
-# The width of the convolution in a state-space mixer that layer graphs assume.
+# The width of the convolution in state-space mixers that layer graphs assume.
 _TAPS = 4
 
 
 def delta_net(keys: TypeKeys) -> Fields:
-    """The fields of Qwen3-Next's blocks: delta networks, and attention in every fourth block."""
+    """Read Qwen3-Next's blocks, delta networks with attention in every fourth block, as fields of a
+    model description.
+    """
     experts = experts_of(keys) if keys.row.experts else {}
     if experts.get("experts", {}).pop("dense_blocks", 0) or "pattern" in experts:
         refuse(
@@ -231,7 +247,9 @@ def _of_delta_net(keys: TypeKeys) -> str:
 
 
 def mamba(keys: TypeKeys) -> Fields:
-    """The fields of Nemotron-H's blocks, whose kinds the file gives by letters or as a list."""
+    """Read Nemotron-H's blocks, whose kinds are letters or a list in the file, as fields of a model
+    description.
+    """
     _check_taps(keys, "conv_kernel")
     pattern = _of_mamba(keys)
     fields: Fields = {"pattern": pattern, "layers": len(pattern)}
@@ -285,7 +303,7 @@ def _letters(keys: TypeKeys, key: str, kinds: list[Any], letters: Mapping[str, s
 
 
 def _shortest(letters: str) -> str:
-    """The shortest beginning of a text whose repetition gives the whole text."""
+    """Return the shortest text that, repeated, gives the whole text."""
     for length in range(1, len(letters)):
         if letters == (letters[:length] * len(letters))[: len(letters)]:
             return letters[:length]
@@ -300,12 +318,12 @@ def _check_taps(keys: TypeKeys, key: str) -> None:
 UNLIKE: Mapping[str, Callable[[TypeKeys], Fields]] = {"delta_net": delta_net, "mamba": mamba}
 
 
-# The key that every Hugging Face ``config.json`` has, and that no file of a traced model has.
+# The key that every Hugging Face ``config.json`` has and that files of traced models lack.
 KIND = "model_type"
 TEXT = "text_config"
 TRACE = "trace it (python -m experiments.trace), or write its mapping (docs/reference/plan-file.md)"
 
-# Activation functions: their names in configurations, and those in model descriptions.
+# Hugging Face's names of activation functions, each with the name in model descriptions.
 ACTIVATIONS: Mapping[str, str] = {
     **dict.fromkeys(("silu", "swish"), "silu"),
     **dict.fromkeys(
@@ -314,7 +332,8 @@ ACTIVATIONS: Mapping[str, str] = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     **{name: name for name in ("relu2", "relu", "quick_gelu", "xielu")},
 }
-# The default activation of ungated networks, and below the default position embedding, by family.
+# The default activation of feed-forward networks without a gate, by model family; below, the
+# default position embedding.
 _OF_FAMILY = {"gpt": "gelu_tanh", "bert": "gelu", "falcon": "gelu_tanh", "nemotron": "relu2"}
 _POSITIONS = {
     "gpt": "absolute",
@@ -326,8 +345,8 @@ _POSITIONS = {
 
 
 def model_of_config(config: Mapping[str, Any], name: str, part: str = "") -> ModelSpec:
-    """The model that a configuration describes, or the ``part`` of it that is its text model; with
-    ``LATER`` as part, the model with its blocks for multi-token prediction.
+    """Return the model that a configuration describes. A ``part`` selects its text model, or, with
+    a key in ``LATER``, adds the blocks for multi-token prediction.
     """
     if part in LATER:
         return _with_later(config, name, part)
@@ -345,7 +364,7 @@ LATER = ("num_nextn_predict_layers", "num_mtp_layers")
 
 
 def _with_later(config: Mapping[str, Any], name: str, key: str) -> ModelSpec:
-    """The model with its blocks for multi-token prediction, which are otherwise left out."""
+    """Return the model with its blocks for multi-token prediction, which are otherwise left out."""
     keys = TypeKeys(row=_row_of(config), config=config)
     if keys.row.later != key or not (count := keys.whole(key, minimum=0)):
         refuse(key, "the file has no blocks for tokens after the next: name the file alone")
@@ -365,7 +384,9 @@ def _text_part(config: Mapping[str, Any], part: str) -> Mapping[str, Any]:
 
 
 def _row_of(config: Mapping[str, Any]) -> TypeRow:
-    """The row of the table for a configuration's model type; refuses types without a row."""
+    """Return what the table says of a configuration's model type; refuses a type that is not in the
+    table.
+    """
     kind = config[KIND]
     if isinstance(config.get(TEXT), Mapping):
         inner = config[TEXT].get(KIND)
@@ -380,7 +401,7 @@ def _row_of(config: Mapping[str, Any]) -> TypeRow:
 
 
 def _refuse_type(kind: object) -> NoReturn:
-    """Refuse a model type that has no row in the table: with the reason, or with similar names."""
+    """Refuse a model type that is not in the table, with the reason or with similar names."""
     if isinstance(kind, str) and (reason := refused_types().get(kind)):
         refuse(KIND, f"{shown(kind)} is not supported, because it {reason}: {TRACE}")
     near = near_matches(kind, model_types())
@@ -393,7 +414,7 @@ def _refuse_type(kind: object) -> NoReturn:
 
 
 def _check_required(keys: TypeKeys) -> None:
-    """Refuse a configuration with values that model descriptions cannot express."""
+    """Refuse a configuration that has a value which model descriptions cannot express."""
     for key, value in keys.row.requires.items():
         given = keys.get(key)
         if given is not None and (given != value or isinstance(given, bool) != (value is False)):
@@ -411,7 +432,9 @@ def _check_required(keys: TypeKeys) -> None:
 
 
 def _fields(keys: TypeKeys) -> tuple[Fields, list[str]]:
-    """The fields of a configuration's model description, with remarks on what is left out."""
+    """Read all fields of a model description from a configuration, with remarks on what is left
+    out.
+    """
     row, remarks = keys.row, [*keys.row.remarks]
     fields: Fields = {**_family(keys), **_sizes(keys)}
     fields["activation"], remark = _activation(keys, fields)
@@ -428,19 +451,19 @@ def _fields(keys: TypeKeys) -> tuple[Fields, list[str]]:
     return fields, [remark for remark in remarks if remark]
 
 
-# The keys under which configurations give the epsilon of norms.
+# The keys for the epsilon of norms in different model types.
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
 
 
 def _epsilon(keys: TypeKeys) -> Fields:
-    """The epsilon of the model's norms, if the configuration gives it."""
+    """Return the epsilon of the model's norms, or None if the configuration lacks it."""
     given = (keys.given(name) for name in _EPSILONS)
     epsilon = next((value for value in given if value is not None), None)
     return {} if epsilon is None else {"norm_epsilon": epsilon}
 
 
 def _dropout(keys: TypeKeys) -> Fields:
-    """The dropout rates of training, for model types whose rates are read; attention's only if it
+    """Read the dropout rates of training, if the model type has them; that of attention only if it
     differs.
     """
     if not keys.row.dropout:
@@ -458,13 +481,15 @@ def _share(keys: TypeKeys, key: str) -> float:
 
 
 def _family(keys: TypeKeys) -> Fields:
-    """The fields that all models of this type have, or all in which certain switches are on."""
+    """Return the fields that all models of a type have, and those that its switches in the
+    configuration add.
+    """
     switched = [own for key, own in keys.row.when.items() if keys.flag(key)]
     return dict(ChainMap(*map(dict, reversed(switched)), dict(keys.row.model)))
 
 
 def _parts(keys: TypeKeys) -> Fields:
-    """The fields of a model's optional parts: latent attention, experts and kinds of blocks."""
+    """Read a model's optional parts: latent attention, experts and kinds of blocks."""
     row = keys.row
     latent = latent_of(keys) if row.latent else {}
     if row.turns:
@@ -473,7 +498,7 @@ def _parts(keys: TypeKeys) -> Fields:
 
 
 def _sizes(keys: TypeKeys) -> Fields:
-    """The sizes that nearly all models have; None for a size that follows from other sizes."""
+    """Read the sizes that nearly all models have; None for a size that follows from others."""
     row, hidden = keys.row, keys.needed("hidden_size")
     ffn = keys.whole(row.ffn)
     return {
@@ -489,7 +514,7 @@ def _sizes(keys: TypeKeys) -> Fields:
 
 
 def _kv_heads(keys: TypeKeys) -> int | None:
-    """The number of key and value heads of the model; None if it is the number of heads."""
+    """Return the number of key and value heads, or None if every attention head has its own."""
     row = keys.row
     if not row.shared_heads or (row.unless and keys.flag(row.unless)):
         return keys.whole("num_key_value_heads")
@@ -497,8 +522,8 @@ def _kv_heads(keys: TypeKeys) -> int | None:
 
 
 def _activation(keys: TypeKeys, fields: Fields) -> tuple[str | None, str]:
-    """The activation function of the feed-forward network, None for the family's; with a remark if
-    another one that costs as much is used instead.
+    """Return the activation function, or None for the family's default; a remark says if an equally
+    costly one replaces it.
     """
     if not keys.has("hidden_act"):
         return None, ""
@@ -517,7 +542,7 @@ def _activation(keys: TypeKeys, fields: Fields) -> tuple[str | None, str]:
 
 
 def _left_out(keys: TypeKeys) -> Iterator[str]:
-    """Remarks on features that a configuration enables and model descriptions cannot express."""
+    """Make remarks on features of a configuration that model descriptions cannot express."""
     row = keys.row
     yield from (text for key, text in row.lacking.items() if keys.flag(key))
     switched = {key: keys.flag(key) for key in (*row.biases, *row.part_biases)}
@@ -532,7 +557,9 @@ LEFT_OUT = "blocks for tokens after the next are left out"
 
 
 def _rotation(keys: TypeKeys, fields: Fields) -> Fields:
-    """The model description's fields for rotary embedding, if the model's positions are rotary."""
+    """Read the rotary embedding as fields of a model description, none if positions are not
+    rotary.
+    """
     position = fields.get("position_embedding", _POSITIONS[fields["family"]])
     if position != "rotary":
         return {}

@@ -1,15 +1,17 @@
-"""The context length of a configuration's model: the number of tokens that it was released for."""
+"""Reads a model's context length from its configuration: the number of tokens that it was released
+for.
+"""
 
 from mistlab.huggingface.type_keys import TypeKeys, scaling_kind
 
-# The keys under which configurations give the context length; each model type has one of them.
+# The keys for the context length in different model types.
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 ORIGINAL = "original_max_position_embeddings"
 
 
 def context_of(keys: TypeKeys) -> int | None:
-    """The context length of a model, extended by rotary scaling where the configuration's key has
-    the length before the extension; None if the file does not give it.
+    """Return a model's context length, or None if the file lacks it; a length from before rotary
+    scaling is multiplied by the scaling factor.
 
     Llama 3's and LongRoPE's scaling are part of the given length already.
     """

@@ -1,4 +1,6 @@
-"""Reads the scaling of a rotary embedding, and its rotated channels, from a ``config.json``."""
+"""Reads from a ``config.json`` how a rotary embedding is scaled, and how many channels it
+rotates.
+"""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +13,7 @@ from mistlab.plan.rotary import yarn_amplitude
 
 Fields = dict[str, Any]
 
-# For each type of rotary scaling, the keys of its parameters in a configuration.
+# The keys of the parameters of each type of rotary scaling in a ``config.json``.
 SCALINGS: Mapping[str, Mapping[str, str]] = {
     "linear": {},
     "llama3": {"low": "low_freq_factor", "high": "high_freq_factor"},
@@ -23,7 +25,7 @@ _YARN: Fields = {"low": 1.0, "high": 32.0}
 
 
 def scaling_of(keys: TypeKeys, *, is_latent: bool) -> Fields | None:
-    """The scaling of the model's rotary embedding; None if there is none."""
+    """Read the scaling of a model's rotary embedding, or None if it is not scaled."""
     scaling = keys.scaling
     kind = scaling_kind(scaling)
     if kind == UNSCALED:
@@ -50,7 +52,9 @@ def scaling_of(keys: TypeKeys, *, is_latent: bool) -> Fields | None:
 
 
 def _longrope(keys: TypeKeys) -> Fields:
-    """LongRoPE's length factor and attention scale: the configuration's, or the default ones."""
+    """Return the factor by which LongRoPE extends the context, and its scale of attention scores,
+    from the configuration or by default.
+    """
     positions, longest = keys.rotary(ORIGINAL), keys.whole("max_position_embeddings")
     factor, amplitude = keys.rotary("factor"), keys.rotary("attention_factor")
     if factor is None:
@@ -63,7 +67,9 @@ def _longrope(keys: TypeKeys) -> Fields:
 
 
 def _steepness(scaling: Mapping[str, Any], factor: float, *, is_latent: bool) -> Fields:
-    """YaRN's factors on attention scores: for rotary channels, and for all channels."""
+    """Return the two factors by which YaRN scales attention: that of rotated queries and keys, and
+    that of attention scores.
+    """
     times, of_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
     amplitude = scaling.get("attention_factor")
     if amplitude is None:
@@ -75,7 +81,9 @@ def _steepness(scaling: Mapping[str, Any], factor: float, *, is_latent: bool) ->
 
 
 def rotated_share(keys: TypeKeys, key: str, rotated: int, channels: int) -> float:
-    """The share of a head's channels that are rotary; refuses a share that gives an odd number."""
+    """Return the share of a head's channels that rotary embedding rotates; refuses a share that
+    gives an odd number of channels.
+    """
     if not 0 < rotated <= channels or rotated % 2:
         refuse(
             keys.name(key),

@@ -1,5 +1,5 @@
-"""The table of Hugging Face model types, and the reader of a configuration's keys, which applies
-each type's defaults.
+"""Holds the table of Hugging Face model types, and reads keys of a configuration with the defaults
+of its model type.
 
 The rows are the files in ``types/``. They are facts of the configuration classes of transformers
 5.23.0, by which ``python -m experiments.check_models`` measures them again.
@@ -21,8 +21,7 @@ REFUSED = "refused.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeRow:
-    """A row of the table of model types: how configurations of a Hugging Face model type describe a
-    model.
+    """An entry of the table of model types: how a ``config.json`` of this type describes a model.
 
     ``model`` are fields of the description that all models of the type have; where a flag of
     ``when`` is true, its fields hold too. ``names`` are the type's own keys of what most types call
@@ -69,7 +68,7 @@ class TypeRow:
 
 @cache
 def model_types() -> Mapping[str, TypeRow]:
-    """The rows of the table of supported model types, by the type's name."""
+    """Return the table of supported model types, by name."""
     rows: dict[str, TypeRow] = {}
     for entry in sorted((files(__package__) / FOLDER).iterdir(), key=lambda entry: entry.name):
         if entry.name == REFUSED or not entry.name.endswith(".yaml"):
@@ -81,7 +80,7 @@ def model_types() -> Mapping[str, TypeRow]:
 
 @cache
 def refused_types() -> Mapping[str, str]:
-    """The model types that are refused by name, with the reason for each."""
+    """Return the model types that are known but not supported, each with the reason."""
     file = files(__package__) / FOLDER / REFUSED
     content = parse_yaml(file.read_text(encoding="utf-8"), REFUSED)
     return {kind: reason for reason, kinds in content.items() for kind in kinds}
@@ -93,31 +92,29 @@ def _row(plain: Mapping[str, Any]) -> TypeRow:
     return TypeRow(**{**plain, **lists, "names": names})
 
 
-# Reads the keys of a configuration; for a key that the file lacks, the default of its model type
-# holds.
+# Reads keys of a configuration; a key that the file lacks has the default of its model type.
 
 
-# Keys of a mapping with the parameters of rotary embedding; later releases of transformers use the
-# first.
+# Newer and older key for the mapping of rotary parameters.
 _ROPE = ("rope_parameters", "rope_scaling")
 # The largest accepted size of a model, since lists have an entry for each block.
 _MOST = 10_000_000
-# The kind of block whose rotary embedding is read, where each kind of block has its own.
+# If each kind of block has its own rotary embedding, that of this kind is read.
 _FULL = "full_attention"
 
 
-# The name that configurations give to rotary embedding without scaling.
+# The name in configurations for a rotary embedding without scaling.
 UNSCALED = "default"
 
 
 def scaling_kind(mapping: Mapping[str, Any]) -> Any:
-    """The type of scaling that a mapping of rotary parameters names."""
+    """Return the type of scaling that a mapping of rotary parameters names."""
     return mapping.get("rope_type", mapping.get("type")) or UNSCALED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeKeys:
-    """The keys of a ``config.json``, read with the defaults of its model type.
+    """Reads the keys of a ``config.json``, with defaults of its model type for missing keys.
 
     A key is asked for by the name that most types give it; the type's own name is looked up first.
     """
@@ -126,7 +123,7 @@ class TypeKeys:
     config: Mapping[str, Any]
 
     def name(self, key: str) -> str:
-        """The name under which the file, or its model type, has a key."""
+        """Return the name of a key in this file, which may differ between model types."""
         names = (*self.row.names.get(key, ()), key)
         known = (name for given in (self.config, self.row.defaults) for name in names)
         where = [name for name in names if name in self.config]
@@ -134,8 +131,8 @@ class TypeKeys:
         return next(iter((*where, *of_type)), names[0])
 
     def get(self, key: str) -> Any:
-        """The value of a key, of any type; the default of the model type if the file lacks the
-        key.
+        """Return the value of a key, of any type; a key that the file lacks has its model type's
+        default.
         """
         name = self.name(key)
         return self.config[name] if name in self.config else self.row.defaults.get(name)
@@ -146,8 +143,8 @@ class TypeKeys:
         return name in self.config or name in self.row.defaults
 
     def whole(self, key: str, minimum: int = 1) -> int | None:
-        """The value of a key as a whole number; None if neither the file nor its model type defines
-        it.
+        """Return the value of a key as a whole number, or None if neither the file nor its model
+        type defines it.
         """
         value = self.get(key)
         if value is None:
@@ -168,7 +165,7 @@ class TypeKeys:
         return value
 
     def needed(self, key: str, minimum: int = 1) -> int:
-        """The value of a key that every model of this type must have, as a whole number."""
+        """Return the value of a key that every model of this type must have, as a whole number."""
         value = self.whole(key, minimum)
         if value is None:
             refuse(
@@ -179,7 +176,7 @@ class TypeKeys:
         return value
 
     def flag(self, key: str) -> bool:
-        """The value of a key that is true or false; false if it is not defined, as in
+        """Return the value of a key as True or False; a key that is not defined is False, as in
         transformers.
         """
         value = self.get(key)
@@ -190,15 +187,17 @@ class TypeKeys:
         return value
 
     def items(self, key: str) -> list[Any] | None:
-        """The value of a key as a list; None if neither the file nor its model type defines it."""
+        """Return the value of a key as a list, or None if neither the file nor its model type
+        defines it.
+        """
         value = self.get(key)
         if value is not None and not isinstance(value, list):
             refuse(self.name(key), f"{shown(value)} is not a list: give one entry for each block")
         return value
 
     def rotary(self, key: str) -> float | None:
-        """A parameter of rotary embedding, which later releases of transformers put into a mapping;
-        the mapping takes precedence, as in transformers.
+        """Return a parameter of the rotary embedding, which newer files have in a mapping; that
+        mapping takes precedence, as in transformers.
         """
         for holder in _ROPE:
             mapping = self._mapping(holder)
@@ -212,14 +211,14 @@ class TypeKeys:
 
     @property
     def scaling(self) -> Mapping[str, Any]:
-        """The mapping with the parameters by which rotary embedding is scaled; empty if it is not
-        scaled.
-        """
+        """Return the mapping with the parameters of rotary scaling, empty without scaling."""
         mappings = (self._mapping(holder) for holder in _ROPE)
         return next((one for one in mappings if scaling_kind(one) != UNSCALED), {})
 
     def given(self, key: str) -> float | None:
-        """A number that the file itself gives, without the default of its model type."""
+        """Return a number that the file itself states, or None; the model type's default does not
+        count.
+        """
         value = self.config.get(key)
         return None if value is None else self._number(key, value)
 

@@ -22,13 +22,13 @@ from mistlab.shell.syntax import (
 _NUMBERS = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(-?\d{1,9}))?")
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?\d{1,9}))?")
 _MOST, _MOST_STEPS = 10_000, 1_000_000
-# A unit of brace expansion: an unquoted character, or a quoted or expanded part of a word, which is
-# never divided.
+# What brace expansion works on: an unquoted character, or a quoted or expanded part of a word,
+# which is never divided.
 Unit = str | WordPart
 
 
 def unbraced(word: RawWord) -> tuple[RawWord, ...]:
-    """The words that brace expansion makes of one word, in order: ``a{1,2}`` gives ``a1`` and
+    """Return the words that brace expansion makes of one word: ``a{1,2}`` gives ``a1`` and
     ``a2``.
     """
     if not any(_may_have_braces(part) for part in word.parts):
@@ -68,7 +68,7 @@ def _expanded_word(units: list[Unit], word: RawWord) -> RawWord:
 
 
 def _alternatives(units: list[Unit], line: int, depth: int) -> Iterator[list[Unit]]:
-    """All words that brace expansion makes of a sequence of units."""
+    """Return all words that brace expansion makes of characters and parts of a word."""
     if depth > 20:
         raise LineError(line, "braces are nested too deep: write the words instead")
     for start, unit in enumerate(units):
@@ -95,7 +95,7 @@ def _closing(units: list[Unit], start: int) -> int:
 
 
 def _choices(inner: list[Unit], line: int, depth: int) -> Iterator[list[Unit]] | None:
-    """The alternatives between a pair of braces; None if the braces are literal characters."""
+    """Return the alternatives between two braces, or None if the braces are literal characters."""
     text = "".join(unit if isinstance(unit, str) else "\0" for unit in inner)
     if match := _NUMBERS.fullmatch(text):
         return _numbers(*match.groups())
@@ -135,7 +135,7 @@ _START = re.compile(r"([A-Za-z_]\w*)(\[|\+?=)", re.ASCII)
 
 
 def read_assignment(lexer: Lexer, blanks: Callable[[], None]) -> Assignment | None:
-    """The assignment at the lexer's position; None if the next word is not an assignment."""
+    """Parse an assignment at the lexer's position, or return None if the next word is none."""
     match = _START.match(lexer.text, lexer.at, lexer.end)
     if match is None:
         return None
@@ -155,7 +155,9 @@ def read_assignment(lexer: Lexer, blanks: Callable[[], None]) -> Assignment | No
 
 
 def _key(lexer: Lexer) -> RawWord | None:
-    """An array's key between brackets; None if the brackets do not close on the line."""
+    """Parse the key of an array element between brackets, or return None if the brackets do not
+    close on the line.
+    """
     stop = lexer.text.find("\n", lexer.at, lexer.end)
     line_end = lexer.end if stop < 0 else stop
     if "]" not in lexer.text[lexer.at : line_end]:
@@ -207,7 +209,7 @@ _BINARY = re.compile(r"==|=~|!=|=|<|>|-(?:eq|ne|lt|le|gt|ge|nt|ot|ef)(?=\s)")
 
 
 def read_condition(lexer: Lexer, line: int) -> Comparison:
-    """The condition between ``[[`` and ``]]`` at the lexer's position."""
+    """Parse the condition between ``[[`` and ``]]`` at the lexer's position."""
     condition = _any(lexer, line)
     _blanks(lexer)
     if not lexer.starts("]]"):
@@ -283,8 +285,8 @@ def _word(lexer: Lexer, line: int) -> RawWord:
 
 
 def _pattern(lexer: Lexer, line: int) -> RawWord:
-    """The pattern or regular expression on the right side of a test, which may contain parentheses
-    and bars.
+    """Parse the pattern or regular expression on the right side of a test; it may contain
+    parentheses and bars.
     """
     start, parts, level = lexer.at, list[WordPart](), 0
     while (letter := lexer.peek()) and not (level == 0 and letter in " \t\n)"):

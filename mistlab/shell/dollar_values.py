@@ -1,4 +1,4 @@
-"""Expands ``$name`` and ``${...}`` of a shell script into pieces of a word."""
+"""Evaluates ``$name`` and ``${...}`` in the words of a shell script."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -27,7 +27,7 @@ _WHITE = " \t\n"
 
 
 class Piece(NamedTuple):
-    """A piece of an expanded shell word; if it ``splits``, it is divided at blanks into several
+    """A part of an expanded shell word; if ``splits`` is set, it is divided at blanks into several
     arguments.
 
     One that ``ends`` only parts two fields, as between the values of ``"$@"``.
@@ -43,41 +43,45 @@ BOUNDARY = Piece(Text(), ends=True)
 
 
 class Expanding(Protocol):
-    """The operations of word expansion that the expansion of ``$name`` and ``${...}`` calls."""
+    """What the expansion of ``$name`` and ``${...}`` requires of the class that expands whole
+    words.
+    """
 
     session: Session
     state: State
 
     def text(self, word: RawWord) -> Text:
-        """A shell word expanded to a single text."""
+        """Expand a shell word to a single text."""
 
     def pattern(self, word: RawWord) -> Text:
-        """A shell word expanded to a pattern, in which quoted characters are literal."""
+        """Expand a shell word to a pattern, in which quoted characters are literal."""
 
     def pieces(self, word: RawWord, *, splits: bool) -> list[Piece]:
-        """The pieces to which a shell word expands, in order."""
+        """Expand a shell word to its pieces, in order."""
 
     def number(self, word: RawWord) -> int:
-        """The number that a shell word gives as an arithmetic expression."""
+        """Evaluate a shell word as an arithmetic expression."""
 
     def number_in(self, text: str, line: int) -> int:
-        """The number that a text has as an arithmetic expression."""
+        """Evaluate a text as an arithmetic expression."""
 
 
 def separators(state: State) -> str:
-    """The characters at which expanded values are split into arguments: the value of ``IFS``."""
+    """Return the value of ``IFS``: the characters at which expanded values are split into
+    arguments.
+    """
     variable = state.variables.get("IFS")
     text = variable.text if variable else None
     return text.chars if text is not None and text.is_known else _WHITE
 
 
 def one_text(pieces: Iterable[Piece]) -> Text:
-    """The pieces of a word joined into one text; the values of ``$@`` are separated by blanks."""
+    """Join the pieces of a word to one text, the values of ``$@`` with blanks between them."""
     return joined(Text(" ") if piece.ends else piece.text for piece in pieces)
 
 
 def one_pattern(pieces: Iterable[Piece]) -> Text:
-    """The pieces of a word joined into one pattern."""
+    """Join the pieces of a word to one pattern."""
     texts = list[Text]()
     for piece in pieces:
         chars = quoted(piece.text.chars) if piece.quoted else piece.text.chars
@@ -86,7 +90,7 @@ def one_pattern(pieces: Iterable[Piece]) -> Text:
 
 
 def fields_of(pieces: Iterable[Piece], ends: str) -> list[Text]:
-    """The arguments into which a word's pieces are divided, at the characters ``ends`` of
+    """Divide the pieces of a word into arguments at the characters ``ends``, the value of
     ``IFS``.
     """
     fields, current = list[Text](), list[Text]()
@@ -117,7 +121,7 @@ def fields_of(pieces: Iterable[Piece], ends: str) -> list[Text]:
 
 
 def _split(text: Text, ends: str) -> list[tuple[Text, str]]:
-    """The parts of a text between delimiters, each with the delimiter after it."""
+    """Split a text at delimiters; each part comes with the delimiter after it."""
     parts, start, at, chars = list[tuple[Text, str]](), 0, 0, text.chars
     while at < len(chars):
         if chars[at] not in ends:
@@ -132,8 +136,8 @@ def _split(text: Text, ends: str) -> list[tuple[Text, str]]:
 
 
 def _delimiter(chars: str, at: int, ends: str) -> int:
-    """The end of a delimiter in a text: a sequence of blanks with at most one other character of
-    ``IFS``.
+    """Return the end of a delimiter in a text: blanks with at most one other character of ``IFS``
+    among them.
     """
     others = 0
     while at < len(chars) and chars[at] in ends:
@@ -144,14 +148,14 @@ def _delimiter(chars: str, at: int, ends: str) -> int:
     return at
 
 
-# The values of ``$name`` and ``${...}``, after the operators between the braces are applied.
+# Evaluates ``$name`` and ``${...}`` with the operators between the braces.
 
 
 Value = Text | Absence
 
 
 def dollar_pieces(expander: Expanding, dollar: Dollar, *, splits: bool) -> list[Piece]:
-    """The pieces of a word to which ``$name`` or ``${...}`` expands."""
+    """Expand ``$name`` or ``${...}`` to the pieces of a word."""
     subscript = dollar.subscript.bare if dollar.subscript else None
     if dollar.prefix == "!" and dollar.operator != "names" and subscript not in ("@", "*"):
         return _indirect(expander, dollar, splits=splits)
@@ -184,7 +188,7 @@ def _value(expander: Expanding, dollar: Dollar) -> Value:
 
 
 def _element(expander: Expanding, dollar: Dollar, subscript: RawWord, variable: Variable) -> Value:
-    """The element of a shell array at an index or key."""
+    """Return the element of a shell array at an index or key."""
     name = dollar.name
     key = key_of(expander, name, subscript)
     if isinstance(key, Text):
@@ -196,8 +200,8 @@ def _element(expander: Expanding, dollar: Dollar, subscript: RawWord, variable: 
 
 
 def key_of(expander: Expanding, name: str, subscript: RawWord) -> Key | Text:
-    """The index or key of a shell array as text; an unknown text if the script alone does not
-    determine it.
+    """Return the index or key of an array element as text, which is unknown if it depends on more
+    than the script.
     """
     variable = expander.state.variables.get(name)
     if variable is not None and variable.is_map:
@@ -233,9 +237,7 @@ def _count(expander: Expanding, dollar: Dollar) -> Text:
 
 
 def _unknown(expander: Expanding, dollar: Dollar, *texts: Text) -> Text | None:
-    """An unknown text if one of the texts on which the expansion depends is unknown; otherwise
-    None.
-    """
+    """Return an unknown text if one of the given texts is unknown, otherwise None."""
     unknown = expander.session.first_unknown(*texts)
     if unknown is None:
         return None
@@ -243,8 +245,8 @@ def _unknown(expander: Expanding, dollar: Dollar, *texts: Text) -> Text | None:
 
 
 def _present(expander: Expanding, dollar: Dollar, value: Value) -> Text:
-    """The value of a variable in an expansion without an operator (such as ``:-``) for unset
-    variables.
+    """Return the value of a variable, unless an operator such as ``:-`` supplies it for an unset
+    variable.
     """
     if isinstance(value, Text):
         return value
@@ -253,8 +255,8 @@ def _present(expander: Expanding, dollar: Dollar, value: Value) -> Text:
     if dollar.name.isdigit():
         return unset_argument(expander.session, int(dollar.name), dollar.source, dollar.line)
     if expander.session.assigned.get(dollar.name) == dollar.line:
-        # The variable's first assignment uses its own value (``X=${X:-...}``), so it counts as
-        # unset unless the user sets it.
+        # A variable that its first assignment reads (``X=${X:-...}``) is assumed to be unset unless
+        # the user sets it.
         return Text(assumed=taken_as(expander.session, dollar.name, dollar.line, "not set"))
     return unset_text(expander.session, dollar.name, dollar.source, dollar.line)
 
@@ -266,7 +268,9 @@ def _length(expander: Expanding, dollar: Dollar, value: Value) -> Text:
 
 
 def _chosen(expander: Expanding, dollar: Dollar, value: Value, *, splits: bool) -> list[Piece]:
-    """The variable's value or, if it is unset, the word that an operator such as ``:-`` gives."""
+    """Return a variable's value, or the word that an operator such as ``:-`` gives if the variable
+    is unset.
+    """
     operator, argument = dollar.operator.lstrip(":"), dollar.argument
     assert argument is not None
     is_empty = isinstance(value, Absence) or (dollar.operator[0] == ":" and not value)
@@ -298,7 +302,9 @@ def _word(expander: Expanding, dollar: Dollar, splits: bool) -> list[Piece]:
 
 
 def _notes(expander: Expanding, dollar: Dollar, taken: Text | None = None) -> frozenset[str]:
-    """Notes for the user that a variable is set nowhere, and which value is assumed for it."""
+    """Make the notes that tell the user which value is assumed for a variable that is set
+    nowhere.
+    """
     if dollar.name.isdigit():
         return without_arguments(expander.session, dollar.line, dollar.source)
     if taken is None:
@@ -308,8 +314,8 @@ def _notes(expander: Expanding, dollar: Dollar, taken: Text | None = None) -> fr
 
 
 def _demanded(expander: Expanding, dollar: Dollar, value: Value) -> Text:
-    """The value of ``${x:?message}`` if the variable is unset: an unknown text if the user can set
-    it; otherwise the script is refused.
+    """Return an unknown text for ``${x:?message}`` if x is unset and the user can set it; otherwise
+    refuse the script.
     """
     assert dollar.argument is not None
     message = expander.session.rendered(expander.text(dollar.argument)) or "must be given"
@@ -322,7 +328,7 @@ def _demanded(expander: Expanding, dollar: Dollar, value: Value) -> Text:
 
 
 def _changed(expander: Expanding, dollar: Dollar, text: Text) -> Text:
-    """A variable's value after an operator has changed it, such as the removal of a suffix."""
+    """Apply an operator, such as the removal of a suffix, to a variable's value."""
     operator = dollar.operator
     if not operator or operator == "@Q":
         return text
@@ -334,14 +340,14 @@ def _changed(expander: Expanding, dollar: Dollar, text: Text) -> Text:
     pattern = expander.pattern(dollar.argument) if dollar.argument else Text()
     if unknown := _unknown(expander, dollar, pattern):
         return unknown
-    # Matching takes time in proportion to the square of the text's length, and is counted
-    # accordingly.
+    # Matching takes time in proportion to the square of the text's length, so it counts as that
+    # many steps.
     expander.session.spend(dollar.line, len(text) ** 2 * len(pattern) // 32)
     return _matched(expander, dollar, text, pattern)
 
 
 def _matched(expander: Expanding, dollar: Dollar, text: Text, pattern: Text) -> Text:
-    """A variable's value after an operator with a pattern (``#``, ``%`` or ``/``)."""
+    """Apply an operator with a pattern (``#``, ``%`` or ``/``) to a variable's value."""
     operator = dollar.operator
     if operator[0] in "#%":
         return without(text, pattern.chars, operator)
@@ -354,9 +360,7 @@ def _matched(expander: Expanding, dollar: Dollar, text: Text, pattern: Text) -> 
 
 
 def _known_end(words: Expanding, dollar: Dollar, text: Text) -> Text | None:
-    """The known result of ``${x##*/}`` for a path in an unknown folder, or of ``${x%/*}`` for a
-    path whose file name is known.
-    """
+    """Return what is known of ``${x##*/}`` or ``${x%/*}`` for a path x whose folder is unknown."""
     argument = dollar.argument.bare if dollar.argument else None
     cut = text.chars.rfind("/")
     if cut < 0 or not text.part(cut).is_known:
@@ -403,9 +407,7 @@ def _replaced(expander: Expanding, dollar: Dollar, text: Text, pattern: str) -> 
 
 
 def _ended(operator: str, by: Text, rest: Text) -> Text:
-    """A text with another text added at its start (``/#`` with an empty pattern) or at its end
-    (``/%``).
-    """
+    """Add a text before another one (``/#`` with an empty pattern) or after it (``/%``)."""
     return joined((by, rest) if operator == "/#" else (rest, by))
 
 
@@ -419,7 +421,7 @@ def _cased(chars: str, pattern: str, operator: str) -> str:
 
 
 def _indirect(expander: Expanding, dollar: Dollar, *, splits: bool) -> list[Piece]:
-    """``${!name}``: the value of the variable that ``name`` names."""
+    """Expand ``${!name}``: the value of the variable whose name is the value of ``name``."""
     target = _present(expander, dollar, _value(expander, dollar))
     if unknown := _unknown(expander, dollar, target):
         return [Piece(unknown, dollar.quoted, splits)]
@@ -441,12 +443,12 @@ def _indirect(expander: Expanding, dollar: Dollar, *, splits: bool) -> list[Piec
 
 
 def words_of_key(key: str, line: int) -> RawWord:
-    """A known key of a shell array as a word."""
+    """Return a known key of a shell array as a word."""
     return RawWord(parts=(Literal(text=key, line=line),), line=line, source=key)
 
 
 def _many(expander: Expanding, dollar: Dollar, sign: str, *, splits: bool) -> list[Piece]:
-    """The pieces for all values of an array (``${a[@]}``) or all arguments (``$@``)."""
+    """Expand all values of an array (``${a[@]}``) or all arguments (``$@``) to pieces of a word."""
     values, notes = _values(expander, dollar)
     if dollar.prefix == "#":
         text = _unknown(expander, dollar, *values) or plain(str(len(values)), dollar.line)
@@ -499,7 +501,7 @@ def _values(expander: Expanding, dollar: Dollar) -> tuple[list[Text], frozenset[
 
 
 def _sliced(expander: Expanding, dollar: Dollar, values: list[Text]) -> list[Text]:
-    """The pieces for a slice of an array or of the arguments (``${a[@]:1:2}``); arguments are
+    """Expand a slice of an array or of the arguments, such as ``${a[@]:1:2}``; arguments are
     numbered from 1.
     """
     if dollar.name in ("@", "*"):

@@ -40,7 +40,7 @@ from mistlab.shell.syntax import (
 
 
 def run_simple(runner: Runner, command: Simple, state: State) -> None:
-    """Evaluate a simple command of the script: assignments, then words."""
+    """Evaluate a simple command, which consists of assignments followed by words."""
     try:
         redirected(
             runner.session, state, command.redirects, lambda each: _run(runner, command, each)
@@ -90,7 +90,7 @@ def _called(
 
 
 def _set(runner: Runner, state: State, texts: Mapping[str, Text]) -> dict[str, Variable | None]:
-    """Set variables for the duration of one command; returns the values that they had before."""
+    """Set variables while one command runs; returns the values that they had before."""
     before = {name: state.variables.get(name) for name in texts}
     for name, text in texts.items():
         runner.session.spend(text.line, len(text))
@@ -99,7 +99,7 @@ def _set(runner: Runner, state: State, texts: Mapping[str, Text]) -> dict[str, V
 
 
 def run_call(call: Call) -> None:
-    """Evaluate a command whose words are expanded: a function, a builtin or a program."""
+    """Evaluate a command with expanded words: it calls a function, a builtin or a program."""
     state = call.state
     if call.program in state.functions:
         _function(call)
@@ -112,8 +112,8 @@ def run_call(call: Call) -> None:
 
 
 def _past(call: Call) -> None:
-    """Evaluate ``command``: ``command name`` runs a program even if a function has its name;
-    ``command -v name`` asks whether it exists.
+    """Evaluate the builtin ``command``: ``command name`` calls the program even if a function has
+    its name, ``command -v name`` asks whether it exists.
     """
     first = call.arguments[0].chars
     if first in ("-v", "-V"):
@@ -155,8 +155,8 @@ def _function(call: Call) -> None:
 
 
 class Evaluator:
-    """Evaluates commands of a script in a state (variables, files, output); each command changes
-    the state and sets its status.
+    """Evaluates commands of a script; each command changes the state (variables, files, output) and
+    sets the status.
     """
 
     def __init__(self, session: Session) -> None:
@@ -164,9 +164,7 @@ class Evaluator:
         session.run = self.run
 
     def run(self, script: Script, state: State) -> None:
-        """Run commands one after another, until one jumps out of the sequence (exit, return,
-        break).
-        """
+        """Run commands one after another until one of them jumps away (exit, return, break)."""
         for command in script.commands:
             if state.flow:
                 return
@@ -253,7 +251,7 @@ class Evaluator:
         self.session.assumed |= expander.assumed
 
     def test(self, script: Script, state: State) -> tuple[Maybe, frozenset[str]]:
-        """Whether a condition holds, and the assumptions on which its truth depends."""
+        """Return whether a condition holds, and the assumptions on which that depends."""
         before, self.session.assumed = self.session.assumed, frozenset()
         self.session.tests += 1
         self.session.asks += 1
@@ -266,7 +264,7 @@ class Evaluator:
     def condition(
         self, line: int, source: str, cause: Maybe = True, assumed: frozenset[str] = frozenset()
     ) -> Guard:
-        """The condition as text for messages to the user."""
+        """Return a condition as text for messages to the user."""
         source = " ".join(source.rstrip(";").split())[:80]
         if not isinstance(cause, Unknown):
             return Guard(line=line, source=source, assumed=assumed)
@@ -302,8 +300,8 @@ class Evaluator:
         self.run(body, state)
 
     def _assume(self, command: Command, state: State, assumed: frozenset[str]) -> None:
-        """Attach the assumptions of a condition to the variables that are assigned only because it
-        holds.
+        """Attach the assumptions of a condition to variables that are assigned only because the
+        condition holds.
         """
         if not assumed:
             return
@@ -321,8 +319,8 @@ class Evaluator:
         self.session.assumed |= before
 
     def _rest(self, command: AndOr, number: int, state: State) -> None:
-        """Run or skip the commands after ``&&`` or ``||``, by the status of the commands before
-        them.
+        """Run or skip the commands after ``&&`` or ``||``, depending on the status of those
+        before.
         """
         if state.flow or number == len(command.operators):
             return
@@ -343,8 +341,8 @@ class Evaluator:
         )
 
     def _next(self, command: AndOr, number: int, status: int, state: State) -> None:
-        """Run the command after ``&&`` or ``||`` if its status asks for it, then all commands after
-        it.
+        """Run the command after ``&&`` or ``||`` if the status requires it, then go on with the
+        commands after it.
         """
         if (truth(state) is True) != (status == 0):
             state.status = status
@@ -411,8 +409,8 @@ class Evaluator:
     def _arms(
         self, arms: Sequence[Arm], number: int, state: State, subject: Text, expander: WordExpander
     ) -> None:
-        """Run the commands of a ``case`` arm, and those of the next arms if ``;&`` or ``;;&``
-        continues with them.
+        """Run the commands of a branch of ``case``, and those of the next branches if ``;&`` or
+        ``;;&`` continues there.
         """
         self._body(arms[number].body, state)
         ending = arms[number].ending
@@ -446,7 +444,7 @@ class Evaluator:
 
 
 def truth(state: State) -> Maybe:
-    """Whether the last command succeeded (status 0)."""
+    """Return whether the last command succeeded (status 0)."""
     return state.status == 0 if isinstance(state.status, int) else state.status
 
 
@@ -455,7 +453,7 @@ def _is_negated(command: Command) -> bool:
 
 
 def _return(state: State, child: State) -> None:
-    """Copy the effects of a subshell on its parent: status, output and written files."""
+    """Copy status, output and written files of a subshell to the shell that started it."""
     state.status = child.status
     state.written.update(child.written)
     if state.output is not None:

@@ -34,8 +34,8 @@ _MOST_FIELDS = 20_000
 
 
 class WordExpander:
-    """Expands words in the state of a script; the notes ``assumed`` are attached to all of their
-    values.
+    """Expands words with the variables of a script; the notes ``assumed`` are attached to all
+    results.
 
     ``status`` is that of the last command that was substituted.
     """
@@ -47,7 +47,7 @@ class WordExpander:
         self.status: Status | None = None
 
     def fields(self, words: Iterable[RawWord]) -> list[Text]:
-        """The arguments to which the words of a command expand."""
+        """Expand the words of a command to its arguments."""
         ends, fields = separators(self.state), list[Text]()
         for word in words:
             fields += fields_of(self.pieces(word, splits=True), ends)
@@ -57,15 +57,15 @@ class WordExpander:
         return fields
 
     def text(self, word: RawWord) -> Text:
-        """The single text to which a word expands, as in assignments."""
+        """Expand a word to a single text, as in assignments."""
         return one_text(self.pieces(word, splits=False))
 
     def pattern(self, word: RawWord) -> Text:
-        """The pattern to which a word expands; quoted characters are literal in it."""
+        """Expand a word to a pattern, in which quoted characters are literal."""
         return one_pattern(self.pieces(word, splits=False))
 
     def pieces(self, word: RawWord, *, splits: bool) -> list[Piece]:
-        """The pieces to which a word expands, in order."""
+        """Expand a word to its pieces, in order."""
         self.session.spend(word.line)
         pieces = list[Piece]()
         for part in word.parts:
@@ -118,12 +118,12 @@ class WordExpander:
         return session.unknown_at(part.line, part.source, unknown.reason).assuming(text.assumed)
 
     def number(self, word: RawWord) -> int:
-        """The number that a word has as an arithmetic expression."""
+        """Evaluate a word as an arithmetic expression."""
         text = self.text(word)
         return self.number_in(text.chars, word.line)
 
     def number_in(self, text: str, line: int) -> int:
-        """The number that a text has as an arithmetic expression."""
+        """Evaluate a text as an arithmetic expression."""
         names = Names(
             read=lambda name, key: self._read(name, key, line),
             write=lambda name, key, value: self._write(name, key, value, line),
@@ -138,8 +138,8 @@ class WordExpander:
         return unknown
 
     def _read(self, name: str, key: str | None, line: int) -> str:
-        """The text of a variable in an arithmetic expression; a counter that only the script
-        increments starts at 0.
+        """Return the text of a variable in an arithmetic expression; a variable that the script
+        only increments starts at 0.
         """
         session, state = self.session, self.state
         if key is not None and name in state.variables:
@@ -207,9 +207,7 @@ def _is_to_errors(redirect: Redirect) -> bool:
 
 
 def _write(session: Session, state: State, path: str, text: Text, *, appends: bool) -> None:
-    """Record the text that the script writes to a file, except output of a program that is not
-    run.
-    """
+    """Record what the script writes to a file, unless a program that is not run writes it."""
     unknown = session.first_unknown(text)
     if unknown is not None and len(text) == 1:
         return
@@ -232,7 +230,7 @@ def _input(session: Session, state: State, expander: WordExpander, redirect: Red
 
 
 def text_of_file(session: Session, state: State, path: Text) -> Text | None:
-    """The text of a file that the script wrote, or that is in its folder."""
+    """Return the text of a file that the script wrote, or that is in its folder."""
     shown = normpath(session.rendered(path))
     if shown in state.written:
         return state.written[shown]
@@ -241,8 +239,8 @@ def text_of_file(session: Session, state: State, path: Text) -> Text | None:
 
 
 def beside(session: Session, path: Text) -> str | None:
-    """The text of a file beside the script; a folder that is not known is assumed to be the
-    script's.
+    """Return the text of a file in the script's folder; an unknown folder is assumed to be that
+    one.
     """
     known = known_path(path)
     if not known:
@@ -256,7 +254,7 @@ def beside(session: Session, path: Text) -> str | None:
 
 
 def known_path(path: Text) -> str:
-    """A path without folders that are not known, which are assumed to be the script's folder."""
+    """Return a path without unknown folders, which are assumed to be the script's folder."""
     known = path.chars
     while known and not plain(known).is_known:
         known = known.partition("/")[2]

@@ -1,5 +1,5 @@
-"""Alternative control flows of a script, such as both branches of an unknown condition: each is
-evaluated, then their states are merged.
+"""Evaluates alternative control flows of a script, such as both branches of an unknown condition,
+and merges the states that they reach.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ _BLANKS = " \t\n"
 
 
 def merge(session: Session, state: State, other: State, cause: Unknown) -> None:
-    """Merge the states that two control flows reach into ``state``; values that differ become
+    """Merge the states that two control flows reach into ``state``: a value that differs becomes
     unknown.
 
     ``cause`` is why it is not known which way is taken.
@@ -39,7 +39,7 @@ def merge(session: Session, state: State, other: State, cause: Unknown) -> None:
 
 
 def _merge_streams(session: Session, state: State, other: State, cause: Unknown) -> None:
-    """Merge the outputs and the unread inputs that two control flows leave."""
+    """Merge what two control flows have printed, and the input that they have not read."""
     if state.output != other.output and state.output is not None and other.output is not None:
         state.output = _text(session, "the output", (state.output, other.output), cause)
     if state.input != other.input and state.input is not None:
@@ -78,8 +78,8 @@ def _map(
 def _text(
     session: Session, expression: str, pair: tuple[Text | None, Text | None], cause: Unknown
 ) -> Text:
-    """Two texts merged into one: the common prefix and suffix, and between them one unknown
-    part.
+    """Merge two texts: the common prefix and suffix stay, and what is between them becomes one
+    unknown part.
     """
     first, second = (each or Text() for each in pair)
     if first == second and None not in pair:
@@ -89,7 +89,7 @@ def _text(
     head = _alike(first.chars, second.chars, min(len(first), len(second)))
     rest = min(len(first), len(second)) - head
     tail = _alike(first.chars[::-1], second.chars[::-1], rest)
-    # Move both ends of the unknown part to word boundaries.
+    # Extend the unknown part to whole words.
     while head and not _parts_at(first.chars, second.chars, head):
         head -= 1
     while tail and not _parts_at(first.chars[::-1], second.chars[::-1], tail):
@@ -101,19 +101,21 @@ def _text(
 
 
 def _alike(first: str, second: str, most: int) -> int:
-    """The length of the common prefix of two texts."""
+    """Return the length of the common prefix of two texts."""
     return next((at for at in range(most) if first[at] != second[at]), most)
 
 
 def _parts_at(first: str, second: str, offset: int) -> bool:
-    """Whether an offset is a word boundary in both of two texts that are equal up to it."""
+    """Return whether an offset is a word boundary in two texts that are equal up to it."""
     if first[offset - 1] in _BLANKS:
         return True
     return all(text[offset : offset + 1] in ("", *_BLANKS) for text in (first, second))
 
 
 def _spaced(pieces: list[Text], middles: list[Text]) -> list[Text]:
-    """Join the pieces of a text; a middle piece that contains blanks gets blanks around it."""
+    """Join prefix, unknown part and suffix of a text; blanks separate an unknown part that contains
+    blanks.
+    """
     blank = Text(" ")
     starts = any(middle.chars[:1] in tuple(_BLANKS) for middle in middles)
     stops = any(middle.chars[-1:] in tuple(_BLANKS) for middle in middles)
@@ -124,8 +126,8 @@ def _spaced(pieces: list[Text], middles: list[Text]) -> list[Text]:
 def _sequence(
     session: Session, expression: str, first: Sequence[Text], second: Sequence[Text], cause: Unknown
 ) -> tuple[Text, ...]:
-    """Two lists of words merged into one: the common prefix and suffix, and between them one
-    unknown part.
+    """Merge two lists of words: the common prefix and suffix stay, and what is between them becomes
+    one unknown word.
     """
     shorter = min(len(first), len(second))
     head = next((at for at in range(shorter) if first[at].chars != second[at].chars), shorter)
@@ -139,7 +141,7 @@ def _sequence(
 def _either(
     session: Session, expression: str, middles: Sequence[Sequence[Text]], cause: Unknown
 ) -> Text:
-    """An unknown part that stands for one of two lists of words."""
+    """Make an unknown part that stands for one of two lists of words."""
     choices = [_choices(session, words) for words in middles]
     known = [choice for each in choices if each is not None for choice in each]
     either = tuple(dict.fromkeys(known)) if None not in choices and len(known) <= _MOST else ()
@@ -150,15 +152,13 @@ def _either(
 
 
 def depends(cause: Unknown) -> str:
-    """The explanation of an unknown part whose value was assigned under an unknown condition."""
+    """Explain an unknown part whose value was assigned under an unknown condition."""
     line = f"line {cause.line} of {cause.file}" if cause.file else f"line {cause.line}"
     return f"depends on {line}: {cause.expression}, which is not known"
 
 
 def _choices(session: Session, words: Sequence[Text]) -> list[str] | None:
-    """The possible texts of some words; for a single unknown part, the texts that it may stand
-    for.
-    """
+    """Return the texts that some words may stand for."""
     if len(words) == 1 and len(words[0]) == 1 and (unknown := session.first_unknown(*words)):
         return list(unknown.either) or None
     return [" ".join(session.rendered(word) for word in words).strip(_BLANKS)]
@@ -171,12 +171,12 @@ Way = Callable[[State], None]
 
 
 def run_apart(session: Session, script: Script, child: State) -> None:
-    """Run a part of a script as in a subshell, which an ``exit`` leaves alone."""
+    """Run a part of a script as in a subshell, so that its ``exit`` does not end the script."""
     apart(session, child, lambda state: session.run(script, state))
 
 
 def apart(session: Session, child: State, way: Way) -> None:
-    """Run a function of the state as in a subshell."""
+    """Call a function on a copy of the state, as in a subshell."""
     parked, session.parked = session.parked, []
     loops, session.loops = session.loops, list(session.loops)
     way(child)
@@ -187,8 +187,7 @@ def apart(session: Session, child: State, way: Way) -> None:
 def divided(
     session: Session, state: State, cause: Unknown, ways: Sequence[Way], condition: Guard
 ) -> None:
-    """Run several alternative control flows from one state, merge the states that they reach, and
-    go on with the result.
+    """Run alternative control flows from the same state, and continue with the merged results.
 
     A way that ends the script is left out: the user wants the training that the others start.
     """
@@ -215,8 +214,8 @@ def divided(
 
 
 def guarded(session: Session, state: State, ways: Sequence[Way], condition: Guard) -> None:
-    """Run the first of two control flows; if it ends the script only because of an assumption, undo
-    it and run the second instead.
+    """Run the first of two control flows. If it ends the script only because of an assumption, undo
+    it and run the second.
 
     Where the condition rests on what is taken for granted and the script would end, as a guard
     against a variable that is not set ends it, what was taken for granted does not hold.
@@ -232,14 +231,14 @@ def guarded(session: Session, state: State, ways: Sequence[Way], condition: Guar
 
 
 def _launches(session: Session, started: int) -> bool:
-    """Whether a command that was started after the first ``started`` ones may train."""
+    """Return whether a control flow started a command that may train."""
     later = session.started[started:]
     return any(parts_of(each.words) is not None for each in later if not each.is_captured)
 
 
 def park(session: Session, state: State, cause: Unknown) -> None:
-    """Set aside the state of a control flow that leaves a function or loop early, until the end of
-    that function or loop.
+    """Keep the state of a control flow that leaves a function or loop early, until that function or
+    loop ends.
     """
     kind = "function" if state.flow == RETURN else "loop"
     for name, states in reversed(session.parked):
@@ -254,8 +253,8 @@ def park(session: Session, state: State, cause: Unknown) -> None:
 
 
 def collected(session: Session, state: State, flows: Sequence[str]) -> None:
-    """Merge the states of control flows that left a function or loop early, in one of these ways,
-    into the current state.
+    """Merge into the current state those of control flows that left a function or loop early in one
+    of these ways.
     """
     _, states = session.parked[-1]
     for parked in [each for each in states if each[0].flow in flows]:

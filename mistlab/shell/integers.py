@@ -66,8 +66,8 @@ class Names:
 
 
 def number_of(text: str, names: Names, line: int, depth: int = 0) -> int:
-    """The value of an arithmetic expression; raises ``NotKnownError`` if it depends on an unknown
-    part.
+    """Evaluate an arithmetic expression; raises ``NotKnownError`` if the value depends on an
+    unknown part.
     """
     if depth > _DEEPEST:
         raise LineError(line, f"{text.strip()[:40]}: variables refer to one another without end")
@@ -75,7 +75,7 @@ def number_of(text: str, names: Names, line: int, depth: int = 0) -> int:
 
 
 def wrapped(value: int) -> int:
-    """An integer wrapped to 64 bits with a sign, as shells do."""
+    """Wrap an integer to 64 bits with a sign, as shells do."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -111,23 +111,23 @@ _COUNTED: Mapping[str, Callable[[int, int], int]] = {
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
-    """The tokens of an arithmetic expression: the kind, the characters and the end of each."""
+    """Split an arithmetic expression into tokens: kind, characters and end of each."""
     at, before = 0, ""
     while match := _TOKEN.match(text, at):
         kind = match.lastgroup or ""
         token, at = match[kind], match.end()
         counts = before == "name" or _NAME.match(text, at)
         if token in ("++", "--") and not counts:
-            # ``++`` or ``--`` before a number are two separate signs, since there is no variable to
-            # increment.
+            # Before a number, ``++`` and ``--`` are two signs, since only a variable can be
+            # incremented.
             token, at = token[0], at - 1
         yield kind, token, at
         before = "name" if token == "]" else kind
 
 
 class _Expression:
-    """Evaluates an arithmetic expression while parsing it; ``_idle`` counts nested parts whose
-    effects are skipped, as after ``&&``.
+    """Evaluates an arithmetic expression while parsing it; ``_idle`` counts enclosing parts that
+    are parsed but not evaluated, as after ``0 &&``.
     """
 
     def __init__(self, text: str, names: Names, line: int, depth: int) -> None:
@@ -141,7 +141,7 @@ class _Expression:
         self._level = 0
 
     def value(self) -> int:
-        """The value of the whole expression; 0 for an empty one."""
+        """Evaluate the whole expression; an empty one is 0."""
         if not self._tokens:
             return 0
         value = self._binary(0)

@@ -1,6 +1,4 @@
-"""Selects the one command of a script that starts training, among all commands that the script
-starts.
-"""
+"""Selects the command that starts training among all commands of a script."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,8 +30,7 @@ _HELPERS = re.compile(
 )
 _TRAINS = re.compile(r"train|finetun|fine_tun|fine-tun|sft|dpo|ppo|grpo|run_clm|run_mlm|lora", re.I)
 _OPTION = re.compile(r"--?[A-Za-z]")
-# Matches options that only name things, such as an output folder, and do not affect the cost of
-# training.
+# Matches options, such as an output folder, that only name something and do not affect cost.
 _NAMING_OPTIONS = re.compile(
     r"port|addr|rank|path|dir|name|save|load|log|data|seed|id$|wandb|project|host|file|output|run|rdzv|"
     r"prompt|tag|exp"
@@ -51,7 +48,7 @@ _OTHER_PROGRAMS = word_set(
 
 
 class Candidate:
-    """A command that may start training, divided into its launcher and its program."""
+    """A command that may start training, divided into launcher and program."""
 
     def __init__(self, session: Session, started: Started, parts: CommandParts) -> None:
         self.started = started
@@ -68,7 +65,7 @@ class Candidate:
 
     @property
     def rank(self) -> tuple[bool, bool, bool]:
-        """How likely the command is to be the one that trains; larger is more likely."""
+        """How likely the command trains; the highest value is most likely."""
         trains = bool(_TRAINS.search(self.program))
         near = "/".join(self.program.split("/")[-2:])
         helps = bool(_HELPERS.search(near)) and not _TRAINS.search(name_of(self.program))
@@ -76,7 +73,7 @@ class Candidate:
 
     @property
     def signature(self) -> tuple[str, ...]:
-        """What distinguishes commands that train differently: the command without names, paths and
+        """What distinguishes commands that train differently: all words but names, paths and
         ports.
         """
         kept, is_name = list[str](), False
@@ -91,8 +88,8 @@ class Candidate:
         return tuple(kept)
 
     def stands_at(self, session: Session, line: int) -> bool:
-        """Whether the command is on this line of the script, or in a file or function that this
-        line calls.
+        """Whether the command is on this line of the script, or in a file or function that the line
+        calls.
         """
         simple = self.started.simple
         is_here = session.place(simple.line)[1] == ""
@@ -100,7 +97,7 @@ class Candidate:
 
 
 def chosen(session: Session) -> Candidate | None:
-    """The command that trains; None if the script starts none. Refuses a script in which several
+    """Return the command that trains, or None if there is none; refuses a script in which several
     different commands may train.
     """
     candidates = list(_candidates(session))
@@ -140,7 +137,9 @@ def _candidates(session: Session) -> Iterable[Candidate]:
 
 
 def _may_train(started: Started) -> bool:
-    """Whether a program has options, and is not known to do something else than training."""
+    """Return whether a program has options, and is not known to do something other than
+    training.
+    """
     program = name_of(started.words[0].chars)
     options = sum(word.chars.startswith("--") for word in started.words)
     return options > 0 and program not in _OTHER_PROGRAMS
@@ -200,7 +199,7 @@ def _shown(candidates: Sequence[Candidate], line: int) -> str:
 
 
 def _by_loop(session: Session, candidates: Sequence[Candidate]) -> str | None:
-    """The remedy for a message where the commands differ by a loop's variable: set that
+    """Return the end of an error: if the commands differ by the variable of a loop, how to set that
     variable.
     """
     for name, line, _ in candidates[0].started.loops:
@@ -223,7 +222,9 @@ def _by_loop(session: Session, candidates: Sequence[Candidate]) -> str | None:
 
 
 def _differ_by(candidates: Sequence[Candidate], name: str, line: int) -> bool:
-    """Whether commands differ by a loop's variable, so that setting it selects some of them."""
+    """Return whether commands differ by the variable of a loop, so that setting it selects some of
+    them.
+    """
     by_value: dict[str, set[tuple[str, ...]]] = {}
     for each in candidates:
         for other, at, value in each.started.loops:
@@ -234,7 +235,9 @@ def _differ_by(candidates: Sequence[Candidate], name: str, line: int) -> bool:
 
 
 def _by_condition(session: Session, candidates: Sequence[Candidate]) -> str | None:
-    """The remedy for a message where an unknown condition selects the command: set its variable."""
+    """Return the end of an error: if an unknown condition selects the command, how to set its
+    variable.
+    """
     for each in candidates:
         for condition in each.started.conditions:
             if condition.cause is not None:
@@ -252,12 +255,12 @@ def _asked(session: Session, condition: Guard, candidates: Sequence[Candidate]) 
     )
 
 
-# The one command of a script that starts training, and the files that the script wrote before it.
+# Finds the command of a script that starts training, and the files that the script wrote before it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A command that starts training, divided into its parts, with the files that the script wrote.
+    """A command that starts training, divided into its parts, and the files that the script wrote.
 
     ``program`` is the training script or module (``pretrain_gpt.py``), empty for a line that has
     options alone. ``launcher`` is the innermost program that starts processes (``torchrun``,
@@ -286,7 +289,7 @@ _NAMES = re.compile(r"\$\{?([A-Za-z_]\w*)", re.ASCII)
 
 
 def launch_of(source: LaunchFile) -> Launch:
-    """The command that starts training in a launch line or a shell script."""
+    """Find the command that starts training in a launch line or a shell script."""
     session = Session(source=source, run=lambda *_: None)
     evaluator = Evaluator(session)
     try:
@@ -307,7 +310,7 @@ def launch_of(source: LaunchFile) -> Launch:
 
 
 def _evaluate(evaluator: Evaluator, script: Script, state: State) -> None:
-    """Evaluate a script; if it goes on for long after the command that trains, stop there."""
+    """Evaluate a script; stop early if it runs long after the command that trains."""
     session = evaluator.session
     try:
         evaluator.run(script, state)
@@ -317,7 +320,7 @@ def _evaluate(evaluator: Evaluator, script: Script, state: State) -> None:
 
 
 def _given(source: LaunchFile) -> dict[str, Variable]:
-    """The variables that the user sets (``--set NAME=VALUE``), by name."""
+    """Return the variables that the user sets (``--set NAME=VALUE``), by name."""
     for name in source.settings:
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
             reject(f"--set {name}: is not a variable's name: give NAME=VALUE")
@@ -325,7 +328,7 @@ def _given(source: LaunchFile) -> dict[str, Variable]:
 
 
 def _check_settings(session: Session) -> None:
-    """Refuse variables set by the user that the script never mentions."""
+    """Refuse a variable that the user sets but that the script never mentions."""
     for name in session.source.settings:
         if name not in session.mentioned:
             near = near_matches(name, sorted(session.mentioned)) if session.mentioned else ""
@@ -333,7 +336,7 @@ def _check_settings(session: Session) -> None:
 
 
 def _nothing(session: Session) -> str:
-    """The reason why a script starts no training, for the message that refuses it."""
+    """Return why a script starts no training, for the error that refuses the script."""
     for each in session.started:
         notes = sorted(frozenset().union(*(word.assumed for word in each.words)))
         if is_launcher(each.words[0].chars) and notes and not each.is_captured:
@@ -388,9 +391,7 @@ def _unknown_in(session: Session, written: Mapping[str, Text]) -> dict[str, Unkn
 
 
 def _notes(session: Session, candidate: Candidate) -> tuple[str, ...]:
-    """Notes on the assumptions made before a command of the script was reached, in the order of
-    lines.
-    """
+    """Return the notes on assumptions made before a command was reached, in the order of lines."""
     started = candidate.started
     notes = {note for word in (*started.outer, *started.words) for note in word.assumed}
     notes |= {note for condition in started.conditions for note in condition.assumed}

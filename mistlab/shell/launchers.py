@@ -1,5 +1,5 @@
-"""Programs that start training processes (launchers such as torchrun and srun), and where their own
-options end.
+"""Recognises launchers (programs such as torchrun and srun that start training processes) and finds
+where their own options end.
 """
 
 import re
@@ -42,11 +42,10 @@ _SWITCHES: Mapping[str, frozenset[str]] = {
     "coverage": frozenset(("-m", "-p", "-a", "--append", "--parallel-mode")),
 }
 _MODULES = frozenset(("-m", "--module", "--module_mode"))
-# For each launcher with subcommands, the one that launches, such as ``launch`` in ``accelerate
-# launch``.
+# The subcommand by which a launcher starts training, such as ``launch`` in ``accelerate launch``.
 _VERBS = {"accelerate": "launch", "colossalai": "run", "lightning": "run", "fabric": "run"}
 _VERBS |= {"coverage": "run"}
-# Programs that start another program, and have many options of their own.
+# Programs with many options of their own that start another program.
 _WRAPPERS = frozenset(
     (
         *("srun", "mpirun", "mpiexec", "mpiexec.hydra", "aprun", "jsrun", "prun", "orterun"),
@@ -79,12 +78,14 @@ _MODULE_NAMES = {
 
 
 def name_of(word: str) -> str:
-    """The name of a program without the folder it is in."""
+    """Return the name of a program without its folder."""
     return word.rpartition("/")[2]
 
 
 def launcher_name(word: str) -> str:
-    """The launcher that a word of a command names (``torchrun``), empty if it names none."""
+    """Return the launcher that a word of a command names, such as ``torchrun``, or an empty
+    text.
+    """
     name = name_of(word).removesuffix(".exe")
     if _PYTHON.match(name):
         return "python"
@@ -94,12 +95,12 @@ def launcher_name(word: str) -> str:
 
 
 def is_launcher(word: str) -> bool:
-    """Whether a word of a command names a launcher."""
+    """Return whether a word of a command names a launcher."""
     return bool(launcher_name(word))
 
 
 class CommandParts:
-    """A command divided into the words up to its training program, and the words after that."""
+    """A command divided in two: the words up to its training program, and the words after it."""
 
     def __init__(self, launcher: str, at: int, first: int, start: int = 0) -> None:
         self.launcher = launcher
@@ -109,7 +110,7 @@ class CommandParts:
 
 
 def parts_of(words: Sequence[Text]) -> CommandParts | None:
-    """Where the training program is in a command; None if the command starts none.
+    """Find the training program in a command, or return None if the command starts none.
 
     ``at`` is its index, -1 for none; ``first`` the index of its first argument; ``start`` that of
     its launcher.
@@ -127,7 +128,7 @@ def parts_of(words: Sequence[Text]) -> CommandParts | None:
 
 
 def _launchers(words: Sequence[Text]) -> list[tuple[int, str]]:
-    """The launchers in a command, such as ``srun`` and ``torchrun``, each of which starts the
+    """Find the launchers in a command, such as ``srun`` and ``torchrun``, each of which starts the
     next.
     """
     launchers, number = list[tuple[int, str]](), 0
@@ -145,12 +146,14 @@ def _launchers(words: Sequence[Text]) -> list[tuple[int, str]]:
 
 
 def _ends(words: Sequence[Text], number: int) -> bool:
-    """Whether a word is the module after ``-m``; the words after it are the module's arguments."""
+    """Return whether a word is the module after ``-m``; all later words are the module's
+    arguments.
+    """
     return words[number - 1].chars in _MODULES
 
 
 def _without_launcher(words: Sequence[Text]) -> CommandParts | None:
-    """The position of a training program that is named without a launcher, or of a line with only
+    """Return the position of a training program that no launcher starts, or of a line with only
     options.
     """
     is_wrapped = name_of(words[0].chars) in _WRAPPERS
@@ -163,8 +166,8 @@ def _without_launcher(words: Sequence[Text]) -> CommandParts | None:
 
 
 def _program(words: Sequence[Text], start: int, launcher: str) -> int | None:
-    """The index of the program that a launcher starts; -1 for a line with only options, None if
-    there is none.
+    """Return the index of the program that a launcher starts; -1 on a line with only options, None
+    if there is none.
     """
     if launcher in _TRAINERS:
         verb = words[start].chars if start < len(words) else ""
@@ -193,13 +196,13 @@ def _program(words: Sequence[Text], start: int, launcher: str) -> int | None:
 
 
 def _goes_on(words: Sequence[Text], number: int) -> bool:
-    """Whether a program comes after an unknown word, which is then assumed to hold options of the
-    launcher.
+    """Return whether a program follows an unknown word, which is then assumed to hold the
+    launcher's options.
     """
     return any(word.chars.endswith(".py") or word.chars in _MODULES for word in words[number + 1 :])
 
 
 def _taken(words: Sequence[Text], number: int) -> int:
-    """The number of words that an option takes: 1, or 2 with its value."""
+    """Return how many words an option occupies: 2 with a value, otherwise 1."""
     after = words[number + 1].chars if number + 1 < len(words) else "-"
     return 1 if after.startswith("-") or after.endswith(".py") else 2

@@ -30,7 +30,7 @@ _LETTERS |= {"f": "\f", "v": "\v", "\\": "\\", "'": "'", '"': '"', "?": "?"}
 
 
 def read_braces(lexer: "Lexer", quoted: bool) -> Dollar:
-    """Read the expansion that starts with ``${`` at the lexer's position."""
+    """Read an expansion ``${...}`` at the lexer's position."""
     start, line = lexer.at, lexer.line
     lexer.deeper()
     lexer.at += 2
@@ -57,8 +57,8 @@ def read_braces(lexer: "Lexer", quoted: bool) -> Dollar:
 
 
 def _prefix(lexer: "Lexer") -> str:
-    """Read ``#`` or ``!`` before a name in ``${...}``; either can also be the variable's name
-    itself.
+    """Read the operator ``#`` or ``!`` in ``${...}``, unless the character is itself the variable's
+    name.
     """
     letter, after = lexer.peek(), lexer.peek(1)
     if letter and letter in "#!" and after and after not in "}:-=+?%/":
@@ -71,8 +71,8 @@ def _subscript(lexer: "Lexer", line: int) -> RawWord | None:
     if lexer.peek() != "[":
         return None
     lexer.at += 1
-    # Brackets inside an array's key, as in ``${a[${b[0]}]}``, belong to parts of the key, so the
-    # first other bracket ends the key.
+    # In a key such as that of ``${a[${b[0]}]}`` the inner brackets belong to an expansion, so the
+    # next bracket outside it ends the key.
     key = lexer.word("]")
     lexer.close("]", "[", line)
     return key
@@ -113,7 +113,7 @@ def _after(lexer: "Lexer", separator: str, end: str, quoted: bool) -> RawWord | 
 
 
 def escaped(text: str) -> str:
-    """The text between ``$'`` and ``'``, with its escape sequences replaced by characters.
+    """Read a text between ``$'`` and ``'``, replacing escape sequences by characters.
 
     >>> escaped("a\\\\tb") == "a" + chr(9) + "b"
     True
@@ -140,7 +140,9 @@ _LONGEST_SUM = 20_000
 
 
 class Lexer:
-    """Reads a text from a position on; ``script`` parses commands up to a closing character."""
+    """Reads a text from a position on; the function ``script`` parses nested commands up to a
+    closing character.
+    """
 
     def __init__(
         self,
@@ -163,15 +165,15 @@ class Lexer:
         return self.line_of(min(self.at, len(self.text) - 1))
 
     def peek(self, ahead: int = 0) -> str:
-        """The character at the lexer's position; empty at the end."""
+        """Return the character at the lexer's position, empty at the end."""
         return self.text[self.at + ahead] if self.at + ahead < self.end else ""
 
     def starts(self, prefix: str) -> bool:
-        """Whether the text at the lexer's position starts with a prefix."""
+        """Return whether the text at the lexer's position starts with a prefix."""
         return self.text.startswith(prefix, self.at, self.end)
 
     def fail(self, problem: str, line: int | None = None) -> NoReturn:
-        """Refuse the script, with a message that names a line."""
+        """Refuse the script with an error that names a line."""
         raise LineError(self.line if line is None else line, problem)
 
     def unclosed(self, opening: str, line: int) -> NoReturn:
@@ -185,19 +187,19 @@ class Lexer:
         self.at += 1
 
     def inside(self, start: int, stop: int) -> "Lexer":
-        """A lexer for a part of the text, with correct line numbers."""
+        """Make a lexer for a part of the text, with the line numbers of the whole text."""
         part = Lexer(self.text, self.line_of, self.script, self.depth)
         part.at, part.end = start, stop
         return part
 
     def deeper(self) -> None:
-        """Count one more level of nesting, and refuse scripts that are nested too deep."""
+        """Enter one more level of nesting; refuses a script that is nested too deep."""
         self.depth += 1
         if self.depth > _DEEPEST:
             self.fail(f"is nested deeper than {_DEEPEST} levels: write it flatter")
 
     def word(self, ends: str = WORD_ENDS, *, double: bool = False) -> RawWord:
-        """Read a word up to an unquoted character of ``ends``; with ``double``, by the rules inside
+        """Read a word up to an unquoted character in ``ends``; ``double`` applies the rules of
         double quotes.
         """
         start, parts = self.at, Parts(self)
@@ -316,7 +318,7 @@ class Lexer:
         return Arithmetic(expression=expression, line=line, source=source, quoted=quoted)
 
     def expression(self, start: int, stop: int) -> RawWord:
-        """The arithmetic expression between two offsets of the text, as a word to be expanded."""
+        """Read the arithmetic expression between two offsets of the text as a word to expand."""
         part = self.inside(start, stop)
         part.deeper()
         parts = Parts(part)
@@ -326,8 +328,8 @@ class Lexer:
         return RawWord(parts=parts.all(), line=self.line_of(start), source=source.strip())
 
     def closing_pair(self, start: int) -> int | None:
-        """The offset of the ``))`` that closes an arithmetic expression; None if nothing closes
-        it.
+        """Return the offset of the ``))`` that closes an arithmetic expression, or None if nothing
+        does.
         """
         level, end = 0, min(self.end, start + _LONGEST_SUM)
         for match in re.compile(r"[()]").finditer(self.text, start, end):
@@ -383,7 +385,7 @@ class Lexer:
         return Pipe(line=line, source=self.text[start : self.at])
 
     def here_documents(self) -> None:
-        """Read the bodies of here-documents, which start at the lexer's position."""
+        """Read the here-documents that start at the lexer's position."""
         for redirect, delimiter, is_quoted in self.awaited:
             start, strips = self.at, redirect.operator == "<<-"
             kept: list[tuple[int, int]] = []
@@ -406,8 +408,8 @@ class Lexer:
             for first, stop in kept:
                 parts.add_lines(self.text[first:stop], first)
         else:
-            # All lines of a here-document are read by one lexer, since a substitution may span
-            # several lines.
+            # One lexer reads all lines of a here-document, since a substitution may span several
+            # lines.
             text = "".join(self.text[first:stop] for first, stop in kept)
             starts, length = [], 0
             for first, stop in kept:
@@ -424,8 +426,8 @@ class Lexer:
 
 
 class Parts:
-    """Collects the parts of a word while it is read; characters with the same line and quoting form
-    one literal.
+    """Collects the parts of a word while it is read; neighbouring characters with the same line and
+    quoting form one part.
     """
 
     def __init__(self, lexer: Lexer) -> None:
@@ -478,13 +480,13 @@ class Parts:
 
 
 def lexer_of(text: str, base: int, script: Callable[[Lexer, str], Script]) -> Lexer:
-    """A lexer for the text of a file; ``base`` is added to its line numbers."""
+    """Make a lexer for the text of a file; ``base`` is added to its line numbers."""
     ends = [match.start() for match in re.finditer("\n", text)]
     return Lexer(text, lambda at: base + 1 + bisect_right(ends, at - 1), script)
 
 
 def lexer_of_value(text: Text, script: Callable[[Lexer, str], Script]) -> Lexer:
-    """A lexer for a text that the script built; line numbers are those of the script lines that
-    wrote it.
+    """Make a lexer for a text that the script built; it counts lines as the script lines that wrote
+    the text.
     """
     return Lexer(text.chars, text.line_at, script)

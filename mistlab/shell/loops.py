@@ -1,5 +1,5 @@
-"""Evaluates the tests and loops of a script: iteration by iteration if everything is known,
-otherwise the effect of any number of iterations at once.
+"""Evaluates tests and loops of a script. A loop runs iteration by iteration if everything is known;
+otherwise whatever it may change becomes unknown.
 """
 
 import re
@@ -59,7 +59,7 @@ _MOST_STEPS = 3_000_000
 
 
 class Tester:
-    """Evaluates the tests on one line of a script."""
+    """Evaluates the tests on a line of the script."""
 
     def __init__(self, expander: WordExpander, line: int) -> None:
         self._expander = expander
@@ -67,7 +67,7 @@ class Tester:
         self._line = line
 
     def bracketed(self, condition: Comparison) -> Maybe:
-        """The value of a test between ``[[`` and ``]]``."""
+        """Evaluate a test between ``[[`` and ``]]``."""
         if isinstance(condition, Joined):
             return self._joined(condition)
         try:
@@ -104,7 +104,7 @@ class Tester:
         return self._binary(operator, left, expander.text(operand.right))
 
     def plain(self, arguments: Sequence[Text]) -> Maybe:
-        """The value of a test that consists of words: those between ``[`` and ``]``, or those after
+        """Evaluate a test that consists of words, those between ``[`` and ``]`` or after
         ``test``.
         """
         return _TestReader(self, list(arguments)).whole()
@@ -138,14 +138,14 @@ class Tester:
         return bool(rest)
 
     def _without_absent(self, text: Text) -> Text:
-        """The text without variables that are set nowhere, which count as empty."""
+        """Remove variables that are set nowhere from a text, since they are assumed to be empty."""
         if text.is_known:
             return text
         absent = self._session.absent
         return replace(text, chars="".join(each for each in text.chars if each not in absent))
 
     def _assume(self, text: Text) -> None:
-        """Add a note that the variables in a text are assumed to be unset."""
+        """Add the note that the variables in a text are assumed to be unset."""
         for letter in text.chars:
             name = self._session.absent.get(letter)
             if name is not None and name.startswith("$"):
@@ -169,8 +169,8 @@ class Tester:
         return bool(path) and self._session.source.beside(path) is not None
 
     def _equal(self, left: Text, right: Text, *, is_pattern: bool) -> Maybe:
-        """Whether two texts are equal; variables that are set nowhere count as empty if the texts
-        are equal then.
+        """Return whether two texts are equal, assuming if necessary that variables which are set
+        nowhere are empty.
         """
         if not left.is_known and right.is_known and not right.chars.strip("*"):
             rest = self._without_absent(left)
@@ -230,18 +230,18 @@ class Tester:
 
 
 def _python(pattern: str) -> str:
-    """A POSIX regular expression as Python writes it."""
+    """Translate a POSIX regular expression to Python's syntax."""
     inner = re.sub(r"\[:(\w+):\]", lambda match: _POSIX.get(match[1], ""), pattern)
     return inner.replace("(?", "(\\?")
 
 
 def negated(value: Maybe) -> Maybe:
-    """The negation of a test's value, which may be unknown."""
+    """Negate the value of a test, which may be unknown."""
     return value if isinstance(value, Unknown) else not value
 
 
 class _TestReader:
-    """Reads the words of a ``test`` command from left to right."""
+    """Evaluates the words of a ``test`` command from left to right."""
 
     def __init__(self, tester: Tester, arguments: list[Text]) -> None:
         self._tester = tester
@@ -292,18 +292,20 @@ class _TestReader:
 
 
 def either(first: Maybe, second: Maybe) -> Maybe:
-    """Whether one of two tests is true; unknown if that depends on an unknown test."""
+    """Return whether one of two tests is true, or an unknown value if neither is known to be true
+    and one is unknown.
+    """
     if first is True or second is True:
         return True
     return first if isinstance(first, Unknown) else second
 
 
-# Evaluates the loops of a script: iteration by iteration if everything is known, otherwise the
-# effect of any number of iterations at once.
+# Evaluates the loops of a script: iteration by iteration if everything is known, otherwise all
+# iterations at once, with unknown results.
 
 
 class Runner(Protocol):
-    """The operations of the script's evaluator that loops call."""
+    """What the evaluation of loops requires of the script's evaluator."""
 
     session: Session
 
@@ -314,12 +316,12 @@ class Runner(Protocol):
         """Evaluate one command of a loop or list."""
 
     def test(self, script: Script, state: State) -> tuple[Maybe, frozenset[str]]:
-        """Whether a condition holds, and the assumptions on which its truth depends."""
+        """Return whether a condition holds, and the assumptions on which that depends."""
 
     def condition(
         self, line: int, source: str, cause: Maybe = True, assumed: frozenset[str] = frozenset()
     ) -> Guard:
-        """The condition as text for messages to the user."""
+        """Return a condition as text for messages to the user."""
 
 
 def run_for_in(runner: Runner, command: ForIn, state: State) -> None:
@@ -411,7 +413,7 @@ def _while_way(runner: Runner, command: While, state: State) -> None:
 
 
 def _is_same(before: State, after: State) -> bool:
-    """Whether an iteration changed nothing, so that later iterations would change nothing
+    """Return whether an iteration changed nothing, so that later ones would change nothing
     either.
     """
     names = ("variables", "arguments", "input", "written", "functions")
@@ -419,8 +421,8 @@ def _is_same(before: State, after: State) -> bool:
 
 
 def _stop_endless(session: Session, command: While, state: State, *, launches: bool) -> None:
-    """End the script at a loop whose iterations change nothing any more; refuse a loop that cannot
-    end.
+    """End the script at a loop that runs for ever without changing anything; refuses the script if
+    that loop cannot end.
     """
     _, parked = session.parked[-1]
     if any(each.flow == BREAK for each, _ in parked) or launches:
@@ -440,7 +442,7 @@ def _end(session: Session, state: State) -> None:
 
 
 def _turn(runner: Runner, body: Script, state: State) -> bool:
-    """Run one iteration of a loop; returns whether another iteration may follow."""
+    """Run one iteration of a loop; returns whether another may follow."""
     runner.run(body, state)
     collected(runner.session, state, (CONTINUE,))
     if state.flow not in (BREAK, CONTINUE):
@@ -454,7 +456,7 @@ def _turn(runner: Runner, body: Script, state: State) -> bool:
 
 
 def _unknown_loop(runner: Runner, state: State, condition: Guard, way: Way) -> None:
-    """Evaluate a loop with an unknown number of iterations: every variable that it changes becomes
+    """Evaluate a loop with an unknown number of iterations: each variable that it changes becomes
     unknown.
     """
     session = runner.session
@@ -489,12 +491,13 @@ def _unknown_loop(runner: Runner, state: State, condition: Guard, way: Way) -> N
     lose_changed(state)
 
 
-# A call of a command: its expanded words, and the state of the script in which it runs.
+# A command with expanded words, and the state of the script in which it runs.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A command with its expanded words, ``fields``: the program's name and its arguments.
+    """A command of the script with expanded words, ``fields``: the program's name, then its
+    arguments.
 
     ``environment`` are variables that are set for this command alone.
     """
@@ -510,15 +513,15 @@ class Call:
 
     @property
     def session(self) -> Session:
-        """The evaluation of the script that the command belongs to."""
+        """The evaluation of the script to which the command belongs."""
         return self.runner.session
 
     @property
     def line(self) -> int:
-        """The number of the script line with the command."""
+        """The line of the command in the script."""
         return self.command.line
 
     @property
     def plain_arguments(self) -> list[str]:
-        """The arguments as plain strings."""
+        """Return the arguments as plain strings."""
         return [text.chars for text in self.arguments]

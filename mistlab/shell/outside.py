@@ -1,5 +1,5 @@
-"""The output of programs that only transform texts and numbers (``echo``, ``printf``, ``sed`` and
-others), computed without running them.
+"""Computes the output of programs that only transform texts and numbers (``echo``, ``printf``,
+``sed`` and others) without running them.
 """
 
 import re
@@ -18,7 +18,7 @@ _FORMAT = re.compile(r"%(?:%|([-+ #0]*)(\d*)(?:\.(\d*))?([a-zA-Z]))|[^%]+|%")
 
 
 def echoed(arguments: Sequence[Text]) -> Text:
-    """The text that ``echo`` prints for these words."""
+    """Return what ``echo`` prints for these words."""
     rest, newline, escapes = list(arguments), True, False
     while rest and re.fullmatch(r"-[neE]+", rest[0].chars):
         options = rest.pop(0).chars
@@ -33,7 +33,7 @@ def echoed(arguments: Sequence[Text]) -> Text:
 def printed(
     session: Session, arguments: Sequence[Text], line: int, number: Callable[[Text], int]
 ) -> Text:
-    """The text that ``printf`` prints; its format is used again while arguments remain."""
+    """Return what ``printf`` prints; it repeats its format while arguments remain."""
     if not arguments:
         return Text()
     template, rest = arguments[0], list(arguments[1:])
@@ -90,11 +90,11 @@ def _decimal(text: str, precision: int, kind: str) -> str:
 
 
 def _requoted(text: str) -> str:
-    """A text quoted as ``printf %q`` does."""
+    """Quote a text as ``printf %q`` does."""
     return re.sub(r"([^\w@%+=:,./-])", r"\\\1", text, flags=re.ASCII) or "''"
 
 
-# Programs whose output is known without running them: those that only transform texts and numbers.
+# Computes the output of programs that only transform texts and numbers, without running them.
 
 
 Program = Callable[[Sequence[str], str], str | None]
@@ -102,7 +102,7 @@ _MOST = 10_000
 
 
 def output_of(program: str, arguments: Sequence[Text], given: Text | None) -> Text | None:
-    """The output of a program; None if it cannot be known without running the program."""
+    """Return the output of a program, or None if only running it would tell."""
     run = PROGRAMS.get(program)
     texts = [*arguments, *([given] if given is not None else [])]
     if run is None:
@@ -118,7 +118,9 @@ def output_of(program: str, arguments: Sequence[Text], given: Text | None) -> Te
 
 
 def _last_part(program: str, arguments: Sequence[Text]) -> Text | None:
-    """``basename``: the last part of a path, which may be known even if its folder is unknown."""
+    """Compute ``basename``: the last part of a path, which may be known even if the folder is
+    unknown.
+    """
     if program != "basename" or len(arguments) != 1:
         return None
     text = arguments[0]
@@ -142,7 +144,7 @@ def _dirname(arguments: Sequence[str], _: str) -> str | None:
 
 
 def _realpath(arguments: Sequence[str], _: str) -> str | None:
-    """``realpath``: a path without ``..``; a relative path stays relative to the script's
+    """Compute ``realpath``: a path without ``..``; a relative path stays relative to the script's
     folder.
     """
     paths = [each for each in arguments if not each.startswith("-")]
@@ -150,7 +152,7 @@ def _realpath(arguments: Sequence[str], _: str) -> str | None:
 
 
 def _readlink(arguments: Sequence[str], given: str) -> str | None:
-    """``readlink -f``: like ``realpath``, with links left unresolved."""
+    """Compute ``readlink -f`` like ``realpath``, without following links."""
     follows = any(each in ("-f", "-e", "-m") for each in arguments)
     return _realpath(arguments, given) if follows else None
 
@@ -181,9 +183,7 @@ def _expr(arguments: Sequence[str], _: str) -> str | None:
 
 
 def _bc(arguments: Sequence[str], given: str) -> str | None:
-    """``bc``: the value of sums of decimal numbers; ``scale`` is the number of digits of a
-    quotient.
-    """
+    """Compute ``bc`` for decimal numbers; ``scale`` is the number of digits of a quotient."""
     scale = 20 if "-l" in arguments else 0
     lines = list[str]()
     for statement in re.split(r"[;\n]", given):
@@ -205,9 +205,7 @@ def _shown(value: Decimal) -> str:
 
 
 def _sum(text: str, *, integers: bool, scale: int) -> Decimal | None:
-    """The value of an expression of ``bc``: sums, differences, products and quotients, with
-    parentheses.
-    """
+    """Evaluate an expression of ``bc`` with ``+ - * /`` and parentheses."""
     tokens = re.findall(r"\d+\.?\d*|\.\d+|[-+*/%()]|\S", text)
     if len(text) > 400 or any(not re.fullmatch(r"[\d.]+|[-+*/%()]", each) for each in tokens):
         return None
@@ -242,7 +240,7 @@ def _multiplied(tokens: list[str], integers: bool, scale: int) -> tuple[Decimal,
 
 
 def _product(first: Decimal, second: Decimal, scale: int) -> Decimal:
-    """The product of two decimal numbers, with as many digits as ``bc`` keeps."""
+    """Multiply two decimal numbers, keeping as many digits as ``bc`` does."""
     digits = [-int(each.as_tuple().exponent) for each in (first, second)]
     kept = min(sum(digits), max(scale, *digits))
     return (first * second).quantize(Decimal(1).scaleb(-kept), rounding=ROUND_DOWN)
@@ -268,7 +266,7 @@ def _wc(arguments: Sequence[str], given: str) -> str | None:
 
 
 def _tr(arguments: Sequence[str], given: str) -> str | None:
-    """``tr``: replace or delete single characters or ranges of characters in a text."""
+    """Compute ``tr``: replace or delete characters or ranges of characters."""
     if len(arguments) != 2 or any("[:" in each and each not in _SETS for each in arguments):
         return None
     if arguments[0] == "-d":
@@ -294,7 +292,7 @@ def _letters(text: str) -> str:
 
 
 def _cut(arguments: Sequence[str], given: str) -> str | None:
-    """``cut -d, -f2``: one field of each line."""
+    """Compute ``cut -d, -f2``: one field of each line."""
     match = re.fullmatch(r"-d ?(.) -f ?(\d{1,3})|-f ?(\d{1,3}) -d ?(.)", " ".join(arguments))
     if match is None:
         return None
@@ -338,11 +336,12 @@ PROGRAMS: Mapping[str, Program] = {
     "tail": _tail,
     "xargs": _xargs,
 }
-# Programs that read standard input; their output is known only if that input is known.
+# Programs whose output is known only if their standard input is.
 READERS = frozenset(("bc", "wc", "tr", "cut", "head", "tail", "xargs"))
 
 
-# ``sed`` with literal replacements, by which scripts fill in a template of a configuration.
+# Computes ``sed`` with literal replacements, by which scripts complete a template of a
+# configuration.
 
 
 # Matches characters with a special meaning in regular expressions; a pattern with one is not
@@ -359,16 +358,14 @@ class _Replacement:
     everywhere: bool
 
     def of(self, text: str) -> str:
-        """A text in which this ``sed`` command has replaced the old text: the first time on each
-        line, or every time.
-        """
+        """Replace the old text in another text, once on each line or everywhere."""
         count = -1 if self.everywhere else 1
         lines = text.split("\n")
         return "\n".join(line.replace(self.old, self.new, count) for line in lines)
 
 
 def run_sed(call: Call) -> bool:
-    """``sed``: print the input, or a file, with texts replaced; returns whether the result is
+    """Compute ``sed``: print the input or a file with texts replaced; returns whether the result is
     exact.
     """
     commands, paths = _taken_apart(call.arguments)
@@ -390,8 +387,8 @@ def run_sed(call: Call) -> bool:
 
 
 def _taken_apart(arguments: Sequence[Text]) -> tuple[list[Text], list[Text]]:
-    """Divide the arguments of ``sed`` into its commands and files; no commands if an option is
-    unknown.
+    """Divide the arguments of ``sed`` into its commands and files; returns no commands if an option
+    is unknown.
     """
     commands: list[Text] = []
     others: list[Text] = []
@@ -407,7 +404,7 @@ def _taken_apart(arguments: Sequence[Text]) -> tuple[list[Text], list[Text]]:
 
 
 def _replacement(command: str) -> _Replacement | None:
-    """The replacement that a ``sed`` command makes; None unless it replaces literal text."""
+    """Parse a replacement of ``sed``, or return None unless it replaces literal text."""
     if len(command) < 4 or command[0] != "s":
         return None
     parts = command[2:].split(command[1])

@@ -41,7 +41,7 @@ class Cursor:
         self._lexer = lexer
 
     def closes(self) -> bool:
-        """Whether the word or sign at the position ends a list of commands, such as ``fi`` or
+        """Return whether the word at the position ends a list of commands, such as ``fi`` or
         ``;;``.
         """
         if self._lexer.starts(";;") or self._lexer.starts(";&"):
@@ -49,8 +49,8 @@ class Cursor:
         return self.reserved() in CLOSING
 
     def reserved(self) -> str:
-        """The word at the position if it may be a reserved word, such as ``if``; otherwise
-        empty.
+        """Return the word at the position if it may be a reserved word such as ``if``, otherwise an
+        empty text.
         """
         lexer = self._lexer
         match = RESERVED.match(lexer.text, lexer.at, lexer.end)
@@ -71,9 +71,7 @@ class Cursor:
                 return
 
     def lines(self) -> None:
-        """Skip blanks and line ends, and read the here-documents whose bodies begin after a line
-        end.
-        """
+        """Skip blanks and line ends, and read the here-documents that begin on the next line."""
         self.blanks()
         while self._lexer.peek() == "\n":
             self._lexer.at += 1
@@ -82,7 +80,7 @@ class Cursor:
             self.blanks()
 
     def expect(self, word: str, opening: str, line: int) -> None:
-        """Read a reserved word such as ``fi``, or refuse the script in which it is missing."""
+        """Read a reserved word such as ``fi``; refuses a script in which it is missing."""
         self.lines()
         if self.reserved() != word:
             self._lexer.fail(f"{opening} lacks {word}: write {word} after it", line)
@@ -99,7 +97,7 @@ _REDIRECT = re.compile(
 
 
 def read_redirect(lexer: Lexer, blanks: Callable[[], None]) -> Redirect | None:
-    """The redirection at the lexer's position; None if there is none."""
+    """Parse a redirection at the lexer's position, or return None if there is none."""
     match = _REDIRECT.match(lexer.text, lexer.at, lexer.end)
     if match is None or BLANK.match(lexer.text, lexer.at, lexer.end):
         return None
@@ -117,7 +115,7 @@ def read_redirect(lexer: Lexer, blanks: Callable[[], None]) -> Redirect | None:
 
 
 def read_pattern(lexer: Lexer) -> RawWord:
-    """A pattern of ``case``; ``extglob`` patterns contain parentheses."""
+    """Parse a pattern of ``case``; ``extglob`` patterns contain parentheses."""
     parts, start = list[RawWord](), lexer.at
     while True:
         parts.append(lexer.word(WORD_ENDS))
@@ -146,7 +144,7 @@ _LONGEST = 1 << 17
 
 
 def parsed(text: str, base: int = 0) -> Script:
-    """The commands in the text of a file; ``base`` is added to its line numbers."""
+    """Parse the text of a file into commands; ``base`` is added to its line numbers."""
     if len(text) > _LONGEST:
         raise LineError(base + 1, "the file is longer than 128 KiB: give the launch line alone")
     if any(ord(letter) >= 0xF0000 for letter in text if not letter.isascii()):
@@ -155,7 +153,7 @@ def parsed(text: str, base: int = 0) -> Script:
 
 
 def parsed_value(text: Text) -> Script:
-    """The commands of a text that a script gives to ``eval`` or ``bash -c``."""
+    """Parse a text that a script gives to ``eval`` or ``bash -c`` into commands."""
     return _whole(lexer_of_value(text, script_until))
 
 
@@ -169,7 +167,7 @@ def _whole(lexer: Lexer) -> Script:
 
 
 def script_until(lexer: Lexer, closing: str) -> Script:
-    """The commands up to a closing character, which is left for the caller to read."""
+    """Parse commands up to a closing character, which the caller has to read."""
     return Parser(lexer).script(closing)
 
 
@@ -193,7 +191,9 @@ class Parser:
         return Script(commands=tuple(commands), source=lexer.text[start : lexer.at].strip())
 
     def _and_or(self) -> Command:
-        """Commands joined by ``&&`` and ``||``, with the ``;``, ``&`` or newline after them."""
+        """Parse commands joined by ``&&`` and ``||``, and the ``;``, ``&`` or newline that ends
+        them.
+        """
         lexer, line = self._lexer, self._lexer.line
         start = lexer.at
         commands, operators = [self._pipeline()], list[str]()

@@ -33,12 +33,12 @@ class _Token:
 
 
 def quoted(text: str) -> str:
-    """A shell pattern that matches only the given text."""
+    """Return a shell pattern that matches only the given text."""
     return _SPECIAL.sub(r"\\\g<0>", text)
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether a shell pattern matches the whole text.
+    """Return whether a shell pattern matches the whole text.
 
     >>> matches("*.py", "train.py"), matches("[0-9]b", "13b")
     (True, False)
@@ -47,14 +47,12 @@ def matches(pattern: str, text: str) -> bool:
 
 
 def ends_from(pattern: str, text: str, start: int) -> list[int]:
-    """The ends of all matches of a shell pattern that begin at an offset of a text, in ascending
-    order.
-    """
+    """Return where matches of a shell pattern that begin at an offset end, in ascending order."""
     return sorted(_ends(_tokens(pattern), text, {start}))
 
 
 def without(text: Text, pattern: str, operator: str) -> Text:
-    """A text without the prefix (``#``) or suffix (``%``) that a shell pattern matches."""
+    """Remove the prefix (``#``) or suffix (``%``) that a shell pattern matches from a text."""
     chars = text.chars
     if operator.startswith("#"):
         stops = ends_from(pattern, chars, 0)
@@ -70,8 +68,8 @@ def without(text: Text, pattern: str, operator: str) -> Text:
 
 
 def spans(pattern: str, text: str, *, every: bool) -> list[tuple[int, int]]:
-    """The start and the end of the longest matches of a shell pattern: of the first match, or of
-    all without overlap.
+    """Return start and end of the longest first match of a shell pattern, or of all matches without
+    overlap.
     """
     tokens, bounds, start = _tokens(pattern), list[tuple[int, int]](), 0
     while start < len(text):
@@ -85,7 +83,7 @@ def spans(pattern: str, text: str, *, every: bool) -> list[tuple[int, int]]:
 
 
 def _ends(tokens: list[_Token], text: str, starts: set[int]) -> set[int]:
-    """The possible ends of a shell pattern's matches that begin at one of ``starts``."""
+    """Return where matches of a shell pattern that begin at one of ``starts`` can end."""
     at = starts
     for token in tokens:
         if not at:
@@ -162,8 +160,8 @@ def _list(pattern: str, at: int) -> tuple[_Token, int]:
 
 
 def _class(pattern: str, at: int) -> tuple[_Token, int]:
-    """The characters that a bracket expression of a shell pattern matches; an unclosed bracket is
-    literal.
+    """Return the characters that a bracket expression of a shell pattern matches; an unclosed
+    bracket is a literal character.
     """
     stop = at + 1
     negated = pattern[stop : stop + 1] in ("!", "^")

@@ -1,5 +1,5 @@
-"""Programs that a script calls, which are not run: the scripts that they start, launches of
-training, and directives of the batch system.
+"""Evaluates calls of programs, which are never run: the scripts that they start, launches of
+training, and #SBATCH lines.
 """
 
 import re
@@ -29,8 +29,7 @@ from mistlab.shell.shell_text import LineError, Text, joined
 from mistlab.shell.syntax import Script, assigned_names
 
 _SBATCH = re.compile(r"[ \t]*#SBATCH[ \t]+(?P<words>.*?)[ \t]*(?:[ \t]#.*)?$")
-# Matches the first command of a script, after which directives of the batch system are ignored; a
-# here-document has its own directives.
+# Matches the first command of a script or here-document; #SBATCH lines after it are ignored.
 _COMMAND = re.compile(r"[ \t]*[^#\s]")
 _BEGINNING = re.compile(r"#!|[^#]*<<")
 # Matches an option of an ``#SBATCH`` line; a value after a space does not begin with a dash.
@@ -52,8 +51,8 @@ Fact = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directive:
-    """The options of an ``#SBATCH`` line. Slurm ignores such lines after the first command; these
-    are not ``read``.
+    """The options of an ``#SBATCH`` line; ``read`` is false if the line is behind the first
+    command, where Slurm ignores it.
     """
 
     line: int
@@ -62,7 +61,7 @@ class Directive:
 
 
 def directives(text: str) -> Iterator[Directive]:
-    """All ``#SBATCH`` lines of a script, in order."""
+    """List all ``#SBATCH`` lines of a script."""
     read = True
     for number, line in enumerate(text.split("\n"), 1):
         if (match := _SBATCH.match(line.rstrip("\r"))) is not None:
@@ -74,8 +73,8 @@ def directives(text: str) -> Iterator[Directive]:
 
 
 def facts_of(text: str, session: Session, base: int) -> dict[str, Fact]:
-    """The values that Slurm gives its variables for a script's directives, each with a note for the
-    user.
+    """Return the variables that Slurm sets because of a script's #SBATCH lines, each with a note
+    for the user.
     """
     facts: dict[str, Fact] = {}
     for directive in directives(text):
@@ -95,7 +94,9 @@ def facts_of(text: str, session: Session, base: int) -> dict[str, Fact]:
 
 
 def _value(name: str, text: str) -> str:
-    """The value of one of Slurm's variables; those that count nodes or GPUs need a number."""
+    """Return the value of one of Slurm's variables; a variable that counts nodes or GPUs needs a
+    number.
+    """
     text = text.strip("\"'")
     if name in ("--job-name", "--partition"):
         return text
@@ -106,7 +107,7 @@ def _value(name: str, text: str) -> str:
 
 
 def _multiply(facts: dict[str, Fact]) -> None:
-    """The number of all tasks of a job: tasks per node times nodes."""
+    """Set the number of all tasks of a Slurm job to its tasks per node times its nodes."""
     parts = [facts.get(name) for name in ("SLURM_NNODES", "SLURM_NTASKS_PER_NODE")]
     if None in parts or "SLURM_NTASKS" in facts:
         return
@@ -123,9 +124,7 @@ _MOST_FILES = 50
 
 
 def parsed_file(session: Session, text: str, name: str) -> Script:
-    """The commands in a file; the names that they assign count as set somewhere in the script from
-    now on.
-    """
+    """Parse a file; from now on the names that it assigns count as set by the script."""
     if len(session.files) >= _MOST_FILES:
         raise LineError(0, f"the script reads more than {_MOST_FILES} files: give the launch line")
     number = len(session.files)
@@ -143,7 +142,7 @@ def _know(session: Session, script: Script) -> None:
 
 
 def evaluated(call: Call, text: Text) -> None:
-    """``eval``: run the commands in a text in the current state."""
+    """Evaluate ``eval``: run the commands in a text."""
     call.session.spend(call.line, len(text))
     script = parsed_value(text)
     _know(call.session, script)
@@ -155,8 +154,8 @@ def evaluated(call: Call, text: Text) -> None:
 
 
 def sourced(call: Call) -> int | None:
-    """``source file arguments``: run the commands of a file in the current state; None if the file
-    is missing.
+    """Evaluate ``source file arguments``: run the commands of a file; returns None if the file is
+    missing.
     """
     state, session, path = call.state, call.session, call.arguments[0]
     text = text_of_file(session, state, path)
@@ -180,7 +179,7 @@ def sourced(call: Call) -> int | None:
 
 
 def _file(session: Session, text: Text, path: Text) -> Script:
-    """The commands of a file that the script wrote, or that is in the script's folder."""
+    """Parse a file that the script wrote, or that is in the script's folder."""
     if text.is_known and len(text.marks) <= 1:
         return parsed_file(
             session, text.chars, normpath(known_path(path) or session.rendered(path))
@@ -191,7 +190,7 @@ def _file(session: Session, text: Text, path: Text) -> Script:
 
 
 def run_text(call: Call, text: Text, arguments: Sequence[Text], outer: Sequence[Text]) -> None:
-    """``bash -c text name arguments``: run the commands in a text in a separate shell."""
+    """Evaluate ``bash -c text name arguments``: run the commands in a text in a separate shell."""
     call.session.spend(call.line, len(text))
     script = parsed_value(text)
     _know(call.session, script)
@@ -201,14 +200,14 @@ def run_text(call: Call, text: Text, arguments: Sequence[Text], outer: Sequence[
 
 
 def _handed(call: Call, text: Text) -> Guard:
-    """A condition under which the commands in a text run, with the assumptions on which the text
+    """Make the condition under which the commands in a text run: the assumptions on which the text
     depends.
     """
     return Guard(line=call.line, source="", assumed=text.assumed)
 
 
 def run_file(call: Call, text: Text, words: Sequence[Text], outer: Sequence[Text]) -> None:
-    """``bash file arguments``: run the commands of a file in a separate shell.
+    """Evaluate ``bash file arguments``: run the commands of a file in a separate shell.
 
     A script that starts itself with the arguments that it has, such as to submit itself to a queue,
     comes to the same place again: what it starts is taken as done.
@@ -245,8 +244,8 @@ def _run_child(call: Call, script: Script, words: Sequence[Text], outer: Sequenc
 
 
 def exported(variables: Mapping[str, Variable], session: Session) -> dict[str, Variable]:
-    """The variables that a started program sees: those that were exported, and those that the user
-    gives.
+    """Return the variables that a started program sees: exported ones, and those that the user
+    sets.
     """
     given = session.source.settings
     return {
@@ -256,20 +255,20 @@ def exported(variables: Mapping[str, Variable], session: Session) -> dict[str, V
     }
 
 
-# Programs that a script calls, which are not run: their output if it is known, the scripts that
-# they start, and launches of training.
+# Evaluates calls of programs, which are never run: output that is known, scripts that they start,
+# and launches of training.
 
 
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash", "ksh"))
 _QUEUES = frozenset(("sbatch", "qsub", "bsub"))
-# Programs that scripts run only for their exit status, as tests.
+# Programs that scripts call only for their exit status.
 _ASKED = word_set(
     """
     grep egrep fgrep cmp diff command which type pgrep ping nc test-path timeout curl
     """
 )
 _PREFIXES = frozenset(("env", "nohup", "exec", "sudo", "nice", "time", "stdbuf", "setsid"))
-# Programs that take a script as an argument, but do not start it.
+# Programs that have a script among their arguments but do not run it.
 _FILERS = frozenset(
     [
         *("chgrp", "chmod", "chown", "cp", "dos2unix", "file", "grep", "head", "install", "less"),
@@ -314,7 +313,7 @@ def _known_output(call: Call, name: str) -> bool:
 
 
 def _cat(call: Call) -> None:
-    """``cat``: print the input, or files whose text is known."""
+    """Evaluate ``cat``: print the input, or files whose text is known."""
     state = call.state
     paths = [text for text in call.arguments if not text.chars.startswith("-")]
     if not paths:
@@ -339,7 +338,7 @@ def _print_input(call: Call) -> None:
 
 
 def _tee(call: Call) -> None:
-    """``tee``: write the input to files as well as to standard output."""
+    """Evaluate ``tee``: write the input to files and to standard output."""
     state = call.state
     appends = any(text.chars in ("-a", "--append") for text in call.arguments)
     if state.input is not None and (len(state.input) > 1 or state.input.is_known):
@@ -372,7 +371,9 @@ def _inner(call: Call) -> bool:
 
 
 def _starter(call: Call, number: int) -> Callable[[Call, int], bool] | None:
-    """The function that evaluates a word that starts a shell or a script; None for other words."""
+    """Return the function that evaluates the shell or script that a word starts, or None for
+    another word.
+    """
     chars = call.fields[number].chars
     if name_of(chars) in _SHELLS:
         return _shell
@@ -388,7 +389,7 @@ def _named(call: Call, number: int) -> bool:
 
 
 def _is_value(words: Sequence[Text], number: int) -> bool:
-    """Whether a word can be the value of the option before it."""
+    """Return whether a word can be the value of the option before it."""
     return (
         number > 1
         and words[number - 1].chars.startswith("--")
@@ -448,7 +449,7 @@ def _wrap(call: Call, number: int) -> bool:
 
 
 def _remote(call: Call, number: int) -> bool:
-    """``ssh host command``: run the command's words, joined to a text, as a remote shell would."""
+    """Evaluate ``ssh host command`` as a remote shell would: its words are joined to one text."""
     words, at = call.fields, number + 1
     while at < len(words) and words[at].chars.startswith("-"):
         at += 2 if words[at].chars in ("-p", "-i", "-o", "-l", "-F", "-J") else 1
@@ -463,9 +464,7 @@ def _remote(call: Call, number: int) -> bool:
 
 
 def _prefixed(call: Call) -> bool:
-    """``env A=1 command``, ``nohup command``: evaluate the command after the prefix, with its
-    further variables.
-    """
+    """Evaluate the command behind ``env A=1`` or ``nohup``, with the variables set there."""
     rest, texts = list(call.arguments), dict(call.environment)
     while rest:
         match = _ENVIRONMENT.fullmatch(rest[0].chars)
@@ -496,7 +495,7 @@ def _prefixed(call: Call) -> bool:
 
 
 def _outside(call: Call, name: str) -> None:
-    """Record the words of a program whose effects are unknown, since it may train."""
+    """Record a program whose effects are unknown, since it may be the one that trains."""
     session, state = call.session, call.state
     session.spend(call.line, 1024)
     variables = exported(state.variables, session)
@@ -517,14 +516,14 @@ def _outside(call: Call, name: str) -> None:
     )
     text = _printed(call)
     state.print(text)
-    # The status of a command that decides a condition is unknown; otherwise, or before && and ||, a
-    # command is assumed to succeed.
+    # The status of a program is unknown if a condition asks for it; otherwise the program is
+    # assumed to succeed.
     is_asked = session.asks > 0 or name in _ASKED
     state.status = (session.first_unknown(text) or 0) if is_asked else 0
 
 
 def _printed(call: Call) -> Text:
-    """The output of a program that is not run, as an unknown text."""
+    """Return the output of a program that is not run, as an unknown text."""
     source = " ".join(call.command.source.split())[:80]
     reason = "is not known, since nothing is run"
     return call.session.unknown_at(call.line, f"$({source})", reason)

@@ -1,6 +1,4 @@
-"""The state of a script's evaluation: its text, the variables that the user gave, and the steps
-that are left.
-"""
+"""Holds the evaluation of a script: its text, the user's variables, and how many steps are left."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -22,16 +20,16 @@ from mistlab.shell.syntax import Command, Script, Simple
 
 
 def nothing_beside(path: str) -> None:
-    """A loader of the files beside a script that finds none, for texts without a folder."""
+    """Find no file, for texts that are in no folder."""
     del path
 
 
-# Matches a folder at the start of a path that only a running script knows.
+# Matches a folder at the start of a path that is known only when the script runs.
 _UNKNOWN_FOLDER = re.compile(r"^(?:`[^`]*`|\$\([^()]*\)|\$\{?\w+\}?)/")
 
 
 def known_part(path: str) -> str:
-    """A path in a script without leading folders that only the running script knows.
+    """Return a path without leading folders that are known only when the script runs.
 
     >>> known_part("$(pwd)/configs/ds.json")
     'configs/ds.json'
@@ -41,7 +39,8 @@ def known_part(path: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchFile:
-    """The text of a launch script to import, with a loader for files that the script refers to.
+    """The text of a launch script or configuration file to import, and a function that loads files
+    to which it refers.
 
     ``name`` is the file's path. ``beside`` gives the text of another file by the path that the file
     writes, or None where there is no such file. ``settings`` are values of variables that the user
@@ -62,16 +61,14 @@ class LaunchFile:
 
 
 Key = int | str
-# How a command leaves the commands around it: by reaching its end (normal), or by a jump.
+# How a command ends: normally, or by a jump out of a loop, a function or the script.
 NORMAL, BREAK, CONTINUE, RETURN, EXIT = "", "break", "continue", "return", "exit"
 Status = int | Unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """A shell variable with its values by index or key; a variable that is no array has only index
-    0.
-    """
+    """A shell variable with its values by index or key; if it is no array, it has only index 0."""
 
     items: Mapping[Key, Text]
     is_list: bool = False
@@ -93,17 +90,17 @@ class Variable:
 
     @property
     def line(self) -> int:
-        """The script line that wrote the shell variable's first value; 0 if none did."""
+        """The script line that wrote the shell variable's first value, 0 if no line did."""
         return next((text.line for text in self.items.values()), 0)
 
     def is_same(self, other: "Variable | None") -> bool:
-        """Whether another variable has the same values, ignoring the lines that wrote them."""
+        """Whether another variable has the same values, whichever lines wrote them."""
         if other is None or self.items.keys() != other.items.keys():
             return False
         return all(text.chars == other.items[key].chars for key, text in self.items.items())
 
     def assuming(self, notes: frozenset[str]) -> "Variable":
-        """A copy of the variable whose values carry further assumptions."""
+        """Return a copy of the variable whose values depend on further assumptions."""
         return replace(self, items={key: each.assuming(notes) for key, each in self.items.items()})
 
     @property
@@ -113,13 +110,13 @@ class Variable:
 
 
 def scalar(text: Text, *, exported: bool = False) -> Variable:
-    """A variable with a single value, at index 0."""
+    """Make a variable with a single value, at index 0."""
     return Variable(items={0: text}, exported=exported)
 
 
 @dataclass(slots=True, kw_only=True)
 class State:
-    """All that commands of a script can read and change: variables, arguments, files and output.
+    """What the commands of a script can read and change: variables, arguments, files and output.
 
     ``name`` is the script's own (``$0``). ``folder`` is the one that the script has entered by a
     path that is known, None where it is in the folder that it was started from. ``frames`` hold,
@@ -142,7 +139,7 @@ class State:
     levels: int = 0
 
     def copy(self) -> "State":
-        """A copy of the state that can be changed independently."""
+        """Return a copy of the state that can be changed independently."""
         made = replace(self)
         made.variables = dict(self.variables)
         made.functions = dict(self.functions)
@@ -156,7 +153,7 @@ class State:
             setattr(self, name, getattr(other, name))
 
     def print(self, text: Text) -> None:
-        """Append text to the output, unless nothing reads the output."""
+        """Append text to the script's output, unless nothing reads the output."""
         if self.output is not None:
             self.output = joined((self.output, text))
 
@@ -174,8 +171,8 @@ class State:
                 self.variables[name] = variable
 
 
-# What an evaluation holds besides the script's state: values given by the user, unknown parts, and
-# the steps that are left.
+# Holds what an evaluation needs besides the script's state: the user's values, unknown parts, and
+# how many steps are left.
 
 
 # Added to the line numbers of further files of a script, so that lines of different files have
@@ -191,8 +188,8 @@ class StepsError(LineError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """A condition under which commands run; ``cause`` says why its truth is unknown, None if it is
-    known.
+    """A condition under which commands run; ``cause`` says why it is unknown whether it holds, None
+    if it is known.
     """
 
     line: int
@@ -203,7 +200,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A command that was evaluated, and that may start training.
+    """A command of the script that may start training.
 
     ``loops`` are loops around the command: their variable, their line and its value there.
     ``callers`` are lines from which the command was reached.
@@ -222,8 +219,8 @@ class Started:
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """One evaluation of a script: the values given by the user, the unknown parts, and the commands
-    that were started.
+    """One evaluation of a script: the user's values, the unknown parts, and the commands that were
+    started.
 
     ``run`` evaluates a script in a state. ``parked`` are, for each running function or loop, states
     that left it early under a condition that is not known. ``tests`` counts the conditions that are
@@ -260,22 +257,20 @@ class Session:
     steps: int = 0
 
     def spend(self, line: int, size: int = 0) -> None:
-        """Count a step of the evaluation, and end it after too many steps."""
+        """Count steps of the evaluation, and end it if there are too many."""
         self.steps += 1 + size // 256
         if self.steps > _STEPS:
             message = "the script takes too many steps to follow: give the launch line alone"
             raise StepsError(line, message)
 
     def enter(self, line: int) -> None:
-        """Count a call of a function or another script, and refuse calls that are nested too
-        deep.
-        """
+        """Count a call of a function or another script; refuses calls that are nested too deep."""
         self.callers.append(line)
         if len(self.callers) > _DEEPEST:
             raise LineError(line, f"calls are nested deeper than {_DEEPEST} levels: call fewer")
 
     def unknown(self, unknown: Unknown) -> Text:
-        """A text that consists of one unknown part."""
+        """Make a text that consists of one unknown part."""
         if unknown in self.unknowns[-20:]:
             number = self.unknowns.index(unknown)
         else:
@@ -286,7 +281,7 @@ class Session:
         return plain(chr(FIRST_PLACEHOLDER + number), unknown.line)
 
     def first_unknown(self, *texts: Text) -> Unknown | None:
-        """The first unknown part in some texts; None if all of them are known."""
+        """Return the first unknown part in some texts, or None if all of them are known."""
         for text in texts:
             if not text.is_known:
                 letter = next(filter(_is_placeholder, text.chars))
@@ -294,7 +289,7 @@ class Session:
         return None
 
     def rendered(self, text: Text) -> str:
-        """The characters of a text; unknown parts appear as the script writes them."""
+        """Return a text as a string; unknown parts appear as the script writes them."""
         if text.is_known:
             return text.chars
         return "".join(
@@ -305,7 +300,7 @@ class Session:
         )
 
     def rendered_in_file(self, text: Text) -> str:
-        """The characters of a file's text; unknown parts appear unquoted, since quotes would end a
+        """Return a file's text as a string; unknown parts appear without quotes, which would end a
         string in the file.
         """
         if text.is_known:
@@ -318,20 +313,20 @@ class Session:
         )
 
     def word(self, text: Text) -> Word:
-        """A text as one word of a command, as options and messages use it."""
+        """Make a word of a command, as options and messages use it, from a text."""
         line, file = self.place(text.line)
         unknown = self.first_unknown(text)
         return Word(text=self.rendered(text), line=line, unknown=unknown, file=file)
 
     def place(self, line: int) -> tuple[int, str]:
-        """The number of a line in its own file, and the file's name unless it is the script
+        """Return the line number in its file, and the file's name unless it is the script
         itself.
         """
         number, line = divmod(line, FILE)
         return line, self.files[number] if number else ""
 
     def at(self, line: int) -> str:
-        """A line as messages to the user show it: its number, and the file unless it is the script
+        """Describe a line for messages by its number, and by its file unless it is the script
         itself.
         """
         number, file = self.place(line)
@@ -345,8 +340,8 @@ class Session:
         remedy: str = "",
         either: tuple[str, ...] = (),
     ) -> Text:
-        """A text that consists of one unknown part, with the script line that messages name for
-        it.
+        """Make a text that consists of one unknown part, with the script line that messages name
+        for it.
         """
         number, file = self.place(line)
         return self.unknown(
@@ -365,7 +360,7 @@ class Session:
 # nowhere are unknown.
 
 
-# Variables that every shell sets, so that their values are unknown, but they are never unset.
+# Variables that every shell sets: they have a value, which the script does not tell.
 ALWAYS_SET = frozenset(
     (
         *("HOME", "PATH", "PWD", "OLDPWD", "USER", "LOGNAME", "HOSTNAME", "SHELL", "LANG"),
@@ -376,19 +371,19 @@ ALWAYS_SET = frozenset(
 
 
 class Absence(Enum):
-    """The reason why a variable has no value."""
+    """Why a variable has no value."""
 
     EMPTY = "the script leaves it without a value"
     UNSET = "neither the script nor the user sets it"
 
 
 def given(text: str) -> Text:
-    """A text with the value that the user gave a variable."""
+    """Make a text of the value that the user gave to a variable."""
     return plain(text)
 
 
 def value_of(session: Session, state: State, name: str, line: int) -> Text | Absence:
-    """The value of ``$name``, or the reason why it has none."""
+    """Return the value of ``$name``, or the reason why it has none."""
     session.mentioned.add(name)
     variable = state.variables.get(name)
     if variable is not None:
@@ -398,7 +393,7 @@ def value_of(session: Session, state: State, name: str, line: int) -> Text | Abs
 
 
 def absence_of(session: Session, name: str, line: int) -> Text | Absence:
-    """The reason why a variable is unset; an unknown text for variables that every shell or job
+    """Return why a variable is unset, or an unknown text for a variable that every shell or job
     sets.
     """
     remedy = f"give --set {name}=VALUE"
@@ -417,7 +412,7 @@ def absence_of(session: Session, name: str, line: int) -> Text | Absence:
 
 
 def unset_text(session: Session, name: str, source: str, line: int) -> Text:
-    """The unknown value of a variable that is set nowhere in the script."""
+    """Return the unknown value of a variable that the script never sets."""
     reason = "is not set in the script"
     if session.missing:
         at, path = session.missing[-1]
@@ -428,12 +423,12 @@ def unset_text(session: Session, name: str, source: str, line: int) -> Text:
 
 
 def taken_as(session: Session, name: str, line: int, taken: str) -> frozenset[str]:
-    """The note that says which value is assumed for a variable."""
+    """Return the note that says which value is assumed for a variable."""
     return frozenset((f"{session.at(line)}: {name} is taken as {taken}: --set {name}=VALUE",))
 
 
 def assign(session: Session, state: State, name: str, text: Text, key: Key | None = None) -> None:
-    """Assign a value to a variable; a value given by the user takes precedence."""
+    """Assign a value to a variable, unless the user gave it one."""
     session.mentioned.add(name)
     if name in session.source.settings:
         return
@@ -453,7 +448,7 @@ def assign(session: Session, state: State, name: str, text: Text, key: Key | Non
 def assign_all(
     session: Session, state: State, name: str, items: Mapping[Key, Text], *, is_map: bool = False
 ) -> None:
-    """Assign these values to a shell array."""
+    """Assign values to a shell array."""
     session.mentioned.add(name)
     if name in session.source.settings:
         return
@@ -477,7 +472,9 @@ def append(session: Session, state: State, name: str, text: Text, key: Key | Non
 
 
 def named(session: Session, name: str, text: Text) -> Text:
-    """A copy of a text whose unknown part names the assigned variable in its remedy."""
+    """Return a copy of a text whose unknown part, in error messages, recommends to set the assigned
+    variable.
+    """
     unknown = session.first_unknown(text)
     if unknown is None or unknown.remedy:
         return text
@@ -487,7 +484,7 @@ def named(session: Session, name: str, text: Text) -> Text:
 
 
 def argument_of(session: Session, state: State, number: int, line: int) -> Text | Absence:
-    """The value of an argument (``$1``, ``$2``, ...); ``$0`` is the script's name."""
+    """Return the value of an argument (``$1``, ``$2``, ...); ``$0`` is the script's name."""
     if number == 0:
         if state.name is not None:
             return state.name
@@ -499,12 +496,12 @@ def argument_of(session: Session, state: State, number: int, line: int) -> Text 
 
 
 def unknown_path(session: Session, line: int) -> Text:
-    """The path of the script as the value of ``$0``: an unknown text."""
+    """Return an unknown text for ``$0``, the path of the script."""
     return session.unknown_at(line, "$0", "is the script's path, which is not known")
 
 
 def knows_arguments(session: Session, state: State) -> bool:
-    """Whether the script's arguments (``$1``, ...) are known: from a call, ``set --`` or the
+    """Return whether the script's arguments are known: from a call, from ``set --`` or from the
     user.
     """
     if session.source.arguments is not None or session.callers or state.arguments:
@@ -513,7 +510,7 @@ def knows_arguments(session: Session, state: State) -> bool:
 
 
 def unset_argument(session: Session, number: int, source: str, line: int) -> Text:
-    """The unknown value of a script argument that the user did not give."""
+    """Return an unknown text for a script argument that the user did not give."""
     remedy = "give its arguments after --: -- " + " ".join(
         f"ARG{each}" for each in range(1, min(number, 9) + 1)
     )
@@ -523,7 +520,7 @@ def unset_argument(session: Session, number: int, source: str, line: int) -> Tex
 
 
 def without_arguments(session: Session, line: int, source: str) -> frozenset[str]:
-    """The note that the script is assumed to be started without arguments."""
+    """Return the note that the script is assumed to be started without arguments."""
     where = f"{session.at(line)}: {source}"
     note = f"{where}: the script is taken as started without arguments: -- ARG1 ..."
     return frozenset((note,))

@@ -54,9 +54,7 @@ def run_assignment(expander: WordExpander, item: Assignment, *, is_map: bool = F
 
 
 def _assign_number(expander: WordExpander, item: Assignment, old: Variable, text: Text) -> None:
-    """Assign the value of an arithmetic expression to a variable with the integer attribute
-    (``declare -i``).
-    """
+    """Assign an arithmetic value to a variable that is declared as an integer (``declare -i``)."""
     try:
         number = expander.number_in(text.chars, item.line)
         if item.appends and old.text is not None:
@@ -99,7 +97,7 @@ def _assign_list(expander: WordExpander, item: Assignment, *, is_map: bool) -> N
 def run_declaration(
     expander: WordExpander, program: str, items: Sequence[RawWord | Assignment]
 ) -> int:
-    """Execute ``export``, ``declare``, ``typeset``, ``local`` or ``readonly``."""
+    """Run ``export``, ``declare``, ``typeset``, ``local`` or ``readonly``."""
     options = ""
     for item in items:
         if isinstance(item, Assignment):
@@ -129,7 +127,7 @@ def _declare(
     text: Text | None = None
     if is_local and state.frames and not is_given:
         if item is not None and isinstance(item.value, RawWord) and item.subscript is None:
-            # The assigned value is expanded before the variable is declared, as in ``local x=$x``.
+            # Expand the value before the variable is declared, as for ``local x=$x``.
             text = expander.text(item.value)
         state.hide(name)
         if before is not None:
@@ -169,7 +167,7 @@ def _mark(expander: WordExpander, name: str, options: str, program: str) -> None
 
 
 def run_unset(expander: WordExpander, arguments: Sequence[Text]) -> int:
-    """Execute ``unset``."""
+    """Run ``unset``."""
     state = expander.state
     for text in arguments:
         name, _, key = text.chars.partition("[")
@@ -179,8 +177,8 @@ def run_unset(expander: WordExpander, arguments: Sequence[Text]) -> int:
             state.variables.pop(name, None)
             if not text.chars.startswith("-"):
                 state.functions.pop(name, None)
-            # An unset variable counts as assigned by the script, so it is empty rather than unknown
-            # from here on.
+            # After ``unset`` the variable is empty rather than unknown, as if the script had
+            # assigned it.
             expander.session.assigned.setdefault(name, 0)
             expander.session.assigned[name] = 0
         elif (old := state.variables.get(name)) is not None:
@@ -193,7 +191,7 @@ def run_unset(expander: WordExpander, arguments: Sequence[Text]) -> int:
 
 
 def assigned_texts(expander: WordExpander, items: Sequence[Assignment]) -> dict[str, Text]:
-    """The values that ``A=1 command`` assigns for the duration of that command."""
+    """Return the values that ``A=1 command`` assigns while the command runs."""
     texts: dict[str, Text] = {}
     for item in items:
         if isinstance(item.value, tuple):
@@ -212,8 +210,8 @@ def assigned_texts(expander: WordExpander, items: Sequence[Assignment]) -> dict[
 
 
 def run_getopts(call: Call) -> Status:
-    """Parse the next option of the script into a variable; ``OPTIND`` and ``OPTARG`` hold the
-    position and the option's argument.
+    """Parse the script's next option into a variable; ``OPTIND`` holds the position, ``OPTARG`` the
+    option's value.
     """
     if len(call.arguments) < 2:
         return 2
@@ -234,7 +232,7 @@ def run_getopts(call: Call) -> Status:
 def _option(
     call: Call, name: str, arguments: tuple[Text, ...], position: tuple[int, int]
 ) -> Status:
-    """Parse the option at a position: the index of an argument, and an offset in it."""
+    """Parse the option at an offset in an argument, which an index selects."""
     index, inner = position
     letters, current = call.arguments[0].chars, arguments[index - 1]
     letter = current.chars[inner]
@@ -283,7 +281,8 @@ def _take(call: Call, name: str, letter: str, value: Text | None) -> Status:
 
 Builtin = Callable[[Call], Status]
 _OPTIONS = {"e": "errexit", "a": "allexport"}
-# Matches names of files that set up a machine, such as modules, and contain no options of training.
+# Matches names of files that set up a machine, such as its modules, and hold no options of
+# training.
 _OF_MACHINES = re.compile(
     r"activate|bashrc|bash_profile|profile|conda\.sh|/etc/|setvars|set_env\.sh|modules?\b|venv|/init/"
     r"|\.cargo|\.env$|vars\.sh"
@@ -356,8 +355,8 @@ def _shift(call: Call) -> Status:
     text = call.arguments[0] if call.arguments else plain("1")
     number = call.expander.number_in(text.chars, call.line)
     if unknown := call.session.first_unknown(*state.arguments[:number]):
-        # An unknown argument may stand for several arguments or none, so the arguments left by
-        # ``shift`` are unknown.
+        # An unknown argument may be several arguments or none, so it is unknown which ones
+        # ``shift`` leaves.
         reason, remedy = unknown.reason, unknown.remedy
         state.arguments = (call.session.unknown_at(call.line, '"$@"', reason, remedy),)
         return 0
@@ -413,7 +412,7 @@ def _let(call: Call) -> Status:
 
 
 def _read(call: Call) -> Status:
-    """``read``: assign the next line of the input to variables, field by field."""
+    """Run ``read``: assign the fields of the next input line to variables."""
     names, array, delimiter = _read_options(call)
     state = call.state
     if state.input is None:
@@ -452,9 +451,7 @@ def _read_options(call: Call) -> tuple[list[str], str, str]:
 
 
 def _fields(line: Text, most: int, ends: str) -> list[Text]:
-    """The fields of a line for ``read``: at most ``most``, of which the last takes the rest of the
-    line.
-    """
+    """Split a line into at most ``most`` fields; the last one takes the rest of the line."""
     fields, at, chars = list[Text](), 0, line.chars.rstrip("".join(set(ends) & set(" \t\n")))
     while at < len(chars):
         while at < len(chars) and chars[at] in ends and chars[at] in " \t\n":
@@ -487,7 +484,7 @@ def _mapfile(call: Call) -> Status:
 
 
 def _cd(call: Call) -> Status:
-    """``cd``: enter a folder with a known path, usually the script's own."""
+    """Run ``cd``: enter a folder with a known path, usually the script's own."""
     state = call.state
     paths = [text for text in call.arguments if not text.chars.startswith("-")]
     folder = paths[0] if len(paths) == 1 and paths[0].is_known and paths[0].chars else None
@@ -502,7 +499,9 @@ def _cd(call: Call) -> Status:
 
 
 def _pwd(call: Call) -> Status:
-    """``pwd``: the folder that the script has entered; the start folder is unknown."""
+    """Run ``pwd``: print the folder that the script has entered; the folder in which it starts is
+    unknown.
+    """
     text = call.state.folder
     if text is None:
         text = call.session.unknown_at(call.line, "$(pwd)", "is known only where the script runs")

@@ -1,4 +1,4 @@
-"""The texts and words of an evaluated script: characters with the lines that wrote them, and
+"""Represents the texts of an evaluated script: characters with the lines that wrote them, and
 placeholders for unknown parts.
 """
 
@@ -11,7 +11,7 @@ from mistlab.core.values import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknown:
-    """A part of a script's text whose value cannot be known without running the script.
+    """A part of a script's text that is known only when the script runs.
 
     ``expression`` is the part as the script writes it (``$(hostname)``, ``$1``), ``line`` the line
     that it stands on, ``reason`` why its value is not known, ``remedy`` how the user can give it.
@@ -34,7 +34,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
-    """A word of an evaluated command: its text, its line and its unknown part, if any.
+    """A word of an evaluated command: its text, its line, and its unknown part if it has one.
 
     Unknown parts stand in ``text`` as the script writes them; ``unknown`` explains the first of
     them. ``line`` is 0 for words that do not come from a script, and the line that wrote the word's
@@ -50,12 +50,12 @@ class Word:
         return self.text
 
 
-# Texts of an evaluated script: characters with the lines that wrote them, and placeholders for
-# unknown parts.
+# Represents the texts of an evaluated script: characters with the lines that wrote them, and
+# placeholders for unknown parts.
 
 
-# An unknown part is represented in a text by one character of this private-use plane, so that texts
-# can be joined, split and compared as usual; ``Session.unknowns`` maps it to its meaning.
+# One private-use character stands for each unknown part of a text, so that texts can be joined and
+# split as usual; ``Session.unknowns`` maps the character to the unknown part.
 FIRST_PLACEHOLDER, LAST_PLACEHOLDER = 0xF0000, 0xFFFFD
 LONGEST = 1 << 18
 
@@ -98,11 +98,11 @@ class Text:
 
     @property
     def line(self) -> int:
-        """The script line that wrote the text's last characters; 0 if none did."""
+        """The script line that wrote the text's last characters, 0 if no line did."""
         return self.marks[-1][1] if self.marks else 0
 
     def line_at(self, offset: int) -> int:
-        """The script line that wrote the character at an offset."""
+        """Return the script line that wrote the character at an offset."""
         line = self.marks[0][1] if self.marks else 0
         for start, marked in self.marks:
             if start > offset:
@@ -122,28 +122,28 @@ class Text:
         return Text(self.chars[start:stop], marks, self.assumed)
 
     def with_chars(self, chars: str) -> "Text":
-        """A text with other characters that count as written by this text's lines."""
+        """Return a text with other characters, which count as written by the same lines."""
         return Text(chars, ((0, self.line),) if self.line else (), self.assumed)
 
     def assuming(self, notes: frozenset[str]) -> "Text":
-        """A copy of the text with further assumptions, on which its value depends."""
+        """Return a copy of the text whose value depends on further assumptions."""
         if notes <= self.assumed:
             return self
         return Text(self.chars, self.marks, self.assumed | notes)
 
 
 def is_placeholder(letter: str) -> bool:
-    """Whether a character stands for an unknown part."""
+    """Return whether a character stands for an unknown part."""
     return FIRST_PLACEHOLDER <= ord(letter) <= LAST_PLACEHOLDER
 
 
 def plain(chars: str, line: int = 0) -> Text:
-    """A text whose characters were all written by one script line."""
+    """Make a text whose characters were all written by one script line."""
     return Text(chars, ((0, line),) if line else ())
 
 
 def joined(parts: Iterable[Text], separator: str = "") -> Text:
-    """Several texts joined to one, each character with the line that wrote it."""
+    """Join several texts; each character keeps the line that wrote it."""
     chars: list[str] = []
     marks: list[tuple[int, int]] = []
     assumed: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""The syntax tree of a shell script, and the names that the script assigns.
+"""Defines the syntax tree of a shell script, and lists the names that a script assigns.
 
 Lines count from 1; ``source`` is a part as it is written.
 """
@@ -26,7 +26,9 @@ class Expanded(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Literal(SyntaxNode):
-    """Literal characters of a word; only unquoted ones are split or have a meaning in patterns."""
+    """Literal characters of a word; only unquoted ones can be split or have a meaning in
+    patterns.
+    """
 
     text: str
     quoted: bool = False
@@ -34,7 +36,9 @@ class Literal(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dollar(Expanded):
-    """``$name`` or ``${...}``: ``prefix`` is ``#`` for a length, ``!`` for an indirect name."""
+    """An expansion ``$name`` or ``${...}``; ``prefix`` is ``#`` for a length, ``!`` for an indirect
+    name.
+    """
 
     name: str
     prefix: str = ""
@@ -60,7 +64,7 @@ class Arithmetic(Expanded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipe(SyntaxNode):
-    """A process substitution, ``<(...)`` or ``>(...)``, which is a path in a running shell; or a
+    """A process substitution ``<(...)`` or ``>(...)``, which a shell replaces by a path; or a
     placeholder ``<path>``.
     """
 
@@ -80,7 +84,7 @@ class RawWord(SyntaxNode):
 
     @property
     def bare(self) -> str | None:
-        """The word's text if it has no quotes and no expansions; None otherwise."""
+        """The word's text, or None if it has quotes or expansions."""
         if all(isinstance(part, Literal) and not part.quoted for part in self.parts):
             return "".join(part.text for part in self.parts if isinstance(part, Literal))
         return None
@@ -108,7 +112,7 @@ class Assignment(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redirect(SyntaxNode):
-    """A redirection; ``body`` is filled with the text of a here-document once it is read."""
+    """A redirection; ``body`` gets the text of a here-document once that is read."""
 
     operator: str
     target: RawWord
@@ -118,8 +122,8 @@ class Redirect(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simple(SyntaxNode):
-    """A simple command: assignments, then words; in a declaration such as ``export``, assignments
-    are among the words.
+    """A simple command: assignments followed by words; a declaration such as ``export`` has
+    assignments among its words.
     """
 
     assignments: tuple[Assignment, ...]
@@ -156,7 +160,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class If(SyntaxNode):
-    """An ``if`` command: pairs of condition and body for ``if`` and each ``elif``, and the body of
+    """An ``if`` command: conditions and bodies of ``if`` and each ``elif``, and the body of
     ``else``.
     """
 
@@ -166,7 +170,7 @@ class If(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """A pattern list of ``case`` with its commands; ``ending`` is ``;;``, ``;&`` or ``;;&``."""
+    """A branch of ``case``: patterns, commands, and its end ``;;``, ``;&`` or ``;;&``."""
 
     patterns: tuple[RawWord, ...]
     body: Script
@@ -235,7 +239,7 @@ class Count(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
-    """A test inside ``[[ ]]`` with one operand, in which case ``left`` is None, or two."""
+    """A test inside ``[[ ]]`` with two operands, or with one if ``left`` is None."""
 
     operator: str
     right: RawWord
@@ -308,7 +312,9 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def assigned_names(node: object) -> dict[str, int]:
-    """The names that a part of a script assigns, with the first line of each."""
+    """Return the names that a part of a script assigns, each with the first line that assigns
+    it.
+    """
     names: dict[str, int] = {}
     for name, line in _assigned(node):
         names[name] = min(line, names.get(name, line))
