@@ -82,7 +82,7 @@ def _base(top: Section) -> Base:
 
 def _check_base(kind: str, base: Base) -> None:
     if base != "16bit":
-        reason = f"{kind} training" if kind else "no adapters are told"
+        reason = f"{kind} training" if kind else "no adapters are given"
         reject(f"load_in_{base[0]}bit: {base} weights are frozen, and {reason}: give adapters too")
 
 

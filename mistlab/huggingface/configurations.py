@@ -88,8 +88,8 @@ def _leading(keys: TypeKeys, key: str, is_dense: Sequence[bool]) -> int:
     if not all(is_dense[:count]):
         refuse(
             keys.name(key),
-            f"{shown(keys.get(key))}: blocks with and without experts take turns, which is "
-            "not supported: write the model's mapping",
+            f"{shown(keys.get(key))}: blocks with and without experts alternate, which is "
+            "not supported: write the model as a mapping (docs/reference/plan-file.md)",
         )
     return count
 
@@ -103,13 +103,13 @@ def _check_listed(keys: TypeKeys, every: int) -> None:
     if given is not None and given != [*range(every - 1, keys.needed("num_hidden_layers"), every)]:
         refuse(
             keys.name(row["listed"]),
-            f"{shown(given)} is not every {every}th block, which {row['every']} says: correct "
-            "one of them",
+            f"{shown(given)} does not list every {every}th block, as {row['every']} states: "
+            "correct one of them",
         )
     if every > 1 and "plain" in row and keys.items(row["plain"]):
         refuse(
             keys.name(row["plain"]),
-            f"blocks with and without experts take turns in two ways: give {row['every']}: 1, "
+            f"two keys mix blocks with and without experts: give {row['every']}: 1, "
             "or an empty list",
         )
 
@@ -148,7 +148,8 @@ def window_of(keys: TypeKeys) -> tuple[Mapping[str, int] | None, str]:
     if every is None:
         refuse(
             "layer_types",
-            f"blocks with windows of {size} take turns unevenly, which is not supported: {_REMEDY}",
+            f"blocks with windows of {size} are at uneven distances, which is not supported: "
+            f"{_REMEDY}",
         )
     remark = "" if at_end else f"of {every} blocks the last attends to all tokens, not another"
     return {"size": size, "full_every": every}, remark
@@ -220,8 +221,7 @@ def delta_net(keys: TypeKeys) -> Fields:
     if experts.get("experts", {}).pop("dense_blocks", 0) or "pattern" in experts:
         refuse(
             "mlp_only_layers",
-            "blocks with and without experts take turns, which is not supported: give an "
-            "empty list",
+            "blocks with and without experts alternate, which is not supported: give an empty list",
         )
     return {
         **experts,
@@ -367,7 +367,8 @@ def _with_later(config: Mapping[str, Any], name: str, key: str) -> ModelSpec:
     """Return the model with its blocks for multi-token prediction, which are otherwise left out."""
     keys = TypeKeys(row=_row_of(config), config=config)
     if keys.row.later != key or not (count := keys.whole(key, minimum=0)):
-        refuse(key, "the file has no blocks for tokens after the next: name the file alone")
+        reason = "the file has no blocks for multi-token prediction"
+        refuse(key, f"{reason}: give its path without #{key}")
     model = model_of_config(config, name)
     remarks = tuple(one for one in model.remarks if one != LEFT_OUT)
     with within("further_tokens"):
@@ -377,7 +378,7 @@ def _with_later(config: Mapping[str, Any], name: str, key: str) -> ModelSpec:
 def _text_part(config: Mapping[str, Any], part: str) -> Mapping[str, Any]:
     inner = config.get(part)
     if part != TEXT or not isinstance(inner, Mapping):
-        refuse(part, f"the file has no such part: name the file alone, or #{TEXT} of one that has")
+        refuse(part, f"the file has no such section: give its path without #{part}")
     if KIND not in inner:
         refuse(f"{part}.{KIND}", "missing: give the type of the text's model")
     return inner

@@ -111,7 +111,7 @@ def chosen(session: Session) -> Candidate | None:
         each = known[0]
         reject(
             f"{session.at(each.line)}: {each.program} seems to prepare, convert or evaluate, and "
-            f"no command trains: give the script that does, or --line {each.line} to take this one"
+            f"no command trains: give the script that does, or --line {each.line} to import it"
         )
     kept = _distinct(each for each in known if each.rank == best)
     if len({each.signature for each in kept}) > 1:

@@ -80,7 +80,7 @@ def test_defaults_of_the_trainer_are_told() -> None:
     ("more", "words"),
     [
         ("rank: 16", "rank: this run .* trains adapters"),
-        ("load_in_4bit: true", "load_in_4bit: 4bit weights are frozen, and no adapters are told"),
+        ("load_in_4bit: true", "load_in_4bit: 4bit weights are frozen, and no adapters are given"),
         ("adapter: ia3", "adapter: ia3 is not supported: give lora, qlora or full"),
         ("beta: 0.1", "beta: this run .* trains by preferences"),
         ("num_generations: 8", "num_generations: this run .* by reinforcement learning"),

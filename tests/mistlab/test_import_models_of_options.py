@@ -79,7 +79,7 @@ def test_a_hybrid_s_program_is_enough() -> None:
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
-        ("MM/M/M", "has further tokens"),
+        ("MM/M/M", "has blocks for multi-token prediction"),
         ("MGM", "'G' is a gated delta net without a network, which no supported model has"),
         ("M+M", r"'\+' is latent attention"),
         ("MxM", "'x' is no kind of block"),

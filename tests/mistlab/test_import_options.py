@@ -212,7 +212,9 @@ def test_pipelines_may_be_listed_or_counted_with_embedding_and_loss() -> None:
 
 
 def test_a_stage_without_blocks_is_refused_in_words() -> None:
-    with pytest.raises(InputError, match="beside embedding and loss a stage of 4 has no blocks"):
+    with pytest.raises(
+        InputError, match="one of 4 stages would have embedding or loss but no blocks"
+    ):
         imported(
             "--pipeline-model-parallel-size 4 --num-layers 2 "
             "--pp-partition-method type:transformer|embedding"

@@ -195,7 +195,7 @@ def test_an_engine_may_be_given_for_predictions() -> None:
             "--optimizer-offload-fraction 2",
             "--optimizer-offload-fraction: line 1: 2 is out of range",
         ),
-        ("--pipeline-model-parallel-layout 'Et|tQ'", "layout: 'Q' is not supported here"),
+        ("--pipeline-model-parallel-layout 'Et|tQ'", "layout: 'Q' is not supported"),
         ("--micro-batch-size", "--micro-batch-size: line 1: its value is missing"),
         (
             "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et|t|tL'",

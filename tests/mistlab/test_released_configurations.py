@@ -230,11 +230,11 @@ def test_a_wrong_value_is_refused_by_key_value_and_remedy(
         ),
         (
             {"model_type": "qwen3_moe", "mlp_only_layers": [5]},
-            r"mlp_only_layers: \[5\]: blocks with and without experts take turns",
+            r"mlp_only_layers: \[5\]: blocks with and without experts alternate",
         ),
         (
             {"model_type": "llama4_text", "moe_layers": [0, 1]},
-            r"moe_layers: \[0, 1\] is not every 1th block",
+            r"moe_layers: \[0, 1\] does not list every 1th block",
         ),
         (
             {"model_type": "opt", "word_embed_proj_dim": 512},
@@ -246,7 +246,7 @@ def test_a_wrong_value_is_refused_by_key_value_and_remedy(
         ),
         (
             {"model_type": "qwen2", "use_sliding_window": True},
-            r"layer_types: blocks with windows of 4096 take turns unevenly",
+            r"layer_types: blocks with windows of 4096 are at uneven distances",
         ),
         (
             {"model_type": "nemotron_h", "hybrid_override_pattern": "MX"},
@@ -271,7 +271,7 @@ def test_text_of_a_model_with_more_inputs_is_read_where_it_is_asked_for(tmp_path
         model_from("config.json", tmp_path)
     model = model_from("config.json#text_config", tmp_path)
     assert model == replace(catalog.model("llama4-scout"), name=model.name, layers=24)
-    with pytest.raises(InputError, match=r"vision: the file has no such part"):
+    with pytest.raises(InputError, match=r"vision: the file has no such section"):
         model_from("config.json#vision", tmp_path)
 
 

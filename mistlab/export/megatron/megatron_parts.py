@@ -67,15 +67,15 @@ def segments_of(options: Options, layers: int | None) -> list[str]:
     main, *further = text.split("/")
     if any(further):
         reject(
-            f"{options.where(PATTERN)}: {text} has further tokens (behind /), which no supported "
-            "hybrid model has: leave them out"
+            f"{options.where(PATTERN)}: {text} has blocks for multi-token prediction (after "
+            "the /), which no supported hybrid model has: remove them"
         )
     for letter in main.replace("|", ""):
         if letter not in _LETTERS:
             meaning = _MEANINGS.get(letter, "no kind of block")
             reject(
                 f"{options.where(PATTERN)}: {letter!r} is {meaning}, which no supported model "
-                f"has: give blocks of {_LETTERS}"
+                f"has: write a pattern of the letters {_LETTERS}"
             )
     if not main.replace("|", ""):
         reject(f"{options.where(PATTERN)}: {text!r} has no blocks: give a letter for each")

@@ -111,8 +111,8 @@ def _beside_ends(options: Options, num_stages: int, layers: int) -> Sequence[int
     shares[-1] -= at_end
     if 0 in shares:
         reject(
-            f"--num-layers {layers}: beside embedding and loss a stage of {num_stages} has no "
-            "blocks, which plans cannot express: give fewer stages"
+            f"--num-layers {layers}: one of {num_stages} stages would have embedding or loss but "
+            "no blocks, which plans cannot express: give fewer stages"
         )
     return shares
 
@@ -171,8 +171,8 @@ def parts_of_layout(layout: str) -> list[int]:
         text = re.sub(pattern, _repeated, text)
     if unknown := sorted(set(text) - set("EtmL|")):
         reject(
-            f"--pipeline-model-parallel-layout: {''.join(unknown)!r} is not supported here: give "
-            "E, t, m, L and |, with (...)*N"
+            f"--pipeline-model-parallel-layout: {''.join(unknown)!r} is not supported: write "
+            "only E, t, m, L and |, and (...)*N for repetitions"
         )
     return [part.count("t") for part in text.split("|")]
 

@@ -55,8 +55,8 @@ def one_mesh(title: str, known: Collection[str] = REPLICAS) -> Row:
             if (degree := stage.degree(name)) > 1:
                 refuse(
                     f"plan.stages[0].{name}",
-                    f"{degree}, and this export to {title} writes no such ranks: give {name}: 1, "
-                    "and replicas in their place",
+                    f"{degree}, which this export to {title} cannot express: give {name}: 1, "
+                    "and more data_parallel ranks instead",
                 )
         return job
 
@@ -126,8 +126,9 @@ def unsharded_bases(title: str, bits: Collection[str]) -> Row:
         if base in bits and sharing.shards:
             refuse(
                 "workload.base",
-                f"{base}, and states are sharded or offloaded (zero: {sharing.level}), which "
-                f"{title} cannot with such weights: give base: 4bit, or zero: 0 without offloading",
+                f"{base}, but states are sharded or offloaded (zero: {sharing.level}), which "
+                f"{title} cannot do with such weights: give base: 4bit, or zero: 0 without "
+                "offloading",
             )
         return job
 
