@@ -35,7 +35,7 @@ def model_parameters(workload: Workload) -> int:
 # 2203.15556).
 CHINCHILLA_TOKENS_A_PARAMETER = 20.0
 OPERATIONS_RECOMPUTED = 8.0
-# Frozen weights have no gradients: two operations less.
+# Frozen weights need no weight gradients, which saves two operations per parameter and token.
 OPERATIONS_FROZEN = 6.0
 
 
@@ -114,7 +114,7 @@ def steps_of(tokens: float, tokens_a_step: int) -> float:
 
 
 WATTS_A_KILOWATT = 1000.0
-# The bounds of the price of one GPU for an hour, in dollars.
+# The range in which the price of a GPU hour must lie, in dollars.
 OF_AN_HOUR = bounded(
     minimum=0, most=40, usual="dollars of one GPU (250 cents are 2.5; a node of 8 for 98 is 12.25)"
 )
@@ -122,7 +122,7 @@ OF_AN_HOUR = bounded(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices(Checked):
-    """The prices of one GPU for an hour: money, power and carbon.
+    """The price, power and carbon intensity of one GPU for an hour.
 
     ``watts`` is the power of a GPU's board. ``overhead`` is what the whole building draws for each
     watt of its machines (power usage effectiveness), ``kg_per_kwh`` the carbon dioxide of a

@@ -21,8 +21,8 @@ from mistlab.economy.bill import gpu_hours_of
 # The number of Newton iterations that find the best checkpoint interval; each doubles the number of
 # correct digits.
 STEPS = 60
-# If more failures than this are expected while one checkpoint is written, the best checkpoint
-# interval is 1/L (the mean time between failures) to ten digits.
+# If more than this many failures are expected while a checkpoint is written, the best interval
+# between checkpoints is practically the mean time between failures.
 HOPELESS = 25.0
 # The largest exponent x for which a float can hold e^x.
 LARGEST_EXPONENT = 700.0
@@ -41,12 +41,12 @@ class Reliability(Checked):
 
     @property
     def failures_per_s(self) -> float:
-        """The number of failures per second of all GPUs together (L)."""
+        """The number of failures per second among all GPUs of the run."""
         return self.gpus / (self.gpu_hours_between_failures * 3600)
 
     @property
     def start_s(self) -> float:
-        """The seconds from the detection of a failure to the first new optimizer step (R)."""
+        """The seconds from the detection of a failure until training goes on."""
         return self.restart_s + self.reload_s
 
 

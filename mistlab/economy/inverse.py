@@ -14,7 +14,7 @@ NEAR = 1e-4
 
 
 class TurnsTwiceError(InputError):
-    """Raised if a condition on a number does not change exactly once, from false to true, as the
+    """Raised if a condition on a number does not change exactly once from false to true as the
     number grows.
     """
 

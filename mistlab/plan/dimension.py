@@ -19,14 +19,14 @@ Part = Literal["layers", "mesh", "savings"]
 # The steps in which a stage of a plan is checked against its job (workload, cluster and plan); each
 # step reports at most one problem.
 Step = Literal["batch", "tensors", "experts", "states", "tokens"]
-# A function from the values of a dimension, such as offload ratios, to a factor on a time or on
-# bytes.
+# A function from a dimension's values, such as the share of weights that is offloaded, to a factor
+# on seconds or on bytes.
 Factor = Callable[[Any], Any]
 
 
 class Setting(NamedTuple):
-    """The facts against which one choice for a stage is checked: the stage's other choices, its
-    number of GPUs, the workload and the number of micro-batches.
+    """What one choice for a stage is checked against: the stage's other choices, its number of
+    GPUs, the workload and the number of micro-batches.
     """
 
     degree: Callable[[str], int]
@@ -127,12 +127,14 @@ class Dimension:
 
     @property
     def changes_passes(self) -> bool:
-        """Whether a value of the dimension changes the duration of forward and backward passes."""
+        """Whether the dimension affects how long forward and backward passes take."""
         return not self.of_tasks.keys().isdisjoint("FB")
 
     @property
     def numbers(self) -> Metadata:
-        """The range of the dimension's values, as the metadata of a dataclass field."""
+        """The range of the dimension's values, in the form that the metadata of a dataclass field
+        has.
+        """
         return ratio() if self.is_ratio else bounded(minimum=self.minimum, maximum=self.maximum)
 
     def number(self, value: float) -> float:

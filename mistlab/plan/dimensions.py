@@ -36,15 +36,15 @@ _STAYS = {
 
 
 def _any_or_none(engine: Engine, _: bool) -> tuple[float, ...] | None:
-    """The ratios at which an engine can offload weights, gradients or optimizer states to the host:
-    None for any ratio, otherwise 0 only.
+    """The shares of weights, gradients or optimizer states that an engine can offload to the host:
+    only 0, or None for any share.
     """
     return None if engine.offloads else (0.0,)
 
 
 def _all_or_none(engine: Engine, _: bool) -> tuple[float, ...] | None:
-    """The ratios at which an engine can offload activations to the host: None for any ratio, 0 and
-    1 for all or nothing, or 0 only.
+    """The shares of activations that an engine can offload to the host: only 0, 0 and 1, or None
+    for any share.
     """
     if engine.offloads:
         return None
@@ -103,7 +103,7 @@ def _levels(engine: Engine, in_pipeline: bool) -> tuple[float, ...]:
 
 
 def _sharded(engine: Engine, in_pipeline: bool) -> str:
-    """A text for messages: which states an engine shards at its highest ZeRO level."""
+    """The states that an engine shards at its highest ZeRO level, as text for messages."""
     highest = engine.highest_zero_of(in_pipeline=in_pipeline)
     what = ("nothing", "optimizer state alone", "optimizer state and gradients alone")[highest]
     return f"shards {what}{' in a pipeline' if highest < engine.highest_zero else ''}"
@@ -331,8 +331,8 @@ def counts_of_blocks() -> tuple[str, ...]:
 
 
 def counts_within(counts: Mapping[str, float], layers: int) -> dict[str, int]:
-    """How many blocks are run in each way (recomputed, ...), reduced until the numbers add up to at
-    most ``layers``; the last ways in the order of ``DIMENSIONS`` are reduced first.
+    """The number of blocks run in each way (such as recomputed), reduced until all of them together
+    are at most ``layers``.
     """
     within, left = {}, layers
     for name in counts_of_blocks():
@@ -371,7 +371,7 @@ def label_of(name: str) -> str:
 
 
 def amount_words(name: str, value: float) -> str:
-    """A value of a dimension as text, without the noun after it: "ZeRO-2", "12.5%"."""
+    """A dimension's value as text without a noun: "ZeRO-2", "12.5%"."""
     row = DIMENSIONS[name]
     return row.words[int(value)] if row.words else row.amount.format(value)
 
@@ -423,7 +423,7 @@ def change_words(name: str, now: float, then: float) -> str:
 
 
 def _short_amount(name: str, value: float) -> str:
-    """A dimension's value as in ``amount_words``, with whole percentages as integers: "50%"."""
+    """A dimension's value as a short text, with whole percentages as integers: "50%"."""
     return amount_words(name, value).replace(".0%", "%")
 
 
@@ -505,8 +505,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def axes_of(group: str) -> dict[str, Axis]:
-    """The table of mesh axes (of layers, states or experts) that has a communication group's
-    axes.
+    """The table of mesh axes (that of dense layers, of sharded states or of experts) to which a
+    communication group's axes belong.
     """
     first, *_ = GROUPS[group]
     return next(axes for axes in (AXES, EXPERT_AXES, STATE_AXES) if first in axes)
@@ -579,9 +579,9 @@ def rank_of(position: dict[str, int], value: Callable[[str], int]) -> int:
 
 
 def in_order(axes: Mapping[str, Item], order: int) -> dict[str, Item]:
-    """A mapping by mesh axis, reordered from the innermost to the outermost axis by a stage's
-    ``axis_order``: 0 makes the first axis of the table the innermost, 1 the outermost. The axes of
-    experts have a fixed order.
+    """A mapping by mesh axis, sorted from the innermost axis, along which adjacent ranks lie, to
+    the outermost; with ``axis_order`` 1 the table's first axis is the outermost, except for
+    experts.
     """
     first, *others = axes
     names = [*others, first] if order and first not in EXPERT_AXES else axes

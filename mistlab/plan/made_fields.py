@@ -57,9 +57,7 @@ def made(
 
 
 def check_lists(value: "DataclassInstance") -> None:
-    """Check the fields of a search space or of its ``offload`` part: each list of choices needs at
-    least one.
-    """
+    """Refuse empty lists of choices in a search space."""
     check_fields(value)
     for entry in fields(value):
         if getattr(value, entry.name) == () and entry.default != ():
@@ -119,7 +117,7 @@ def space_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
 
 
 def _chosen(name: str, row: Dimension) -> MadeField:
-    """The field of a stage that holds its value of a dimension."""
+    """The dataclass field in which a stage has its value of a dimension."""
     default = MISSING if row.default is None else row.default
     content: Any = field(default=default, metadata=row.numbers)
     return name, float if row.is_ratio else int, content

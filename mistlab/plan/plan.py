@@ -143,16 +143,12 @@ class StagePlan(dimension_fields.StageFields):
 
 
 def reader_of_values() -> Reader:
-    """A function that returns the values of all dimensions of a stage, in the order of
-    ``DIMENSIONS``.
-    """
+    """A function that reads a stage's values of all dimensions, in the order of ``DIMENSIONS``."""
     return _values_of
 
 
 def reader_of_degrees() -> Reader:
-    """A function that returns a stage's degrees along the axes of its mesh, whose product is its
-    number of GPUs.
-    """
+    """A function that reads a stage's parallel degrees, whose product is its number of GPUs."""
     return _degrees_of
 
 
@@ -162,8 +158,8 @@ def _reader_of(names: Sequence[str]) -> Reader:
 
 
 def _by_holder(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
-    """Divide values of dimensions into those of a stage's own fields and those of its field
-    ``offload``.
+    """Divide a mapping of dimensions to values into fields of the stage itself and fields of its
+    part ``offload``.
     """
     own_values: dict[str, Any] = {}
     offload: dict[str, float] = {}

@@ -21,9 +21,8 @@ Column = Any
 
 @lru_cache(maxsize=256)
 def reducing(engine: Engine, how: Reduction) -> Engine:
-    """A copy of the engine whose memory model includes what a gradient reduction keeps: errors of
-    compressed gradients, the outer optimizer's weights and momenta, and a buffer for a layer that
-    arrives from another rank.
+    """A copy of the engine that also keeps what a gradient reduction needs in memory, such as
+    errors of compressed gradients or an outer optimizer's momentum.
     """
     if how.is_plain:
         return engine
@@ -40,8 +39,8 @@ def reducing(engine: Engine, how: Reduction) -> Engine:
 
 
 def replicated(columns: Mapping[str, Column], how: Reduction) -> Mapping[str, Column]:
-    """Columns of candidates whose number of state replicas (``state_replicas``) is the number of
-    replicas that the gradient reduction makes of the data-parallel ranks.
+    """Columns of candidates in which ``state_replicas`` is set to the number of model replicas into
+    which a gradient reduction divides the data-parallel ranks.
     """
     data = columns["data_parallel"]
     replicas: Column = data if how.replicas is None else 0 * data + how.replicas

@@ -106,8 +106,8 @@ def _llama3(plain: list[float], channels: int, base: float, scaling: RotaryScali
 
 def _yarn(plain: list[float], channels: int, base: float, scaling: RotaryScaling) -> list[float]:
     def place(turns: float) -> float:
-        """The channel pair, as a fractional index, that rotates ``turns`` times over the original
-        context.
+        """The index, with a fraction, of the pair of channels that rotates ``turns`` times over the
+        original context.
         """
         return channels * math.log(scaling.positions / (turns * 2 * math.pi)) / (2 * math.log(base))
 

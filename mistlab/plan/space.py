@@ -27,8 +27,8 @@ STAYS = ("offload_weights", "offload_gradients", "offload_optimizer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSpace(dimension_fields.SpaceFields):
-    """A search space: the allowed degrees, ratios and features of plans; None allows every degree
-    that divides the GPUs.
+    """A search space: the parallel degrees, offloaded shares and features that plans may have; a
+    degree list of None allows every divisor of the GPUs.
 
     A plan takes all GPUs, and each of its stages lies inside one node or fills whole nodes. Its
     passes have one of the ``orders`` that its numbers allow. ``recomputation`` says how many of its
@@ -86,12 +86,14 @@ class SearchSpace(dimension_fields.SpaceFields):
 
     @property
     def of_engines(self) -> tuple["SearchSpace", ...]:
-        """The space divided by engine: for each engine, a space with the plans that use it."""
+        """Divide the search space by engine: for each engine, the space of the plans that it
+        runs.
+        """
         is_one = not self.other_engines
         return (self,) if is_one else tuple(self.on(name) for name in self.engines)
 
     def on(self, *engines: str) -> "SearchSpace":
-        """The part of the space whose plans at least one of these engines can run.
+        """The search space of those plans that at least one of the given engines can run.
 
         From a space of an engine that offloads in part, engines that offload all or nothing take
         nothing: such plans have no bounds, and are in spaces that are made for them alone.
@@ -128,10 +130,7 @@ class SearchSpace(dimension_fields.SpaceFields):
         return replace(self, **changes)
 
     def beside(self, how: Reduction) -> "SearchSpace":
-        """The plans of the space that are compatible with a gradient reduction, at the highest
-        compatible ZeRO level if none of the listed levels is; refuses a reduction that cannot be
-        searched.
-        """
+        """The search space restricted to plans that are compatible with a gradient reduction."""
         if how.is_plain:
             return self
         if how.delay:
@@ -185,9 +184,8 @@ class SearchSpace(dimension_fields.SpaceFields):
         return listed[:1] if shared_by and ranks_of(shared_by, degree) == 1 else listed
 
     def _counts(self, layers: int, *, of_whole: bool) -> Iterable[int]:
-        """The numbers of blocks, of ``layers``, that a stage may run in one way, such as
-        recomputed. Recomputation "all" requires all blocks only where ``of_whole``: for full
-        recomputation.
+        """The numbers of a stage's ``layers`` blocks that may be run in one way, such as
+        recomputed.
         """
         if self.recomputation == "any":
             return range(layers + 1)
@@ -201,8 +199,8 @@ _LIMITED = {name: read for name, read in _READERS.items() if DIMENSIONS[name].li
 
 
 def _hardest(listed: tuple[float, ...] | None, *, is_level: bool) -> tuple[float, ...]:
-    """The listed values of a dimension that at least one engine must support: the lowest if the
-    values are levels, otherwise all; none if the space allows any value.
+    """The listed values of a dimension that at least one engine must support: the lowest if values
+    are levels such as ZeRO's, otherwise all.
     """
     if listed is None:
         return ()
@@ -212,9 +210,8 @@ def _hardest(listed: tuple[float, ...] | None, *, is_level: bool) -> tuple[float
 def _run_by(
     engines: Sequence[Engine], name: str, listed: tuple[float, ...] | None
 ) -> tuple[float, ...] | None:
-    """The listed values of a dimension that these engines support, or all that they support if
-    ``listed`` is None. If they support none of the listed values: their highest level, or their
-    first value.
+    """The values of a dimension that are listed and that these engines support; if none is, the
+    engines' highest level or first value.
     """
     limit = DIMENSIONS[name].limit
     assert limit is not None
@@ -229,13 +226,11 @@ def _run_by(
 
 
 def _order_problem(engines: Sequence[Engine], order: str) -> str:
-    """The reason why none of the engines can run an order of forward and backward passes; empty if
-    one can.
-    """
+    """The reason why none of the engines can run a pipeline schedule; empty if one can."""
     return _of_all(row.order_problem(order, default=DEFAULT_ORDER) for row in engines)
 
 
 def _of_all(problems: Iterable[str]) -> str:
-    """The first of the engines' problems if every engine has one; empty otherwise."""
+    """The first engine's problem if every engine has a problem; empty otherwise."""
     known_problems = list(problems)
     return known_problems[0] if all(known_problems) else ""

@@ -483,7 +483,9 @@ class Workload:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all weights are trained, with default states, gradients, loss and reduction."""
+        """Whether a workload trains all weights, with the default precision of states and
+        gradients, default loss and plain gradient reduction.
+        """
         usual = self.states == "mixed" and self.gradients == "usual" and self.reduces_plainly
         return self.train == "all" and self.loss == "whole" and usual
 
@@ -498,7 +500,9 @@ class Workload:
         return self.reduction != PLAIN_REDUCTION and self.reduction.is_apart
 
     def trained_by(self, engine: Engine) -> Engine:
-        """A copy of the engine whose costs are adapted to what this workload trains."""
+        """A copy of the engine that is adapted to what the workload trains, such as low-rank
+        adapters only.
+        """
         if self.is_plain:
             return engine
         kinds = self.train, self.base, self.loss, self.states, self.gradients, self.optimizer
@@ -538,7 +542,9 @@ class Workload:
 
 
 def unsupported(workload: Workload, engine: Engine) -> FieldError | None:
-    """The error about the first setting of a workload that an engine lacks; None without one."""
+    """The error about the first option of a workload that an engine does not support; None if it
+    supports all.
+    """
     if workload.precision not in engine.memory:
         able = [row.name for row in ENGINES.values() if workload.precision in row.memory]
         return FieldError(

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from mistlab.core.values import Checked, bounded
 
-# Stragglers lengthen an exchange between nodes by this share for each doubling of the number of
-# nodes.
+# Stragglers lengthen an exchange between nodes by 5 % for each doubling of the number of nodes.
 STRAGGLING = 0.05
 # How much a token trains with outer steps, relative to training that exchanges in every step: never
 # less than ``LEAST_WORTH``, and ``LOSS_A_TENFOLD`` less for each tenfold of inner steps per outer
@@ -56,13 +55,13 @@ class OuterClock(Checked):
         return compute_s + self.exchange_s
 
     def utilisation(self, *, overlapped: bool) -> float:
-        """The share of the time in which nodes compute rather than exchange."""
+        """The share of the time in which nodes compute rather than exchange weights."""
         return self.every * self.step_s / self.cycle_s(overlapped=overlapped)
 
     @property
     def worth(self) -> float:
-        """How much a token trains with outer steps, relative to training that exchanges in every
-        step.
+        """The training progress per token with outer steps (DiLoCo), relative to that with an
+        all-reduce in every step.
         """
         loss = LOSS_A_TENFOLD / (1 + math.log10(self.parameters / 1e9) / OF_SIZE)
         return max(LEAST_WORTH, 1 - loss * math.log10(self.every))

@@ -42,8 +42,8 @@ class Noise(Checked):
         """The term of the convergence bound that a kind of reduction adds: for ranks' distance from
         their average, drift between exchanges, and compression errors.
         """
-        # Where a server is asynchronous, the gradient that reaches it is as many steps old as there
-        # are other ranks.
+        # With an asynchronous server, gradients are computed from weights that are as many steps
+        # old as there are other ranks.
         whole = (ranks if how.asynchronous else 1) / steps
         spread = 0.0
         if how.kind == "gossip":

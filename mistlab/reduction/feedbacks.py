@@ -17,19 +17,18 @@ from mistlab.reduction.compressors import compressed
 
 
 class Averaging(Protocol):
-    """Averages the compressed gradients of ranks step by step, and keeps compression errors between
-    steps.
+    """Averages compressed gradients of ranks in each step, and keeps the compression errors for
+    later steps.
     """
 
     def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
-        """The average of the step's gradients, as every rank receives it."""
+        """The average of the ranks' gradients in one step, as all ranks receive it."""
         ...
 
 
 def _compressed(how: Compressor, rows: Floats, rng: np.random.Generator) -> Floats:
-    """Each rank's gradient as other ranks decode it from its message. Low-rank factors share the
-    left factor, that of the mean of all gradients, so that messages can be summed in transit
-    (PowerSGD).
+    """The gradient of each rank after compression, as other ranks decode it. Low-rank compression
+    uses the same left factor on all ranks, so that messages can be summed (PowerSGD).
     """
     if how.kind != "power":
         return np.stack([compressed(how, row, rng) for row in rows])
@@ -44,7 +43,7 @@ def _compressed(how: Compressor, rows: Floats, rng: np.random.Generator) -> Floa
 
 
 def _mean(rows: Floats) -> Floats:
-    """The mean over ranks, each of which is a row."""
+    """The mean over ranks of an array with a row for each rank."""
     return np.asarray(rows.mean(axis=0), dtype=np.float64)
 
 

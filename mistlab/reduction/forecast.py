@@ -50,7 +50,7 @@ class Forecast:
         return self.noise.steps_to(self.goal, how, self.ranks, self.parameters)
 
     def mapping(self) -> Mapping[str, Any]:
-        """The forecast's steps, hours and loss as plain data."""
+        """The forecast of steps, hours and loss of a training run, as plain data."""
         steps, plain = self.steps_to_goal(self.how), self.steps_to_goal(PLAIN_REDUCTION)
         linear = self.noise.linear_term(self.ranks - 2 * self.how.trimmed, steps)
         row = {
@@ -69,7 +69,7 @@ class Forecast:
         return row | (self._of_outer() if self.how.kind == "outer" else {})
 
     def lines(self) -> Iterator[str]:
-        """The forecast's steps, hours and loss as lines of text."""
+        """The forecast of steps, hours and loss of a training run, as lines of text."""
         row = self.mapping()
         yield (
             f"Convergence by bounds: {row['steps']:,.0f} steps ({row['hours']:,.3g} h) to a mean "

@@ -38,12 +38,12 @@ class OuterSchedule:
         return self.every // self.fragments
 
     def due(self, step: int) -> int | None:
-        """The fragment whose outer step follows this inner step; None if none does."""
+        """The fragment of the model that is averaged after this inner step; None if none is."""
         turn, rest = divmod(step, self.distance)
         return None if rest or not step else (turn - 1) % self.fragments
 
     def starting(self, step: int) -> int | None:
-        """The fragment whose change since its last outer step is computed after this inner step;
-        None if none is.
+        """The fragment of the model whose change of weights is computed after this inner step; None
+        if none is.
         """
         return self.due(step + self.delay)

@@ -21,8 +21,7 @@ Feedback = Literal["none", "memory", "double", "ef21", "neolithic"]
 REDUCTION_KINDS: tuple[ReductionKind, ...] = get_args(ReductionKind)
 # Kinds of reduction with which ranks have different weights between two exchanges.
 APART = ("gossip", "local", "outer")
-# The highest ZeRO level that is compatible with each kind of reduction; below, with compressed or
-# robust ones.
+# The highest ZeRO level that each kind of gradient reduction allows.
 MOST_SHARDED = {"all_reduce": 3, "server": 0, "gossip": 0, "local": 0, "outer": 3}
 MOST_SHARDED_COMPRESSED = 1
 # For each field of a reduction, the kinds of reduction to which it applies; other kinds refuse it.
@@ -191,8 +190,8 @@ class Reduction:
 
     @property
     def is_beside_steps(self) -> bool:
-        """Whether exchanges overlap with later steps, or ranks step at different times
-        (asynchronous servers).
+        """Whether ranks exchange gradients or weights while they compute later steps, or step at
+        different times.
         """
         return self.delay > 0 or self.asynchronous
 
@@ -255,8 +254,8 @@ class Reduction:
         )
 
     def _robust_problem(self, ranks: int) -> str:
-        """The reason why ``ranks`` ranks are too few for the values that are trimmed or the liars
-        listed; empty if they are not.
+        """The reason why ``ranks`` ranks are too few for a robust mean with this many trimmed
+        values or lying ranks; empty if they are enough.
         """
         if ranks > 1 and 2 * self.trimmed >= ranks:
             most = (ranks - 1) // 2
@@ -347,7 +346,7 @@ class Reduction:
         return max(compute_s + both_s, busy_s)
 
     def _served_s(self, values: int, ranks: int, link: RankLink) -> tuple[float, float]:
-        """The seconds of a rank's message to a server, and those of the server's answer."""
+        """The seconds of a rank's message to a parameter server, and of the server's answer."""
         sizes = self.message_bytes(values), self.answer_bytes(values, ranks)
         sent, answered = (link.message_s(one / self.shards) for one in sizes)
         return sent, answered
@@ -387,7 +386,7 @@ class Reduction:
 
     @property
     def words(self) -> str:
-        """The reduction as text: what is averaged, with whom, and how often."""
+        """The gradient reduction as text: what is averaged, among which ranks, and how often."""
         if self.kind == "gossip":
             by = f"offsets {', '.join(map(str, self.offsets))}" if self.offsets else self.topology
             return f"weights averaged with neighbours ({by.replace('_', ' ')}) after every step"

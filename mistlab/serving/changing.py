@@ -28,8 +28,8 @@ from mistlab.serving.step_cost import LayoutColumns, RankLayout
 
 # The share of a node's host memory that may hold keys and values of waiting requests.
 HOST_SHARE = 0.5
-# While the last requests decode, ever fewer of them run; steps are timed when these shares of the
-# requests are left.
+# While the last requests of a batch decode, ever fewer of them run. Decode steps are timed at the
+# moments when these shares of the requests still run.
 LEFT = (0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02, 0.01)
 
 
@@ -55,9 +55,8 @@ Moves = Mapping[tuple[int, int], Sequence[float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseTimes:
-    """The seconds of a switch to decoding and of a switch back; those of copying a token's keys and
-    values to the host and back; and those of moving a token's keys and values between ranks, in
-    both switches.
+    """The seconds of changing layouts (parallel degrees) to decode and back, of copying one token's
+    keys and values to the host and back, and of sending them between ranks in either change.
     """
 
     to_decode_s: float = 0.0
@@ -82,7 +81,7 @@ class Changing:
 
 
 def rank_layout(plain: RankLayout, layout: Layout) -> RankLayout:
-    """A copy of the replica ``plain`` with the parallel degrees of ``layout``."""
+    """A copy of the serving replica ``plain`` with the parallel degrees of ``layout``."""
     return replace(plain, tp=layout.tp, pp=layout.pp, dp=1, ep=1)
 
 
@@ -113,8 +112,8 @@ def changing_of(plain: RankLayout, pair: LayoutPair, constants: Mapping[str, flo
         times=PhaseTimes(
             to_decode_s=changes[0],
             to_prompts_s=changes[1],
-            # The seconds to copy a token's keys and values to the host; all replicas copy at the
-            # same time.
+            # The seconds to copy one token's keys and values to the host while all replicas copy
+            # theirs.
             store_s=reading / rate / pair.reading.dp,
             fetch_s=decoding / rate / pair.decoding.dp,
             decoding_moves=moves[0],
@@ -149,16 +148,16 @@ def batch_s(
     *,
     limits: tuple[float, float] = (2048.0, 256.0),
 ) -> float:
-    """The seconds in which a batch of requests that arrive together is served; ``limits`` are the
-    most tokens of a prefill pass, and the most requests that a replica runs at once.
+    """The seconds to serve a batch of requests that arrive together; ``limits`` says how many
+    tokens a prefill pass and how many requests a replica may have at most.
     """
     requests, prompt, output = len(load), load.mean_prompt, load.mean_output
     (budget, sequences), times = limits, of.times
     by = {name: np.array([value]) for name, value in constants.items()}
     reading = LayoutColumns.of([rank_layout(plain, of.pair.reading)])
     together = max(1.0, budget // prompt)
-    # A token attends to half of its prompt on average. Longer prompts count more, since they have
-    # more tokens.
+    # In causal attention, a token attends to half of its prompt on average. The mean is over
+    # tokens, so a prompt counts by the square of its length.
     squares = float(np.mean(np.square(load.prompts)))
     tokens, looked = np.array([together * prompt]), np.array([squares / prompt / 2])
     pass_s = float(prompt_pass_s(reading, by, tokens, looked)[0])

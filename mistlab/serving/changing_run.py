@@ -47,8 +47,8 @@ class Degrees(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnRequests(Checked):
-    """The requests of a serving run, which arrive together: their lengths are drawn around these
-    means, or taken from the file ``trace``.
+    """The requests of a serving run, which all arrive at once: their lengths are drawn at random
+    around given means, or read from the file ``trace``.
     """
 
     count: int = field(default=16, metadata=bounded(minimum=1, most=10**6))
@@ -60,8 +60,8 @@ class DrawnRequests(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangingRun:
-    """The input of ``run_serving``: a model, a prefill and a decode layout, requests, and for how
-    many tokens' keys and values a replica has memory in each layout, and the host.
+    """The input of ``run_serving``: a model, the parallel degrees for prefill and for decoding, the
+    requests, and how many tokens' keys and values fit in a replica's and in the host's memory.
     """
 
     model: ModelSpec
@@ -152,8 +152,8 @@ class ChangingRun:
 
     @property
     def limits(self) -> PhaseLimits:
-        """The limits of this run's schedule: memory for keys and values, tokens of a prefill pass,
-        and running requests.
+        """The limits of a serving run: memory for keys and values, tokens of a prefill pass, and
+        requests that run at once.
         """
         return PhaseLimits(
             block=self.block,

@@ -17,9 +17,8 @@ from mistlab.serving.gpu_facts import constants_data, is_native, serving_data
 
 # The value of each fitted constant of serving engines before any fit.
 DEFAULTS: Mapping[str, float] = {
-    # Factors on the parts of a step's time: GEMMs, experts, attention, communication, and the
-    # minimum times of kernels (which tables measure outside of CUDA graphs). Then factors on a
-    # whole decode step and a whole prefill pass.
+    # Factors on the seconds of GEMMs, experts, attention, communication and the minimum times of
+    # kernels; then on those of a whole decode step and of a whole prefill pass.
     "products": 1.0,
     "experts": 1.0,
     "attention": 1.0,
@@ -27,8 +26,8 @@ DEFAULTS: Mapping[str, float] = {
     "floors": 0.5,
     "decode": 1.0,
     "prefill": 1.2,
-    # Seconds of a small kernel inside a CUDA graph, with the gaps around it; of the host's work in
-    # a step that nothing overlaps; and of the host's work for each sequence in a step.
+    # Seconds of a small kernel inside a CUDA graph with the gaps around it; seconds of the host's
+    # work per step, and per sequence in a step, that the GPU has to wait for.
     "kernels": 6e-6,
     "host": 3e-4,
     "sequence": 1e-5,
@@ -39,7 +38,8 @@ DEFAULTS: Mapping[str, float] = {
     "prompt": 1.0,
     "steps": 1.5,
     "burst": 0.1,
-    # The share of other prompts' prefill time by which the steps of decoding requests are delayed.
+    # The share of other prompts' prefill time by which output tokens of decoding requests are
+    # delayed.
     "stall": 1.0,
     # A factor on the whole time to first token of a request.
     "wait": 1.0,
@@ -68,10 +68,12 @@ class ServedRun:
     mode: str = "aggregated"
 
 
-# Fitted constants have levels, from general to specific; ``keys_of`` gives the key under which a
-# serving run finds its factors at each level.
+# The fitted factors of a serving run: some hold for its engine, others only for its GPU, model, and
+# so on. This finds the key of each such factor.
 def keys_of(run: ServedRun) -> dict[str, str]:
-    """For each level of fitted constants, the key under which a serving run finds its factors."""
+    """For each level at which factors are fitted (engine, GPU, model, ...), the key of a serving
+    run's factors in the fitted table.
+    """
     weights = run.weights if is_native(run.weights, run.gpu) else f"{run.weights} unpacked"
     return {
         "engine": run.engine,
@@ -89,14 +91,14 @@ def keys_of(run: ServedRun) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConstants:
-    """The fitted factors on engines' constants, by level, by key at that level, and by constant."""
+    """The fitted factors of serving engines' constants, from factors of a whole engine to those of
+    a single GPU or model.
+    """
 
     factors: Mapping[str, Mapping[str, Mapping[str, float]]]
 
     def of(self, runs: Sequence[ServedRun]) -> dict[str, Floats]:
-        """The constants of each of these serving runs: a column with an entry per run, for each
-        constant.
-        """
+        """The constants of some serving runs: for each constant, an array with a value per run."""
         known = {run: self._one(run) for run in dict.fromkeys(runs)}
         names = (*DEFAULTS, *MESSAGES)
         return {name: np.array([known[run][name] for run in runs]) for name in names}
@@ -144,7 +146,9 @@ def bounds_of(run: ServedRun, outcome: str) -> OutcomeBounds:
 
 
 def flat(factors: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[tuple[str, ...]]:
-    """Each fitted factor with its level, its key at that level, and its constant."""
+    """Every fitted factor of serving engines as a row: its level (engine, GPU, ...), its key at
+    that level, its constant and its value.
+    """
     for level, keys in factors.items():
         for key, names in keys.items():
             for name in names:

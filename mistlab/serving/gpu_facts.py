@@ -45,20 +45,19 @@ ROOFS = 4
 # Bytes that an expert moves for each hidden value of each token, in 16 bits: the input is read, and
 # the output written.
 ROW_BYTES = 4.0
-# How evenly tokens are routed to experts: the shape of a gamma distribution of experts' shares,
-# whose coefficient of variation is the inverse square root of the shape. Of 4, 2, 1 and 0.5, 1 fits
-# the measured tables of unevenly routed experts best (median error 10.7 %; 11.7 % with equal
-# shares).
+# How evenly a router sends tokens to experts: experts' shares of the tokens follow a gamma
+# distribution with this shape (larger is more even). Of 4, 2, 1 and 0.5, the shape 1 fits measured
+# experts best (median error 10.7 %; 11.7 % with equal shares).
 EVENNESS = 1.0
-# A kernel rate whose fit has a larger median error than this is not used; another engine's rate
-# replaces it.
+# If the median error of a fitted kernel rate exceeds this, the rate fitted for another engine is
+# used instead.
 WORST_FIT = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """How weights of a precision are stored: the bytes of a weight with its scales, and the
-    precision whose peak rate applies where GPUs support it.
+    """How weights of a precision are stored: the bytes per weight including its scales, and the
+    precision in which GPUs that support it multiply them.
     """
 
     bytes_each: float
@@ -165,8 +164,8 @@ def _by_spelling() -> Mapping[str, ServingGpu]:
 
 
 def reached_share(share: Floats, tokens: Floats, evenness: float | Floats = EVENNESS) -> Floats:
-    """The expected share of experts (C) that get at least one token, if each token goes to a
-    ``share`` of all experts; with infinite ``evenness`` all experts are equally likely.
+    """The expected share of all experts that receive at least one token, where each token is sent
+    to a ``share`` of the experts.
     """
     expected = -np.log1p(-share) * tokens
     with np.errstate(invalid="ignore"):

@@ -72,8 +72,9 @@ class Goals(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingLoad:
-    """The requests of a load in order: prompt tokens, output tokens, and arrival times. In a closed
-    loop, ``in_flight`` requests are active, and the next one arrives when one ends.
+    """The requests that a serving plan has to serve: prompt tokens, output tokens and arrival
+    times. In a closed loop ``in_flight`` requests are active, and a new one arrives whenever one
+    ends.
     """
 
     prompts: tuple[int, ...] = field(metadata=bounded(minimum=1, most=MOST_TOKENS))
@@ -122,7 +123,9 @@ class ServingLoad:
                 )
 
     def within(self, context: int) -> "ServingLoad":
-        """The load with requests cut at the context length, where serving engines end them."""
+        """A copy of the load whose requests end at the context length, as serving engines end
+        them.
+        """
         prompts = np.minimum(self.prompts, context - 1)
         outputs = np.minimum(self.outputs, context - prompts)
         return replace(self, prompts=tuple(prompts.tolist()), outputs=tuple(outputs.tolist()))
@@ -155,8 +158,7 @@ def _arrivals(count: int, draw: np.random.Generator, rate: float | None) -> tupl
     return tuple(np.cumsum(draw.exponential(1 / rate, count)).tolist())
 
 
-# The columns of files with requests and the limits of their values: arrival in seconds, tokens, and
-# how many requests have these lengths.
+# The columns of files with requests, and the range of each column's values.
 TOKEN_COLUMNS = ("prompt_tokens", "output_tokens")
 TRACE_COLUMNS = ("arrival_s", *TOKEN_COLUMNS)
 HISTOGRAM_COLUMNS = (*TOKEN_COLUMNS, "requests")
@@ -168,8 +170,8 @@ LIMITS: Mapping[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFile:
-    """The rows of a file with requests: the file's name, the context length that no request may
-    exceed (None: any length), and the remedy that a message names for a longer request.
+    """The rows of a file with requests, the longest context that a request may have, and the remedy
+    that an error message names for longer requests.
     """
 
     rows: Sequence[Mapping[str, Any]]

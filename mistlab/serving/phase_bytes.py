@@ -17,8 +17,8 @@ BYTES_EACH = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseBytes:
-    """The bytes of weights and of keys and values that one rank receives in each change of layout,
-    and the bytes that it copies to host memory and back.
+    """The bytes of weights, keys and values that one rank receives in each change of layout
+    (parallel degrees), and the bytes that it copies to and from host memory.
     """
 
     weights: list[int]

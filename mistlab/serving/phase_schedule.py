@@ -29,9 +29,9 @@ MOST_BLOCKS = 10**12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseLimits(Checked):
-    """The limits of a schedule: tokens per block of keys and values; blocks on a prefill replica,
-    on a decode replica and in host memory; the share of blocks in use below which prefill resumes;
-    tokens of a prefill pass, running requests of a replica, and the replicas of both layouts.
+    """The limits of a serving schedule: memory blocks for keys and values on replicas and in host
+    memory, tokens of a prefill pass, requests that run at once, and the share of used blocks below
+    which prefill resumes.
     """
 
     block: int = field(default=16, metadata=bounded(minimum=1))
@@ -45,7 +45,7 @@ class PhaseLimits(Checked):
     decoders: int = field(default=1, metadata=bounded(minimum=1))
 
     def blocks(self, tokens: int) -> int:
-        """The number of memory blocks that the keys and values of ``tokens`` tokens take."""
+        """The number of memory blocks that hold the keys and values of ``tokens`` tokens."""
         return -(-tokens // self.block)
 
     def check(self, load: ServingLoad) -> None:
@@ -68,13 +68,14 @@ class PhaseLimits(Checked):
         return self.host_blocks > 0
 
 
-# The actions of which a schedule consists, in the order of their execution.
+# The actions of a serving schedule, such as prefilling prompts or running decode steps, which are
+# executed in order.
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPrompts:
-    """Action: prefill whole prompts in one pass of a replica; requests that were dropped prefill
-    their output so far, too.
+    """Action of a serving schedule: a replica prefills whole prompts in one pass. Requests whose
+    keys and values were discarded prefill their output so far, too.
     """
 
     replica: int
@@ -84,7 +85,7 @@ class ReadPrompts:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Action: copy the keys and values of a request from a replica to the host."""
+    """Action of a serving schedule: copy a request's keys and values from a replica to the host."""
 
     request: int
     replica: int
@@ -93,7 +94,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Action: copy the keys and values of a request from the host to a replica."""
+    """Action of a serving schedule: copy a request's keys and values from the host to a replica."""
 
     request: int
     replica: int
@@ -102,8 +103,8 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Action: discard the keys and values of a request, because neither GPUs nor host have room; it
-    is prefilled again later.
+    """Action of a serving schedule: discard a request's keys and values, for which neither GPUs nor
+    host have room; the request is prefilled again later.
     """
 
     request: int
@@ -112,8 +113,8 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A request whose keys and values stay on the GPUs while layouts change, with its old and its
-    new replica.
+    """A request whose keys and values stay on the GPUs in a change of layout, with its replica
+    before and after.
     """
 
     request: int
@@ -124,8 +125,8 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Action: change between prefill and decode layout, which re-shards weights, and keys and
-    values on the GPUs.
+    """Action of a serving schedule: change between the parallel degrees of prefill and of decoding,
+    which moves weights, keys and values between GPUs.
     """
 
     to: Literal["decoding", "prompts"]
@@ -134,8 +135,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSteps:
-    """Action: run a number of decode steps, each of which gives every request another token;
-    requests are listed by replica.
+    """Action of a serving schedule: run some decode steps, each of which gives every running
+    request one more token.
     """
 
     requests: tuple[tuple[int, ...], ...]
@@ -144,25 +145,29 @@ class DecodeSteps:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Action: wait until a copy ends or a request arrives."""
+    """Action of a serving schedule: wait until a copy between GPU and host ends, or a request
+    arrives.
+    """
 
 
 Action = ReadPrompts | Store | Fetch | Drop | Change | DecodeSteps | Wait
 
 
 class PhaseClock(Protocol):
-    """What a schedule asks of the simulation or real run that executes it."""
+    """What a serving schedule asks while it is simulated or run: which requests have arrived, and
+    which copies have ended.
+    """
 
     def arrived(self) -> Sequence[int]:
-        """The requests that have arrived since the last call, in order."""
+        """The requests that have arrived since this function was last called, in order of
+        arrival.
+        """
 
     def is_fetched(self, request: int) -> bool:
         """Whether the copy of a request's keys and values from the host has ended."""
 
     def most_steps(self, requests: Sequence[Sequence[int]]) -> int:
-        """For each replica, an upper bound on the number of its decode steps before the next
-        request arrives.
-        """
+        """For each replica, the most decode steps that can end before the next request arrives."""
 
 
 @dataclass(slots=True)
@@ -178,21 +183,21 @@ class PhasedRequest:
 
     @property
     def to_read(self) -> int:
-        """The number of tokens to prefill (again) before the request's next output token."""
+        """The number of a request's tokens that must be prefilled (again) before its next output
+        token.
+        """
         return self.prompt + self.made
 
     @property
     def held(self) -> int:
-        """The number of tokens whose keys and values the request holds: all but the last output
-        token.
+        """The number of a request's tokens whose keys and values are stored: all but the last
+        output token.
         """
         return self.prompt + self.made - 1
 
 
 class _Residents:
-    """The requests on the GPUs of one layout, for each replica in the order in which they came to
-    it.
-    """
+    """The requests on the GPUs of one layout (parallel degrees), listed by replica."""
 
     def __init__(self, limits: PhaseLimits, blocks: int, replicas: int) -> None:
         self.limits, self.blocks = limits, blocks
@@ -214,7 +219,7 @@ class _Residents:
         self.used_next[replica] += sign * self.limits.blocks(request.held + 1)
 
     def grown(self, replica: int) -> None:
-        """Count the blocks in use again, after requests have produced tokens."""
+        """Recount the memory blocks in use after requests have produced tokens."""
         held = [one.held for one in self.replicas[replica].values()]
         self.used[replica] = sum(map(self.limits.blocks, held))
         self.used_next[replica] = sum(self.limits.blocks(one + 1) for one in held)
@@ -300,7 +305,7 @@ class PhaseSchedule:
         self._coming -= len(come)
         self._waiting.extend(self.requests[number] for number in come)
 
-    # Chooses which waiting prompts the next prefill pass takes.
+    # Chooses which of the waiting prompts are prefilled in the next pass.
 
     def _read(self) -> Iterator[Action]:
         while self._waiting:
@@ -372,7 +377,8 @@ class PhaseSchedule:
                     if decoding is request:
                         self._decoders.remove(request, decoder)
 
-    # Moves requests between replicas when ranks change from one layout to the other.
+    # Assigns requests to new replicas when GPUs change from one layout (parallel degrees) to the
+    # other.
 
     def _to_decoding(self) -> Change:
         sources = {one.number: replica for replica, one in self._readers.all()}
@@ -400,7 +406,9 @@ class PhaseSchedule:
         yield Change("prompts", tuple(moved))
 
     def _let_go(self, request: PhasedRequest, replica: int) -> Store | Drop:
-        """Move a request from a decode replica to the host, or drop it if the host is full."""
+        """Move a request's keys and values from a decode replica to the host, or discard them if
+        the host is full.
+        """
         self._decoders.remove(request, replica)
         blocks = self.limits.blocks(request.held)
         if self._host_used + blocks > self.limits.host_blocks:
@@ -411,7 +419,7 @@ class PhaseSchedule:
         self.peak_host = max(self.peak_host, self._host_used)
         return Store(request.number, replica, request.held)
 
-    # Chooses how many decode steps run before the next change.
+    # Chooses how many decode steps run before GPUs change to prefill or fetch requests.
 
     def _decode(self) -> Iterator[Action]:
         while self._host or self._decoders:
@@ -435,8 +443,8 @@ class PhaseSchedule:
                 yield self._let_go(last, crowded)
 
     def _turns_back(self) -> bool:
-        """Whether to change back to prefill: prompts wait, few blocks are in use, and the next
-        prompt has room.
+        """Whether to change to prefill now: prompts wait, few memory blocks are in use, and the
+        next prompt fits.
         """
         if not self._waiting:
             return False
@@ -448,8 +456,8 @@ class PhaseSchedule:
         return is_low and self._has_room()
 
     def _has_room(self) -> bool:
-        """Whether the next prompt has room after all running requests have moved to the prefill
-        layout, or to the host.
+        """Whether the next prompt fits once all running requests have moved to the prefill layout
+        or to the host.
         """
         of, after, over = self.limits, self._none_read(), self._host_used
         for source, request in self._decoders.all():
@@ -467,8 +475,8 @@ class PhaseSchedule:
         return over <= of.host_blocks and is_free and has_place
 
     def _fetch(self) -> Iterator[Action]:
-        """Copy waiting requests from the host to the GPUs, as long as the next tokens of all
-        requests have room there, too.
+        """Copy waiting requests' keys and values from the host to the GPUs while there is room for
+        them and for every request's next tokens.
         """
         while self._host:
             request = self._host[0]

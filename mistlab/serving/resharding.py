@@ -19,8 +19,8 @@ from mistlab.serving.gpu_facts import ServingGpu
 # The number of GPUs that share a link to the host, as behind one PCIe switch; assumed for all
 # nodes.
 GPUS_A_HOST_LINK = 2
-# The seconds of a change of layout in addition to transfers: the pipeline drains and memory is
-# reallocated; CUDA graphs are not captured again.
+# The seconds in which the pipeline drains and memory is reallocated in a change of layout (parallel
+# degrees), beside the transfers. CUDA graphs are assumed to exist already.
 CHANGE_S = 0.2
 
 # A part of a tensor: its start and its end, as fractions of the whole tensor.
@@ -118,8 +118,8 @@ def width(part: Part) -> Fraction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSizes:
-    """The bytes of tensors in each of some ``layers``: of tensors that tensor-parallel ranks split,
-    and of tensors that each rank holds whole.
+    """The bytes of tensors in each of the given ``layers``: of tensors that tensor-parallel ranks
+    split, and of tensors that every rank holds whole.
     """
 
     layers: tuple[int, ...]
@@ -127,7 +127,7 @@ class TensorSizes:
     whole: int
 
     def lie_in(self, layers: range) -> bool:
-        """Whether a rank's pipeline stage has one of the layers with these tensors."""
+        """Whether any layer with these tensors is in a rank's pipeline stage."""
         return any(layer in layers for layer in self.layers)
 
 
@@ -157,8 +157,8 @@ def _moved_to(
 def moved_of_cache(
     before: tuple[Layout, int], after: tuple[Layout, int], kv_heads: int, blocks: int
 ) -> list[Fraction]:
-    """The fraction of a request's keys and values that each rank receives, when a replica of one
-    layout passes the request to a replica of another.
+    """The share of a request's keys and values that each rank receives when the request moves to a
+    replica of another layout (parallel degrees).
     """
     (old, source), (new, target) = before, after
     moved = []
@@ -175,7 +175,9 @@ def moved_of_cache(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentPart:
-    """A part of some tensors that one rank sends to another in a change of layout."""
+    """A part of some tensors that one rank sends to another when the layout (parallel degrees)
+    changes.
+    """
 
     source: int
     target: int
@@ -185,8 +187,8 @@ class SentPart:
 def pieces_to(
     rank: int, wanted: Part, kept: Part | None, peers: Iterable[tuple[int, Part]]
 ) -> list[SentPart]:
-    """The parts of tensors that a rank has to receive, each with the rank that sends it; ``peers``
-    are ranks with the part that each holds, of which the first that has a part sends it.
+    """For each part of a tensor that a rank needs, the rank that sends it: the first of ``peers``
+    that holds the part.
     """
     left = [wanted]
     if kept is not None and width(common(wanted, kept)):

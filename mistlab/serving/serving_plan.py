@@ -72,7 +72,7 @@ class ServingPlan:
 
     @property
     def text(self) -> str:
-        """The plan as text for tables."""
+        """A serving plan as one line of text, as tables show it."""
         decoding = f"{self.replicas} x {layout_text(self.layout)}"
         if self.prefill is None:
             return decoding
@@ -128,7 +128,8 @@ def check_layout(layout: RankLayout) -> None:
         )
 
 
-# The command lines of serving engines, with the name that each engine gives a plan's choices.
+# Makes command lines of serving engines: each engine has its own option names for the choices of a
+# serving plan.
 
 
 def vllm_options(plan: ServingPlan, layout: RankLayout) -> str:
@@ -170,9 +171,8 @@ def sglang_options(plan: ServingPlan, layout: RankLayout) -> str:
 def exported_lines(
     plan: ServingPlan, engine: str, weights: str = "", context: int | None = None
 ) -> list[str]:
-    """The command lines that serve a plan with an engine, and comments on choices that the engine
-    cannot express: for ``weights`` as the engine loads them, and requests of at most ``context``
-    tokens.
+    """The command lines that serve a plan with an engine, followed by comments on choices that the
+    engine has no option for.
     """
     if engine not in LINES:
         refuse("engine", f"{shown(engine)} has no command line{near_matches(engine, LINES)}")
@@ -206,9 +206,8 @@ def _line(options: Mapping[str, object], flags: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
-    """The parts of a serving engine's command line: the program before the weights, the options for
-    a layout, the option for the context length, and the options of servers for prefill or decoding
-    only.
+    """The pieces of a serving engine's command line: the program, and the options for parallel
+    degrees, context length, and servers that only prefill or only decode.
     """
 
     program: str

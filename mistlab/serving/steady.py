@@ -29,10 +29,8 @@ Constants = Mapping[str, Floats]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SteadyLoad:
-    """A constant load of a replica (C): requests in flight, and mean prompt and output tokens. At
-    most ``sequences`` requests run at once, and a pass prefills at most ``budget`` tokens. Requests
-    of equal length that arrive together also end together, in ``waves``; an engine that
-    ``reads_first`` prefills all waiting prompts before it decodes.
+    """A constant load of each replica: requests in flight, mean prompt and output tokens, and the
+    limits of the engine's scheduler. Fields are arrays with an entry for each candidate.
     """
 
     in_flight: Floats
@@ -46,9 +44,9 @@ class SteadyLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SteadyState:
-    """What a replica achieves under a constant load (C): time to first token, time per output
-    token, requests per second, running requests, tokens whose keys and values fit in memory, and
-    whether one request fits.
+    """What each candidate replica achieves under a constant load: time to first token, time per
+    output token, requests per second, running requests, and how many tokens' keys and values fit in
+    memory.
     """
 
     first_s: Floats
@@ -60,8 +58,8 @@ class SteadyState:
 
 
 def decode_step_s(of: LayoutColumns, by: Constants, running: Floats, context: Floats) -> Floats:
-    """The seconds (C) of a step in which every running request gets its next token, and no prompt
-    is prefilled.
+    """The seconds of a decode step, in which every running request gets one token, for each
+    candidate replica.
     """
     parts = decode_parts(of, running, context)
     factors = {name: by[name] for name in PARTS}
@@ -71,8 +69,8 @@ def decode_step_s(of: LayoutColumns, by: Constants, running: Floats, context: Fl
 
 
 def _message_s(of: LayoutColumns, by: Constants, tokens: Floats) -> Floats:
-    """The seconds (C) in which an engine's driver sends these token ids to each worker process, one
-    after another, and the workers read them; a single GPU has no separate worker.
+    """The seconds in which an engine's driver process sends token ids to its worker processes, for
+    each candidate replica; zero on a single GPU.
     """
     workers = of.tp * of.pp * of.dp
     each_s = workers * by.get("written", 0.0) + by.get("read", 0.0)
@@ -80,8 +78,8 @@ def _message_s(of: LayoutColumns, by: Constants, tokens: Floats) -> Floats:
 
 
 def prompt_pass_s(of: LayoutColumns, by: Constants, tokens: Floats, looked: Floats) -> Floats:
-    """The seconds (C) that a prefill pass over ``tokens`` tokens takes on each pipeline stage;
-    ``looked`` is the mean number of tokens to which a token attends.
+    """The seconds of a prefill pass over ``tokens`` tokens on each pipeline stage, for each
+    candidate replica; a token attends to ``looked`` tokens on average.
     """
     parts = prefill_parts(of, tokens, looked)
     factors = {name: by[name] for name in PARTS}
@@ -89,16 +87,16 @@ def prompt_pass_s(of: LayoutColumns, by: Constants, tokens: Floats, looked: Floa
 
 
 def capacity_tokens(of: LayoutColumns, by: Constants) -> Floats:
-    """The number of tokens (C) whose keys and values fit in a replica's memory beside the weights;
-    negative if the weights alone do not fit.
+    """The number of tokens whose keys and values fit in memory beside the weights, for each
+    candidate replica; negative if the weights alone do not fit.
     """
     free = of.memory_bytes * by["memory"] - of.weight_bytes - KEPT_BYTES
     return np.asarray(free * of.dp / np.maximum(of.cache_bytes, 1.0))
 
 
 def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadyState:
-    """The times and throughput (C) of replicas that prefill and decode on the same GPUs, under a
-    constant load.
+    """The times and throughput under a constant load of candidate replicas that prefill and decode
+    on the same GPUs.
     """
     capacity = capacity_tokens(of, by)
     each = load.prompt + HELD_OUTPUT * load.output
@@ -106,13 +104,13 @@ def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadySt
     room = np.maximum(capacity / each, 1.0)
     admitted = np.minimum(np.minimum(load.in_flight, room), load.sequences * of.dp)
     outputs = np.maximum(load.output - 1, 1.0)
-    # Each of a pipeline's batches in flight has its own budget of prefill tokens.
+    # Each of the batches that a pipeline has in flight may prefill ``budget`` tokens per step.
     most_read = of.batches * load.budget * load.output / (load.prompt + load.output)
     decoding = np.minimum(admitted, most_read)
     waves = _mask(load.waves, admitted)
     together = waves & _mask(load.reads_first, admitted)
-    # In a wave, half of the other prompts are prefilled before a prompt on average, and the rest
-    # delay its output; the prompts of one pass get their first token together.
+    # Of requests that arrive together, half of the other prompts are prefilled before a request's
+    # own prompt on average; the rest delay its output.
     at_once = np.minimum(admitted, np.maximum(load.budget / load.prompt, 1.0)) / admitted
     stall = np.where(together, (1 - at_once) / 2, by["stall"])
     burst = np.where(together, (1 + at_once) / 2 - 1 / admitted, by["burst"])
@@ -158,9 +156,8 @@ def split_state(
     load: SteadyLoad,
     workers: tuple[Floats, Floats],
 ) -> SteadyState:
-    """The times and throughput (C) where separate GPUs prefill and decode, under a constant load;
-    ``workers`` are the numbers of prefill and of decode replicas, and ``load`` counts the requests
-    in flight at all of them.
+    """The times and throughput under a constant load where some GPUs only prefill and others only
+    decode; ``workers`` has the numbers of prefill and of decode replicas.
     """
     readers, decoders = workers
     capacity = capacity_tokens(decode, by)
@@ -201,8 +198,8 @@ def _mask(given: Bools | None, like: Floats) -> Bools:
 
 
 def _waits(of: LayoutColumns, arriving: Floats) -> Floats:
-    """The factor (C) by which prompts delay a step, relative to a prompt's time on one pipeline
-    stage, if each batch in flight waits for the one with the most prompts.
+    """The factor by which prompts lengthen a step, because all batches in flight wait for the one
+    with the most prompts.
 
     A pipeline has a batch for each stage in flight, and none passes the longest one: if a step
     reads ``N`` prompts, spread evenly over ``B`` batches, it is longer by ``B`` times the prompts
@@ -223,12 +220,11 @@ def _waits(of: LayoutColumns, arriving: Floats) -> Floats:
 
 
 def _prompt_s(of: LayoutColumns, by: Constants, load: SteadyLoad, arriving: Floats) -> Floats:
-    """The seconds (C) that one prompt takes on each pipeline stage. Prompts that arrive within one
-    step share a prefill pass of each batch in flight; long prompts take several passes, each within
-    the token budget.
+    """The seconds of one prompt on each pipeline stage, for each candidate replica: short prompts
+    share a prefill pass, and long prompts take several.
     """
-    # Arrivals are random: a step that prefills has more prompts than the mean over all steps, and
-    # the batch with the most prompts decides.
+    # Arrivals are random, so steps that prefill have more prompts than an average step, and all
+    # batches wait for the one with the most prompts.
     lumps = arriving * _waits(of, arriving) / of.batches
     lumps = lumps / -np.expm1(-np.maximum(arriving, 1e-9))
     several = np.clip(lumps, 1.0, np.maximum(load.budget / load.prompt, 1.0))

@@ -53,8 +53,7 @@ LOCKSTEP = frozenset(("vllm",))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWork:
-    """The work of one rank of a serving layout, in all blocks and the head of the model:
-    parameters, operations and kernels.
+    """The parameters, operations and kernels of one rank when it serves a model.
 
     ``dense_parameters`` are in ``dense_products`` products whose weights may be of few bits,
     ``wide_parameters`` (routers and the head) in products that stay in 16 bits; ``dense_depth`` and
@@ -153,7 +152,7 @@ def parameters_of(model: ModelSpec) -> float:
     return held + work.resident_parameters
 
 
-# Names of work figures that are not multiplied by the number of blocks on a rank.
+# Flags of a kind of block (has attention, has a window): no sums over blocks.
 _LARGEST = frozenset(("attends", "windowed"))
 
 
@@ -277,7 +276,7 @@ SCAN_FLOP = 6.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayout:
-    """One replica as its ranks see it: the model, the GPU, the engine, parallel degrees and
+    """A serving replica as each of its ranks sees it: model, GPU, engine, parallel degrees and
     precisions.
     """
 
@@ -304,7 +303,7 @@ class RankLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayoutColumns:
-    """The figures of replicas by which their steps are timed, as columns with a row each (C)."""
+    """Figures by which serving steps are timed: arrays with an entry per candidate replica."""
 
     tp: Floats
     pp: Floats
@@ -351,7 +350,7 @@ class LayoutColumns:
 
     @classmethod
     def of(cls, layouts: Sequence[RankLayout]) -> Self:
-        """The columns of several replicas, with one row for each."""
+        """The figures of several replicas as columns, with one row for each."""
         known: dict[RankLayout, Mapping[str, float]] = {}
         rows = []
         for layout in layouts:
@@ -362,14 +361,14 @@ class LayoutColumns:
         return cls(**{name: np.array([row[name] for row in rows]) for name in names})
 
     def rows(self, index: Rows) -> Self:
-        """The rows of the columns at these indices."""
+        """The figures of the candidate replicas with these indices."""
         names = [one.name for one in fields(self)]
         return type(self)(**{name: getattr(self, name)[index] for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServingStep:
-    """The seconds (C) of a step by part, before they are multiplied by an engine's constants."""
+    """The seconds of each part of a serving step (GEMMs, ...) for each candidate replica."""
 
     products: Floats
     experts: Floats
@@ -379,16 +378,14 @@ class ServingStep:
     kernels: Floats
 
     def summed(self, factors: Mapping[str, Floats]) -> Floats:
-        """The seconds (C) of the whole step, with each part multiplied by its fitted factor."""
+        """The seconds of a serving step: the sum of its parts, each times its fitted factor."""
         names = [one.name for one in fields(self)]
         total = sum(getattr(self, name) * factors.get(name, 1.0) for name in names)
         return np.asarray(total)
 
 
 def decode_parts(of: LayoutColumns, sequences: Floats, context: Floats) -> ServingStep:
-    """The seconds (C) of each part of a step in which a replica decodes one token for each of
-    ``sequences``, at a mean context length.
-    """
+    """The seconds of each part of a decode step, for each candidate replica."""
     on_rank = np.maximum(sequences / of.dp, np.minimum(sequences, 1.0)) / of.pp
     together = np.maximum(sequences / of.pp, np.minimum(sequences, 1.0))
     seen = of.full_layers * context + of.window_layers * np.minimum(context, of.window)
@@ -405,8 +402,8 @@ def decode_parts(of: LayoutColumns, sequences: Floats, context: Floats) -> Servi
 
 
 def prefill_parts(of: LayoutColumns, tokens: Floats, looked: Floats) -> ServingStep:
-    """The seconds (C) of each part of a prefill pass over ``tokens`` tokens on one rank; ``looked``
-    is how many tokens one attends to on average, half of a prompt that is prefilled whole.
+    """The seconds of each part of a prefill pass, for each candidate replica; a token attends to
+    ``looked`` tokens on average.
     """
     full = tokens * looked
     window = tokens * np.minimum(looked, of.window)
@@ -430,16 +427,14 @@ def _products(of: LayoutColumns, tokens: Floats) -> Floats:
 
 
 def _experts(of: LayoutColumns, tokens: Floats) -> Floats:
-    """The seconds (C) that all blocks' experts take for the tokens of a replica's whole batch; the
-    weights of each expert with at least one token are read once.
-    """
+    """The seconds of all blocks' experts for a batch, for each candidate replica."""
     reached, rows = fullest_rank(of, tokens)
     roofs = _roofs(reached * of.expert_s, rows * of.expert_s_per_row)
     return np.asarray(roofs + rows * of.expert_s_per_row_moved)
 
 
 def fullest_rank(of: LayoutColumns, tokens: Floats) -> tuple[Floats, Floats]:
-    """The numbers (C) of experts used and of tokens on the fullest rank, for which all wait."""
+    """The experts used and the tokens on the rank with the most tokens."""
     share = of.active / np.maximum(of.experts, 1.0)
     touched = reached_share(share, tokens)
     reached = of.experts_on_rank * touched
@@ -515,7 +510,7 @@ def _numbers(layout: RankLayout) -> Mapping[str, float]:
         "window_layers": work.window_layers * stage,
         "window": work.window,
         "look_s": cache_bytes / _bytes_per_s(gpu, decode),
-        # Many heads attend to the same latent vectors, so arithmetic limits decoding.
+        # In latent attention, arithmetic limits decoding, since many heads share vectors.
         "look_flop_s": work.decode_flop
         / (peak * (LATENT_SHARE if layout.model.latent else decode.arithmetic_share)),
         "prompt_flop_s": work.prefill_flop / (peak * prefill.arithmetic_share),
@@ -532,7 +527,7 @@ def _numbers(layout: RankLayout) -> Mapping[str, float]:
 
 
 def _fullest(ranks: int) -> float:
-    """The expected maximum over ranks, in standard deviations above the mean (Blom)."""
+    """The expected load of the fullest rank, in standard deviations above the mean (Blom)."""
     if ranks == 1:
         return 0.0
     largest = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
