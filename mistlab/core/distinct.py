@@ -155,8 +155,8 @@ ROWS_AT_ONCE = 8192
 # OpenBLAS computes products of up to this many multiplications on one thread. Several threads would
 # mostly wait for one another, and take thirty times as long on a busy machine.
 ON_ONE_THREAD = 1 << 18
-# For at most this many candidates, the sum of one does not depend on the others, not even in the
-# last digit.
+# If at most this many candidates are summed together, a candidate's sum does not depend on which
+# other candidates there are, not even in the last digit.
 FEW_ROWS = 1024
 
 

@@ -320,7 +320,7 @@ def _load_json(text: str) -> Any:
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A mapping from the pairs of a JSON object.
+    """Make a mapping of the pairs of keys and values in a JSON object.
 
     Refuses a key that occurs twice with different values.
     """

@@ -123,7 +123,9 @@ class BesideSend:
         return self.most_sent_s is not None
 
     def if_usually_longer(self, longer_s: Floats) -> Self:
-        """The same lower bounds if the pass takes ``longer_s`` seconds more even without a send."""
+        """These lower bounds of how much a pass and a send slow each other down, for a pass that
+        takes ``longer_s`` seconds more even without a send.
+        """
         assert self.most_sent_s is not None, "only of boxes"
         hidden_s = np.minimum(longer_s, self.longer_s)
         sent_s = self.sent_s + longer_s - hidden_s
@@ -233,8 +235,8 @@ def queued_late_s(
 
 
 def _share(send_s: Floats, sent_s: Floats) -> Floats:
-    """The share of a pass during which a send of ``send_s`` seconds runs, at most 1; of an endless
-    send, ``sent_s`` seconds are done in the whole pass.
+    """The share of a pass during which a send runs, at most 1: the send's ``send_s`` seconds,
+    relative to the ``sent_s`` seconds of sending that are possible in the whole pass.
     """
     return np.asarray(np.minimum(send_s / np.where(sent_s > 0, sent_s, np.inf), 1.0))
 

@@ -382,8 +382,8 @@ def _worked(model: StagesOnGroups, plan: Plan) -> tuple[float, list[dict[str, fl
 
 
 def _within(work: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """Select one stage's seconds by part of the breakdown; if they exceed the iteration's
-    ``seconds``, reductions and host copies are scaled down.
+    """One stage's seconds for each part of the breakdown; if together they exceed the iteration's
+    ``seconds``, those of reductions and host copies are scaled down.
 
     Where a stage has several parts of the model, what sticks out of one part may run beside passes
     of another: then so much less sticks out.

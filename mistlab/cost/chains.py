@@ -85,7 +85,8 @@ class ColumnAlgebra:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IssuedChains(Generic[Length]):
-    """The durations until a stage's host has issued certain passes; empty if it delays none.
+    """The durations from the beginning of an iteration until a stage's host has issued certain
+    passes; empty tuples if the host delays no pass.
 
     They end when the ``first`` backward's turn has come, with the ``last`` forward, with ``every``
     pass, and with the stage's own extras after them (``ended``).
@@ -100,7 +101,8 @@ class IssuedChains(Generic[Length]):
     def of(
         cls, issued: Sequence[Length | None], in_flight: int | Ints, alternating: int | Ints
     ) -> Self:
-        """The durations until a stage's host has issued certain of its passes.
+        """Compute the durations until a stage's host comes to its first backward pass, and until it
+        has issued its last forward pass, all passes, and the work after them.
 
         The stage has ``in_flight`` forward passes before its first backward pass, and
         ``alternating`` more afterwards; ``issued`` are the stage's times named in ``ISSUED``.
@@ -181,7 +183,8 @@ class Chains(Generic[Length]):
         return cls(**dict.fromkeys(CROSSINGS, nothing))
 
     def from_in_front(self, there_and_back_s: Length, first_late_s: Length) -> Self:
-        """These chains with the sends to and from the stage in front added.
+        """The chains of passes with the seconds of sends to and from the stage in front added, in
+        those chains that contain such sends.
 
         The first micro-batch's send takes ``first_late_s`` longer than the others.
         """
@@ -191,8 +194,8 @@ class Chains(Generic[Length]):
             **{
                 name: getattr(self, name)
                 if (more := (late_s if name in OF_FIRST else crossed_s)[count]) is None
-                # The sends of both directions are summed before, so that each chain needs one
-                # addition only.
+                # The seconds of the sends in both directions are summed only once, above, so that
+                # each chain needs a single addition.
                 else getattr(self, name) + more
                 for name, count in CROSSINGS.items()
             }
@@ -512,7 +515,8 @@ class _QueuedSends(Generic[Length]):
         # Micro-batches that are left over after dividing them into round trips are sent one after
         # another.
         longer_s = self.there_s - stage.forward_s - stage.backward_s
-        # The passes of the left-over micro-batches overlap with the sends of those before them.
+        # The passes of left-over micro-batches, too few for another round trip, overlap with the
+        # sends of the micro-batches before them.
         self.around = [
             self.first
             + (after.around_first + work.pairs + rounds)

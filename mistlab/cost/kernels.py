@@ -84,8 +84,8 @@ def _is_about(rule: KernelRule, operator: Operator, layer: LayerGraph, attention
 
 
 def _behind(operator: Operator, layer: LayerGraph) -> str:
-    """The name of the operator that runs just before this one, if its output has the shape of this
-    one's first input; "" otherwise, and after an addition that broadcasts.
+    """The name of the operator that runs just before this one, if this one's first input may be its
+    output, judging by shape and by whether it broadcasts; otherwise "".
     """
     of_pass = layer.of_phase(operator.phase)
     index = next((n for n, one in enumerate(of_pass) if one is operator), 0)

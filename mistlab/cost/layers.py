@@ -50,9 +50,9 @@ CLASSES: tuple[OperatorClass, ...] = (
     *OPERATOR_CLASSES,
     *(name for name in AS_ANOTHER if name != "step"),
 )
-# The class of GEMMs that run while a tensor-parallel collective does: those for a weight's
-# gradient, and below those for a layer's input gradient. They are counted here in addition to their
-# own operator class.
+# The operator class in which GEMMs that run while a tensor-parallel collective does are counted a
+# second time: GEMMs for a weight's gradient in this class, those for a layer's input gradient in
+# the next.
 BESIDE = "beside"
 BESIDE_INPUT = "beside input"
 BESIDES: Mapping[Beside, str] = {"weights": BESIDE, "input": BESIDE_INPUT}
@@ -62,8 +62,8 @@ OF_ATTENTION: tuple[OperatorClass, ...] = (
     *("attention_forward", "attention_backward", "batched_matmul"),
 )
 
-# A pass takes the norm, with this exponent, of its GPU time and its launch time, which is close to
-# the longer of both.
+# A pass whose GPU work takes g and whose launches take l takes (g^p + l^p)^(1/p) with this exponent
+# p, which is close to the longer of both.
 JOIN = 6.0
 
 KernelRules = tuple[KernelRule, ...]

@@ -131,8 +131,8 @@ class _Chunk:
         backward, now = nothing, -sent
         for run in reversed(every):
             of_layer, each = run.own, run.own.left - run.own.keeps
-            # In the backward pass of equal layers, memory peaks while the last, the second or the
-            # first of them is computed.
+            # In the backward pass through equal layers, the memory peak is reached while the last,
+            # the second or the first layer is computed.
             runs_last = now - of_layer.keeps + of_layer.moving + of_layer.backward_peak
             runs_second = runs_last + (run.count - 2) * each
             runs_first = (

@@ -64,7 +64,8 @@ def ends_if_gathered(alone: Floats, slowed: SlowedBy, copied: Floats, gathered: 
 def least_ends_if_gathered(
     alone: Floats, slowed: SlowedBy, copied: Floats, gathered: Floats
 ) -> Floats:
-    """Lower bounds of ``ends_if_gathered`` for this work and for any with longer copies.
+    """Lower bounds of the time at which each stream ends if weights are gathered only after they
+    were copied from the host, for this work and for any with longer copies.
 
     The slowdown factors are ``lowered`` (docs/decisions/0035-searches-that-prove.md).
 
@@ -103,13 +104,15 @@ def least_ends_if_gathered(
 
 # Computes the first forward pass of a micro-batch that comes late.
 #
-# By then two blocks have run their optimizer steps, for more of which there is no room, and the
-# states of a third have come. The others step while the micro-batch passes through. Of a long run
-# of equal layers only some are simulated: the others take as long as the mean of these.
+# When the micro-batch arrives, two blocks have run their optimizer steps, since the buffers have no
+# room for more, and the states of a third block have been fetched. The other blocks step while the
+# micro-batch passes through. Of a long row of equal layers only some are simulated: the others take
+# as long as the mean of these.
 
 
-# The most layers of a run that are simulated, and the most layers of a stage. If the run has more,
-# ``MEASURED`` of them are measured, before the last ones, which may have stepped before.
+# The most layers that are simulated in a row of equal layers, and in a whole stage. In a longer
+# row, the mean time of ``MEASURED`` layers stands for each layer that is left out; the last ones
+# are not measured, since they may have run their optimizer steps before the others.
 _OF_RUN, _OF_STAGE = 10, 60
 # Cases are simulated so many at a time, which keeps intermediate results in the CPU's cache.
 _AT_ONCE = 8192
@@ -141,7 +144,8 @@ def late_first_s(seconds: TaskSeconds, strategies: Distinct, stages: Distinct) -
     of_tasks = of_first_pass(seconds)
     late_s = np.empty(len(code))
     keeps = ~np.logical_or.reduce(seconds.alone("A", ">") > 0)[of_case[0]]
-    # Stages with as many layers take about as many steps.
+    # Cases are simulated together if their stages have equally many layers, since these take about
+    # equally many steps of the simulation.
     in_order = np.lexsort((layers[of_case[1]], keeps))
     few = int(np.count_nonzero(~keeps))
     begins = [*range(0, few, _AT_ONCE), *range(few, len(code), _AT_ONCE)]
@@ -151,7 +155,7 @@ def late_first_s(seconds: TaskSeconds, strategies: Distinct, stages: Distinct) -
         most = int(layers[of_stage].max())
         work = of_tasks[:, kinds[:most, of_stage], of_strategy]
         slowed = seconds.slowed_by().chosen(of_strategy)
-        # Activations that stay are not waited for.
+        # Where activations stay on the GPU, the task that offloads them (A>) is left out.
         without = "A>" if begin >= few else ""
         lanes = lanes_of(most, most, without=without)
         ends_s = _late_ends_s(seconds, work, slowed, lanes, of_strategy, layers[of_stage] - 1)
@@ -174,8 +178,8 @@ def _late_ends_s(
     strategy: Rows,
     last: Ints,
 ) -> Floats:
-    """The seconds at which each layer (L, C) has computed, up to the ``last`` one (C), if tasks
-    take ``work`` (names, L, C) alone.
+    """The seconds at which each layer has computed (layers L, cases C), up to layer ``last`` of
+    each case, if each task alone takes the seconds in ``work`` (names, L, C).
     """
     at = np.repeat(lanes.late[:, None], len(strategy), axis=1)
     # Sharded weights of the second layer are gathered when the first one computes.
@@ -187,8 +191,9 @@ def _late_ends_s(
 
 
 def _kinds(ends: Ints, types: Ints) -> Ints:
-    """The type of each layer (L, J) of stages whose runs of layers end at ``ends`` (R, J) and are
-    of these ``types`` (R, J or R, 1); ``NOTHING`` after a stage's last layer.
+    """The type of each layer (layers L, stages J) of stages whose rows of equal layers (R a stage)
+    end at ``ends`` (R, J) and are of these ``types`` (R, J or R, 1); ``NOTHING`` after a stage's
+    last layer.
     """
     position = np.arange(int(ends[-1].max()))[:, None, None]
     run = (position >= ends).sum(axis=1)

@@ -364,8 +364,8 @@ class _PassSeconds:
         return self.crossed_s[self.parts[StageChunk(lower.stage, lower.chunk)]]
 
     def late_s(self, stage_pass: StagePass) -> Any:
-        """The seconds by which a first pass's input is late, since the sender's next pass slows the
-        send.
+        """The seconds by which the input of a first forward pass arrives late, because the sender's
+        next pass slows the send.
         """
         source = stage_pass.comes_from
         if (
@@ -490,7 +490,8 @@ class InOrder:
         )
 
     def issued_within_s(self, *, steps_apart: bool) -> Floats:
-        """The seconds in which a stage's host issues all passes of an iteration: a lower bound.
+        """A lower bound of the iteration time: the seconds in which a stage's host issues all
+        passes of an iteration.
 
         Zero with ``steps_apart``, where a stage's iteration may begin after its host has begun to
         issue it.

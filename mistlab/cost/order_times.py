@@ -148,7 +148,9 @@ class StagesOnGroups:
         return cls(cluster=cluster, models=tuple(StageTimeModel(tasks=one) for one in tasks))
 
     def __call__(self, batch: StageBatch) -> StageSeconds:
-        """The times of each candidate stage, on the nodes that its first rank is in."""
+        """The times of each candidate stage, computed for the group of equal nodes that its first
+        rank is in.
+        """
         return self._seconds(lambda model, some: model(some), batch)
 
     def least(self, least: StageBatch, most: StageBatch) -> StageSeconds:

@@ -110,7 +110,7 @@ class FirstPass:
         return np.where(self.stepped > 0, passed_s - forward_s, np.zeros_like(forward_s))
 
 
-# The fields that are sums over layers: all but ``late``.
+# The number of fields of ``FirstPass`` that are sums over layers: all but ``late``.
 PARTS = len(fields(FirstPass)) - 1
 
 
@@ -157,7 +157,7 @@ def first_slots(
     kept_ends, left_ends = both_ends[:, : len(kinds)], both_ends[:, len(kinds) :]
 
     computed = until(_NOT_AWAY, ends, work)
-    # While the last block's states are offloaded, the block in front of it and the head compute.
+    # While the last block's states are offloaded, the block before it and the head compute.
     forward = with_nothing(seconds.alone("F", ""))[:, chosen]
     hidden = (forward[below] + forward[above])[last]
     left = until(STREAMS, left_ends, without_weights)
@@ -176,7 +176,8 @@ def first_slots(
         passed_s = with_nothing(seconds.alone("F", "") + seconds.tensor_s["forward"])
         passing[:, chosen] = passed_s[here][:, chosen]
         if len(seconds.model.types.kinds) > 1:
-            # The blocks that have stepped before may be the largest.
+            # The blocks that run their optimizer steps before the micro-batch arrives may be the
+            # largest ones, so in a lower bound no block's step lengthens the pass.
             block_steps[:] = 0.0
     return parts
 

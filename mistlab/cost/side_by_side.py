@@ -392,7 +392,8 @@ def slot_after(
     on_link: tuple[Floats, Floats, Floats],
     leaving: tuple[Floats, Floats],
 ) -> tuple[Floats, tuple[Floats, Floats]]:
-    """The seconds of one layer, and those of its own reduction and offload that are left.
+    """The seconds of one layer, and the seconds of its own gradient reduction and offload that are
+    left when its time slot ends.
 
     The link finishes the previous layer's reduction, gathers weights, and reduces the gradients of
     this layer, which are then offloaded. A layer's time slot ends when the work that it began with
@@ -473,7 +474,8 @@ _STEPPED = _ENOUGH + sum(ONE_MORE[name] for name in ("S", "U", "G<", "O<", _BEGU
 # If weights are offloaded, this many blocks may run their optimizer steps before the first
 # micro-batch arrives; the buffers have no room for more.
 AHEAD = 2
-# If it comes late, of how many blocks the tasks of each name have ended by then.
+# For each name of a task, the number of blocks whose task has ended when a late micro-batch
+# arrives.
 _ENDED_AHEAD: Mapping[str, int] = {
     **dict.fromkeys(("S", "U", "O>", "P>", _BEGUN), AHEAD),
     **dict.fromkeys(("G<", "O<"), AHEAD + 1),
@@ -506,8 +508,8 @@ class Lanes:
 
 @lru_cache(maxsize=64)
 def lanes_of(blocks: int, in_turn: int, *, without: str = "") -> Lanes:
-    """The tasks of consecutive blocks, of which so many (``in_turn``) take turns; ``without`` names
-    tasks that these have not.
+    """The tasks of ``blocks`` consecutive blocks whose work repeats after ``in_turn`` blocks; tasks
+    named ``without`` are left out.
     """
     lanes: list[tuple[int, int, int, int]] = []
     first, late, passes = [], [], []
@@ -537,8 +539,8 @@ def lanes_of(blocks: int, in_turn: int, *, without: str = "") -> Lanes:
 def played(
     work: Floats, slowed_by: SlowedBy, lanes: Lanes, at: Ints, ended: Ints, last: Ints
 ) -> tuple[Floats, Floats]:
-    """The seconds at which the forward pass of each block starts and ends (blocks, C), up to the
-    ``last`` one (C).
+    """The seconds at which the forward pass of each block starts and ends (blocks, cases C), up to
+    block ``last`` of each case.
 
     The streams begin with the tasks ``at`` (4, C), when the tasks counted in ``ended`` (C) have
     ended. ``work`` as in ``stepping_s``. The tasks of consecutive blocks are simulated in order of

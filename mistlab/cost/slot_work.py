@@ -495,8 +495,8 @@ def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Flo
 
 
 def of_first_pass(seconds: TaskSeconds) -> Floats:
-    """The seconds alone of each task of a first forward pass, by type of layer, the last of which
-    stands for no layer (names, T + 1, S).
+    """The seconds that each task of a first forward pass takes alone (names, T + 1, S), by type of
+    layer and strategy; the last type stands for no layer.
     """
     of_tasks = np.zeros((len(NAMES), len(seconds.model.types.names) + 1, len(seconds.zero)))
     for task in seconds.model.template.phases["first_forward"]:
@@ -563,8 +563,8 @@ class SharedTurns:
 
 
 def shared_turns(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> SharedTurns | None:
-    """The times between backward and forward passes that overlap with the first layer; None if no
-    strategy has any.
+    """The times between a backward pass and the next forward pass, for strategies in which this
+    time overlaps with the forward pass's first layer; None if there are none.
 
     ``alone`` (4, K, S) are the tasks between all passes.
     """
@@ -590,6 +590,6 @@ def are_shared(seconds: TaskSeconds) -> Bools:
     columns = seconds.columns
     fetches = (seconds.zero >= SHARDED_WEIGHTS) | (columns["offload_weights"] > 0)
     reduces, leave = seconds.zero >= SHARDED_GRADIENTS, columns["offload_gradients"] > 0
-    # If layers are fetched further ahead, or nothing overlaps, the work between two passes is in
-    # other time slots.
+    # If an engine fetches layers more than one ahead, or overlaps nothing, the tasks between two
+    # passes belong to other time slots.
     return np.asarray((reduces != leave) & ~fetches & (seconds.model.template.depth == 1))

@@ -482,8 +482,8 @@ class StageSlots:
         )
 
     def every(self) -> tuple["StageSlots", Rows]:
-        """Combine every strategy with every set of layers, unless candidates are fewer, and find
-        each candidate among the combinations.
+        """Combine every strategy with every set of layers, and find each candidate among the
+        combinations; if there are fewer candidates than combinations, keep only the candidates.
         """
         rows, strategies, stages = len(self.batch), self.strategies, self.stages
         table = len(strategies.columns[0]), len(stages.columns[0])

@@ -207,7 +207,7 @@ class TaskModel:
         )
 
     def _link(self, key: tuple[object, ...], looked_up: Callable[[], LinkTime]) -> LinkTime:
-        """Look up the time of a link, once for each key."""
+        """The time of a link, computed once for each key and then cached."""
         if key not in self._links:
             self._links[key] = looked_up()
         return self._links[key]
@@ -281,7 +281,7 @@ class TaskSeconds:
         return self._found[key]
 
     def _factored(self, kind: str, amounts: Floats) -> Floats:
-        """Multiply bytes or seconds of a kind of task by the factors of the plan's choices."""
+        """Multiply the bytes or seconds of a kind of task by factors from the plan's choices."""
         for name, row in DIMENSIONS.items():
             if kind in row.of_tasks:
                 amounts = amounts * row.of_tasks[kind](self.columns[name])

@@ -383,8 +383,8 @@ def _joint(graph: Plain) -> Plain:
     weight = {"name": f"{MODULE}.weight", "shape": ["h/tp", "2*h"]}
     tokens = graph["head"]["operators"][0]["outputs"][0][1]
     width, dtype = _TYPES[graph["precision"]]
-    # The embedding, which its norm reads, and the results of both norms, which the GEMM reads, are
-    # kept for the backward pass.
+    # Kept for the backward pass are the embedding, which its norm reads, and the joined results of
+    # the norms of the embedding and of the last block's output, which the joining GEMM reads.
     saved = [
         {
             "module": MODULE,

@@ -568,7 +568,7 @@ def _largest(types: LayerTypes, sums: Table, counts: Floats) -> Table:
 
 
 def _of_kinds(types: LayerTypes, sums: Table, counts: Table, way: str, name: str) -> Floats:
-    """One sum over the blocks run in one way: an average over kinds, or their maximum."""
+    """A sum over the blocks run in one way: a mean over kinds or, for peaks, the maximum."""
 
     def of_each(sum_key: str) -> Floats:
         return np.stack([sums[sum_name(type_of(kind, way), sum_key)] for kind in types.kinds])

@@ -430,8 +430,8 @@ _Factors = Mapping[Any, "int | Fraction | sympy.Expr"]
 
 
 def largest(expressions: Iterable[sympy.Expr]) -> sympy.Expr:
-    """The maximum of the expressions as ``Max``, without those that are never larger than another
-    one.
+    """The maximum of several expressions as ``Max``, without expressions that another one always
+    equals or exceeds.
     """
     first, *others = undominated(map(expanded, expressions), lambda e: e)
     if isinstance(first, Sum):

@@ -213,8 +213,8 @@ def _check_rates(hardware: Hardware) -> None:
 
 
 def _reached_tflops(rate: Rate) -> float:
-    """The TFLOP/s that operators reach in a GEMM of large square matrices, or with as many
-    bytes.
+    """The TFLOP/s that operators of one class reach if they have the floating-point operations and
+    the bytes of a GEMM of large square matrices.
     """
     flop = 2.0 * _SIDE**3
     seconds: float = flop * rate.s_per_flop + 6.0 * _SIDE**2 * rate.s_per_byte

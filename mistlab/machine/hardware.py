@@ -137,7 +137,9 @@ class Compute:
         return next(rate for rate in self.rates if rate.operators == self.given(operators))
 
     def given(self, operators: OperatorClass) -> OperatorClass:
-        """The class whose rate these operators use: their own if it has one, or a similar class."""
+        """The class whose rate these operators use: their own class if it has a measured rate,
+        otherwise a similar one.
+        """
         has = {rate.operators for rate in self.rates}
         while operators not in has:
             operators = AS_ANOTHER[operators]
@@ -270,7 +272,9 @@ class MeasuredAt(Checked):
     sequence_length: int = field(metadata=bounded(minimum=1))
 
     def ratios(self, other: "MeasuredAt") -> Mapping[str, float]:
-        """The factor, at least 1, by which each of the three sizes differs from another run's."""
+        """The factors, at least 1, by which hidden size, number of GPUs and sequence length differ
+        from those of another run.
+        """
         pairs = {
             "hidden size": (self.hidden, other.hidden),
             "number of GPUs": (self.gpus, other.gpus),

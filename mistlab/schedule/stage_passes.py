@@ -156,7 +156,7 @@ class StagePasses:
         return self.placement.chunks
 
 
-# No passes, for stages whose passes do not matter.
+# An empty list of passes, for a stage whose order of passes does not matter.
 NO_PASSES = StagePasses(passes=(), placement=loop(1), most_held=0, splits_backward=False)
 
 

@@ -271,7 +271,9 @@ class Hazards:
         return tuple(waits)
 
     def last(self, lane: str) -> tuple[int, ...]:
-        """The number of the last task of a queue so far; empty if the queue has none."""
+        """The number of the latest task of a queue, in a tuple; an empty tuple if the queue has no
+        task yet.
+        """
         return (self._last[lane],) if lane in self._last else ()
 
     def has_ended(self, task: int, *, by_end_of: int) -> bool:

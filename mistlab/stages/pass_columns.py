@@ -149,13 +149,13 @@ class PassColumns:
     buffers: frozenset[str | int]
 
     def of_slot(self, slot: int) -> tuple[object, ...]:
-        """The tasks around one layer without their positions, to compare layers."""
+        """The tasks around one layer without its position in the pass, to compare layers."""
         begin, end = self._span(slot)
         columns = (self.rows, self.after_end, self.after_start, self.waits, self.opening, self.late)
         return tuple(column[begin:end] for column in columns)
 
     def reach(self) -> int:
-        """The largest distance between a task and one that waits for it, counted in layers."""
+        """The most layers between a task's layer and that of a task that waits for it."""
         waiting = zip(self.slots, self.after_end, self.after_start, strict=True)
         return max(
             abs(self.slots[number + offset] - slot)
@@ -514,7 +514,7 @@ class PassLinks:
         self._away: dict[tuple[int, int], int] = {}
 
     def follow(self, waits: PassWaits, begin: int, first_layer: int, micro_batch: int) -> set[Wait]:
-        """Add the stage's next pass, whose first task is number ``begin``; return its waits."""
+        """Add the stage's next pass from task ``begin`` on; returns its waits as pairs of tasks."""
         waits_of_pass = {
             *self._in_order(waits, begin),
             *self._paced(waits, begin),

@@ -213,8 +213,8 @@ def _column(given: Column | float, rows: int) -> Column:
     return given if isinstance(given, np.ndarray) else np.full(rows, given)
 
 
-# The default position of a stage in one piece: its inputs come from the previous stage, its outputs
-# go to the next, and embedding and head do not share a table.
+# The default position of a stage that is not cut into chunks: its inputs come from the previous
+# stage, its outputs go to the next, and embedding and head do not share a table.
 _WAYS = PREVIOUS, NEXT, 0
 # A candidate as a row: a value for each column, in the order of columns.
 StageRow = tuple[float, ...]
@@ -415,7 +415,8 @@ def times_of(*roles: Role) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageSeconds(StageTimes):
-    """The times of each candidate stage, with five that do not count for an iteration in 1F1B.
+    """The times of each candidate stage; the five fields added to those of ``StageTimes`` do not
+    count for an iteration in 1F1B.
 
     A forward pass that follows another one is shorter by ``turned_s``: no gradients of a pass
     before it are left to be reduced, or to leave. ``step_s`` is the time of the step's arithmetic
@@ -439,7 +440,9 @@ class StageSeconds(StageTimes):
 
     @property
     def without_turns(self) -> Self:
-        """The times if forward passes follow forward passes instead of backward passes."""
+        """The stage times for an order of passes in which a forward pass follows a forward pass,
+        rather than a backward pass whose gradients are still being reduced or offloaded.
+        """
         return replace(
             self,
             forward_s=self.forward_s - self.turned_s,

@@ -101,8 +101,8 @@ def iterations(shape: StageShape, count: int) -> list[list[Op]]:
 
 
 def flush(shape: StageShape) -> list[Op]:
-    """A program that only runs the optimizer steps of the stage's layers, after all earlier
-    tasks.
+    """A program that only takes the optimizer steps of the stage's layers, so that none is left
+    to do, for instance before a checkpoint is written.
     """
     hazards = Hazards(LANES)
     return [

@@ -340,7 +340,7 @@ class AlikeInOrder:
 # uniform stages takes at least this factor times the best plan's time.
 FAR = 1.15
 
-# The largest share of time for stages of equal sizes, and again for beam search of unequal ones.
+# At most this share of the time each is for stages of equal sizes and beam search of unequal ones.
 FIRST = 0.2
 
 

@@ -46,7 +46,7 @@ class Partials:
     option: Rows
     # The partial pipelines that are shorter by the first stage; None if there is no stage.
     behind: "Partials | None"
-    # For each partial pipeline, the row of the shorter one in ``behind``.
+    # For each partial pipeline, the row in ``behind`` of the same pipeline without its first stage.
     row_behind: Rows
 
     @classmethod

@@ -37,7 +37,7 @@ _LEVELS = tuple(name for name in names_of("savings") if DIMENSIONS[name].shared_
 
 
 def moves(plan: Plan, stage: int, resource: Resource, space: SearchSpace) -> Iterator[Plan]:
-    """The plans that one move away from ``plan`` has, in which stage ``index`` uses less of
+    """The plans that are one move away from ``plan``, in which stage number ``stage`` uses less of
     ``resource``.
     """
     for move in _MOVES[resource]:
@@ -328,7 +328,9 @@ class Relief:
         self.known |= zip(new, self.ledger.predict(new), strict=True)
 
     def score(self, plan: Plan) -> Score:
-        """The score of a plan that was predicted."""
+        """The score of a plan that was predicted: the memory that it lacks and its iteration
+        time.
+        """
         return score_of(plan, self.known[plan], self.problem.cluster)
 
     def promise(self, plan: Plan) -> float:

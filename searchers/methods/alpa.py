@@ -376,7 +376,7 @@ class Programme:
 
     def _places(self, steps: "Sequence[_Step]") -> tuple[tuple[int, ...], ...]:
         """The stages of a pipeline as entries of the table of stages, found by going back from the
-        last step of the programme.
+        last step of the dynamic programme.
         """
         cluster, unit = self.problem.cluster, self.division.unit
         layers, gpus = self.problem.workload.model.layers, cluster.num_gpus // unit

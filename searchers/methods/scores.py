@@ -36,7 +36,7 @@ class Score:
 
 
 def score_of(plan: Plan, prediction: Prediction, cluster: Cluster) -> Score:
-    """The score of a predicted plan."""
+    """The score of a predicted plan: the memory that it lacks and its iteration time."""
     excess = 0.0 if prediction.fits else _excess(plan, prediction, cluster)
     return Score(excess=excess, iteration_s=prediction.iteration_s)
 
