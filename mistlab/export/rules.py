@@ -51,7 +51,7 @@ def same_experts(job: Job) -> Job:
 
 
 def whole_experts(job: Job) -> Job:
-    """Split no expert: ranks that split each expert divide the experts among them instead."""
+    """Change a job so that ranks which split each expert divide the experts among them instead."""
     experts = job.workload.model.experts
     assert experts is not None
     stages = [

@@ -172,7 +172,7 @@ REFUSED: tuple[Format, ...] = tuple(_refused_row(*row) for row in _REFUSED_ROWS)
 
 _Recognises = Callable[[LaunchFile], bool]
 _Read = Callable[[LaunchFile, Given], Imported]
-# Remarks with these names list settings that do not affect cost.
+# Remarks about "settings" or "options" as a whole only list what does not affect cost.
 _CALM = ("settings", "options")
 _ORDER = ("noted", "contradicting", "ignored", "assumed")
 _SHOWN = 8

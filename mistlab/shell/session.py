@@ -20,7 +20,7 @@ from mistlab.shell.syntax import Command, Script, Simple
 
 
 def nothing_beside(path: str) -> None:
-    """Find no file, for texts that are in no folder."""
+    """Return None for every path: the loader of files for a text that is in no folder."""
     del path
 
 

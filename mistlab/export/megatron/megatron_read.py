@@ -226,8 +226,8 @@ _SHAPE = (
     *("--num-layers", "--hidden-size", "--num-attention-heads", "--hybrid-layer-pattern"),
     *("--use-checkpoint-args", "--encoder-num-layers"),
 )
-# Options that may be missing or unknown on a launch line if the user gives the value on the right
-# instead.
+# Options that a launch line may lack, or have with an unknown value, if the user gives the choice
+# on the left instead.
 _EXCUSES: Mapping[str, tuple[str, ...]] = {
     "sequence_length": ("--seq-length", "--encoder-seq-length"),
     "global_batch": ("--global-batch-size",),
