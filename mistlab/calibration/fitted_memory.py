@@ -15,17 +15,17 @@ from mistlab.core.units import MIB_BYTES
 from mistlab.machine.hardware import Allocator
 from mistlab.stages.stage_batch import StageBatch, StageFigures
 
-# Three arrays with an entry for each pipeline stage of a run: the model's two terms (a rank's
-# parameters of the largest layer, and whether the stage has the head), the bytes reserved beyond
-# tensors, and all reserved bytes.
+# For each pipeline stage of a measured run: a rank's parameters of the largest layer and whether
+# the stage has the head, from which a fit predicts; the bytes that torch reserved beyond its
+# tensors; all reserved bytes.
 Beyond = tuple[Floats, Floats, Floats]
 
 DEFAULT_OUTSIDE_MIB = 300.0
 
 
 def beyond_tensors(figures: StageFigures, stages: StageBatch, reserved: Floats) -> Beyond:
-    """The bytes that torch's allocator reserved beyond predicted tensors on each stage of a run,
-    and the two terms of the model that is fitted to these bytes.
+    """For each stage of a measured run, the bytes that torch's allocator reserved beyond predicted
+    tensors, with the two figures of the stage from which a fit predicts these bytes.
     """
     shard = np.where(stages.zero >= 1, stages.data_parallel, 1)
     terms = np.stack([figures.largest_parameters / shard, stages.has_head * MIB_BYTES], axis=1)
@@ -33,16 +33,16 @@ def beyond_tensors(figures: StageFigures, stages: StageBatch, reserved: Floats) 
 
 
 def errors_of(run: Beyond, others: Sequence[Beyond]) -> Floats:
-    """The relative errors of a run's reserved bytes, predicted by a model that was fitted to the
-    ``others`` only.
+    """The relative errors of a run's predicted reserved bytes, where the prediction is fitted to
+    the runs ``others`` only.
     """
     terms, beyond, reserved = run
     return np.asarray((terms @ _solved(others) - beyond) / reserved)
 
 
 def fitted_allocator(rows: Sequence[Beyond], heads: Floats) -> Allocator:
-    """The constants of torch's allocator fitted to all runs; ``heads`` are the parameters of
-    measured heads, and a head smaller than all of them is taken to need proportionally fewer bytes.
+    """The constants of torch's memory allocator, fitted to measured runs; ``heads`` are the numbers
+    of parameters of these runs' heads.
     """
     step, head = _solved(rows)
     smallest = heads[heads > 0].min()

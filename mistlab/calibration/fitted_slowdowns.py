@@ -30,16 +30,15 @@ from mistlab.machine.slowdowns import (
 
 TRANSFERS = tuple(STREAMS.index(stream) for stream in STREAMS if stream != "compute")
 
-# Starting values of the fitted parameters: the fit is minimised from several, since its error has
-# flat regions.
+# Starting values of the fitted slowdown factors: the fit starts from each of them, because its
+# error has flat regions.
 COMPUTE_STARTS = (0.15, 0.8)
 TAKEN_STARTS = (0.02, 0.5)
 CAPACITY_STARTS = (0.1, 0.6)
 SHARE_STARTS = (-0.4, 0.4)
 
-# When streams take turns, the speeds of all of them sum to one. The closed form raises a lower sum
-# to one, so measurements of such streams determine no slowdown factors. No GPU was measured with a
-# lower sum than this.
+# Fitted speeds of overlapping streams that add up to less than this are scaled to add up to one, as
+# where streams take turns: no GPU was measured to be so slow.
 LEAST_SPEED = 0.8
 SMOOTH = 1e-3
 # The weight of a prior for slowdown factors that measurements hardly determine: transfers share the
@@ -49,8 +48,8 @@ PRIOR = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OverlapRows(ColumnSet):
-    """Measured seconds, one row for each measurement (C): of each of the four streams' work alone
-    (C, 4), and of all four overlapping (C).
+    """Measurements of four streams (compute and three kinds of transfer): the seconds of each
+    stream alone, and of all of them overlapping. Arrays have a row for each measurement.
     """
 
     alone: Floats
@@ -61,13 +60,13 @@ class OverlapRows(ColumnSet):
 
     @property
     def shared(self) -> Bools:
-        """A mask of the measurements in which more than one stream has work."""
+        """A mask of the measurements in which at least two streams have work to overlap."""
         return np.asarray((self.alone > 0).sum(axis=1) > 1)
 
 
 def fit(rows: OverlapRows, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
-    """The slowdown factors of streams on groups of one shape (GPUs in a node, nodes), for each set
-    of streams that occurs in the measurements.
+    """The factors by which overlapping streams slow one another, for communication groups of one
+    shape (GPUs in a node, nodes).
     """
     factors = np.ones((16, len(STREAMS)))
     sets = (rows.alone > 0) @ BITS
@@ -88,15 +87,15 @@ def fit(rows: OverlapRows, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
 
 
 def errors(rows: OverlapRows, group: GroupSlowdowns) -> Floats:
-    """The signed relative errors (C) of predicted overlapped times: predicted over measured
-    seconds, minus one.
+    """The relative errors of predicted overlapped times, one for each measurement: predicted over
+    measured seconds, minus one.
     """
     return np.asarray(overlapped(rows.alone, factors_of(group)) / rows.together - 1)
 
 
 def combined(groups: Sequence[GroupSlowdowns], rows: Sequence[OverlapRows]) -> Interference:
-    """The slowdown factors of a machine's streams, from those of all shapes of groups that were
-    measured on it.
+    """The slowdown factors of a machine's overlapping streams, from factors fitted for each shape
+    of communication group.
 
     ``shared_links`` is chosen so that shapes predict one another's rows best.
     """
@@ -121,8 +120,8 @@ def combined(groups: Sequence[GroupSlowdowns], rows: Sequence[OverlapRows]) -> I
 
 
 def left_out(machine: Interference, group: GroupSlowdowns) -> GroupSlowdowns:
-    """The slowdown factors of streams on groups of one shape, derived from the machine's other
-    shapes only.
+    """The slowdown factors predicted for communication groups of one shape from those of the
+    machine's other shapes.
     """
     others = tuple(other for other in machine.groups if other is not group)
     without = Interference(shared_links=machine.shared_links, groups=others)
@@ -130,8 +129,8 @@ def left_out(machine: Interference, group: GroupSlowdowns) -> GroupSlowdowns:
 
 
 def _with_fitted_factors(rows: OverlapRows, factors: Floats, transfers: tuple[int, ...]) -> Floats:
-    """The table of slowdown factors, refitted for one set of transfers, alone and beside
-    compute.
+    """The slowdown factors of streams, fitted again for one set of transfers, both without and
+    beside compute.
     """
 
     def loss(parameters: Floats) -> float:
@@ -156,8 +155,8 @@ def _with_fitted_factors(rows: OverlapRows, factors: Floats, transfers: tuple[in
 
 
 def _in_turn_at_worst(factors: Floats, transfers: tuple[int, ...]) -> Floats:
-    """The table of slowdown factors, in which streams that the fit made slower than running one
-    after another are as fast as running one after another.
+    """The slowdown factors of streams, limited so that overlapping streams never take longer than
+    one after another.
     """
     table = factors.copy()
     index = int(BITS[list(transfers)].sum())
@@ -179,8 +178,8 @@ def _starting_points(transfers: int) -> list[tuple[float, ...]]:
 
 
 def _with_factors(factors: Floats, transfers: tuple[int, ...], parameters: Floats) -> Floats:
-    """The table of slowdown factors, with those of one set of transfers computed from the
-    parameters of a fit.
+    """The slowdown factors of streams, in which those of one set of transfers are replaced by those
+    of a fit's parameters.
 
     The first parameter is compute's factor, less one. The second is the logarithm of the transfers'
     factor by compute. With several transfers there follow the logarithm of the sum of their speeds,

@@ -10,18 +10,18 @@ import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints
 
-# With fewer runs than this, the 90th percentile of errors is that of a normal distribution: the
-# mean absolute error times ``WIDTH_OF_MEAN``.
+# Of fewer errors than this, the 90th percentile is not counted but estimated: a normal
+# distribution's, from their mean.
 FEW_RUNS = 20
 WIDTH_OF_MEAN = 2.06
-# The smallest half-width of a band around predictions: equal runs that are measured again differ by
-# this share of their time.
+# The smallest share of a prediction by which measurements are assumed to differ from it, since
+# repeated runs differ by as much.
 LEAST_WIDTH = 0.001
 
 
 def half_width_of(errors: Floats) -> float:
-    """The half-width of a band around predictions, as a share of the prediction, that contains 90 %
-    of measurements, given the relative errors of predictions.
+    """The share of a prediction within which 90 % of measurements lie, from the relative errors of
+    predictions.
     """
     missed = misses(errors)
     width = np.quantile(missed, 0.9) if len(missed) >= FEW_RUNS else WIDTH_OF_MEAN * missed.mean()
@@ -36,29 +36,30 @@ def misses(errors: Floats) -> Floats:
 
 
 def trimmed_mean(errors: Floats) -> float:
-    """The mean of errors without the largest eighth, which come from runs with problems of their
-    own.
+    """The mean of the errors after the largest eighth of them is removed, since those come from
+    runs with unusual problems.
     """
     kept = np.sort(errors)[: len(errors) - len(errors) // 8]
     return float(kept.mean())
 
 
-# Estimates, for each kind of run, the common error of all runs of a source (a paper, a repository),
+# Estimates the mean error of predictions for each source of measured runs (a paper, a repository),
 # and how far single runs scatter around it.
 #
 # The error of a source is distributed around the mean of its kind of run, and the error of a run
-# around that of its source. Both distributions are Student's t with few degrees of freedom, so that
-# a few unusual sources do not widen bounds: expectation maximisation gives a source less weight the
-# farther out it lies. The next wider kind of run counts as a few more sources.
+# around that of its source. Both distributions are Student's t with few degrees of freedom, so a
+# few unusual sources do not widen bounds: expectation maximisation gives distant sources less
+# weight. A more general kind of run counts as a few more sources.
 #
-# Axes: F folds, each of which leaves some runs out, S sources.
+# Array axes: F is the number of folds, each of which leaves some runs out, and S the number of
+# sources.
 
 FREEDOM = 3.0
 # The number of steps of expectation maximisation; further steps change results by less than a
 # thousandth.
 STEPS = 40
-# For a kind of run that was never measured: the assumed mean error, and the assumed standard
-# deviations between sources and within a source.
+# The mean error of predictions, and its standard deviations between sources and within a source,
+# that are assumed for a kind of run without measurements.
 UNKNOWN_OFFSET, UNKNOWN_BETWEEN, UNKNOWN_WITHIN = 0.0, 0.25, 0.15
 # The smallest variance of runs: equal runs that are measured again differ by about a percent.
 LEAST_VARIANCE = 1e-4
@@ -66,8 +67,9 @@ LEAST_VARIANCE = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SourceSpreads:
-    """For one kind of run in each fold (F): the mean error of its sources, and the variances
-    between sources and within a source.
+    """How errors of predictions are distributed for one kind of run: the mean, the variance between
+    sources (papers, repositories) and the variance within a source. Arrays have an entry for each
+    cross-validation fold.
     """
 
     offset: Floats
@@ -76,8 +78,8 @@ class SourceSpreads:
 
     @classmethod
     def unknown(cls, folds: int) -> Self:
-        """The mean error and variances that are assumed for a kind of run that was never
-        measured.
+        """The mean and variances of prediction errors that are assumed for a kind of run without
+        measurements.
         """
         return cls(
             offset=np.full(folds, UNKNOWN_OFFSET),
@@ -88,8 +90,8 @@ class SourceSpreads:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SourceSums:
-    """For each fold and source (F, S): the number of runs, and the sums of their errors and of
-    their squared errors.
+    """The number of runs, the sum of their errors and the sum of the errors' squares, as arrays by
+    cross-validation fold and source.
     """
 
     runs: Floats
@@ -100,8 +102,8 @@ class SourceSums:
     def without_folds(
         cls, missed: Floats, sources: Ints, folds: Ints, shape: tuple[int, int]
     ) -> Self:
-        """For each fold, the sums over the runs of all other folds, given the error, source and
-        fold of each run; a run of fold -1 is in the sums of every fold.
+        """For each cross-validation fold, the sums of errors over the runs of all other folds; runs
+        with fold -1 count in all folds.
         """
         powers = (np.ones_like(missed), missed, missed**2)
         of_fold, sums = folds >= 0, list[Floats]()
@@ -113,8 +115,8 @@ class SourceSums:
         return cls(runs=runs, total=total, squares=squares)
 
     def spreads(self, wider: SourceSpreads, count: float) -> SourceSpreads:
-        """The mean error and the variances of a kind of run from its sources; the ``wider`` kind of
-        run counts as ``count`` more sources.
+        """The mean and variances of prediction errors for a kind of run, estimated from its
+        sources; a more general kind ``wider`` counts as ``count`` more sources.
         """
         is_there: Bools = self.runs > 0.5
         scatters: Bools = self.runs > 1.5
@@ -146,9 +148,8 @@ def spreads_of_kinds(
     folds: Ints,
     count: float,
 ) -> dict[str, SourceSpreads]:
-    """The mean errors and variances of all kinds of runs in each fold, from the runs outside the
-    fold; ``kinds`` names the kinds of each run, the narrowest first. Without folds there is a
-    single one, which leaves no run out.
+    """The mean and variances of prediction errors for every kind of run, in each cross-validation
+    fold from the runs outside the fold.
     """
     shape = max(1, folds.max(initial=-1) + 1), sources.max(initial=-1) + 1
     wider = {own: of for names in kinds for own, of in zip(names, (*names[1:], ""), strict=True)}

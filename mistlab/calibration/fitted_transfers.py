@@ -17,7 +17,9 @@ from mistlab.machine.hardware import Line
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransferRows:
-    """Measured transfers, one row for each (C): their sizes in bytes and their seconds."""
+    """Measured transfers between GPUs or to the host: arrays of their bytes and of their
+    seconds.
+    """
 
     size_bytes: Floats
     seconds: Floats
@@ -26,8 +28,8 @@ class TransferRows:
         return len(self.seconds)
 
     def every_second(self, start: int) -> "TransferRows":
-        """Half of the transfers: every second one in order of size, starting with the smallest
-        (``start`` 0) or the second smallest (1).
+        """Every second transfer in order of size, from the smallest (``start`` 0) or the second
+        smallest (``start`` 1).
         """
         order = np.argsort(self.size_bytes, kind="stable")[start::2]
         return TransferRows(size_bytes=self.size_bytes[order], seconds=self.seconds[order])
@@ -55,7 +57,5 @@ def fit(rows: TransferRows) -> Line:
 
 
 def mean_error(rows: TransferRows, line: Line) -> float:
-    """The mean absolute relative error with which a fitted latency and bandwidth predict some
-    transfers.
-    """
+    """The mean absolute relative error of a fitted latency and bandwidth on measured transfers."""
     return float(np.abs(transfer_s(rows.size_bytes, line) / rows.seconds - 1).mean())

@@ -36,8 +36,8 @@ HEADS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelRows:
-    """Measured GEMMs of one operator class, one row for each (C): floating-point operations, bytes
-    moved and seconds.
+    """Measured GEMMs: arrays of their floating-point operations, the bytes that they move and their
+    seconds.
     """
 
     flop: Floats
@@ -48,8 +48,8 @@ class KernelRows:
         return len(self.seconds)
 
     def every_second(self, start: int) -> "KernelRows":
-        """Half of the GEMMs: every second one in order of operations, starting with the smallest
-        (``start`` 0) or the second smallest (1).
+        """Every second GEMM in order of its operations, from the smallest (``start`` 0) or the
+        second smallest (``start`` 1).
         """
         order = np.argsort(self.flop, kind="stable")[start::2]
         return KernelRows(
@@ -61,8 +61,8 @@ class KernelRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelTable:
-    """One machine's rows of a table of kernels: its GEMMs by operator class, and all of its
-    rows.
+    """The kernels measured on one machine: its GEMMs by operator class, and all rows of its
+    table.
     """
 
     origin: Origin
@@ -103,8 +103,7 @@ def _numbers(rows: Sequence[Row], name: str) -> Floats:
 
 
 def rate_of(rows: KernelRows, operators: OperatorClass) -> Rate:
-    """Fit a rate to the GEMMs of one operator class: floating-point operations and bytes per
-    second.
+    """The rate of one operator class, in operations and bytes per second, fitted to measured GEMMs.
 
     Errors count by the square root of a product's time, so that sums over products are right.
     """
@@ -119,14 +118,14 @@ def rate_of(rows: KernelRows, operators: OperatorClass) -> Rate:
 
 
 def error_of_rate(rows: KernelRows, rate: Rate) -> float:
-    """The mean absolute relative error with which a fitted rate predicts some GEMMs."""
+    """The mean absolute relative error of a fitted rate on measured GEMMs."""
     seconds = rows.flop * rate.s_per_flop + rows.moved_bytes * rate.s_per_byte
     return float(np.abs(seconds / rows.seconds - 1).mean())
 
 
 def held_out_error(rows: KernelRows, operators: OperatorClass) -> float:
-    """The mean error of predicted GEMMs, each half of which is predicted by a rate that was fitted
-    to the other half.
+    """The mean relative error of GEMM rates on measurements that their fit left out: each half of
+    the table is predicted from the other half.
     """
     halves = rows.every_second(0), rows.every_second(1)
     errors = [
@@ -161,9 +160,9 @@ def attention_rows(table: KernelTable, operators: OperatorClass) -> KernelRows:
     )
 
 
-# For the forward and the backward kernel of attention: the operations per score for each channel of
-# queries and keys, and for each channel of values; and how often operands and results are read or
-# written.
+# How attention's operations and bytes are counted, forward and backward: operations per attention
+# score for each channel of queries and keys, the same for values, and how often its tensors are
+# read or written.
 _PRODUCTS = {"attention_forward": ((1.0, 1.0), 1.0), "attention_backward": ((3.0, 2.0), 2.0)}
 
 

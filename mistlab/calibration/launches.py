@@ -16,8 +16,8 @@ NEEDED = (HARDWARE, "kernels", "time_us")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaunchRows:
-    """Measured layers that only launch kernels, one row for each (C): the number of kernels, and
-    the host's seconds to launch them all.
+    """Measured layers whose time is that of launching kernels: arrays of their numbers of kernels
+    and of the host's seconds.
     """
 
     origin: Origin
@@ -42,8 +42,8 @@ def launch_s(rows: LaunchRows) -> float:
 
 
 def mean_error(rows: LaunchRows) -> float:
-    """The mean absolute relative error when the launches of each measured layer are predicted from
-    the other layers.
+    """The mean absolute relative error of predicted launch seconds, where each layer is predicted
+    from the other measured layers.
     """
     each = rows.seconds / rows.kernels
     if len(each) == 1:

@@ -106,12 +106,14 @@ def _batched_product(where: str, row: Row) -> tuple[float, float]:
     return 2.0 * square * channels, 2.0 * (square + 2 * batch * sequence * channels)
 
 
-# Fits a rate to each class of operators, from profiles of a block's operators.
+# Fits a rate to each class of operators (GEMM, attention, ...), from profiles of transformer
+# blocks.
 #
-# A class takes ``flop / rate + bytes / bandwidth``. Operations and bytes are those of the layer
-# graph, as in predictions. The operators of a class are summed, because a block runs all of them.
+# A class takes ``flop / rate + bytes / bandwidth`` seconds. Operations and bytes are those of the
+# layer graph, as in predictions. The operators of a class are summed, because a block runs all of
+# them.
 #
-# Axes: C rows, each the sum over one class in a block of one size.
+# Array axis: C is the number of rows, each the sum over one class in a block of one size.
 
 
 # The operator class of each operator of a profiled transformer block, by the operator's name in the
@@ -160,8 +162,8 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassRows(ColumnSet):
-    """The operators of one class in profiled transformer blocks, one row for each block (C):
-    operations, bytes, seconds, and the block's hidden size.
+    """The operators of one class in profiled transformer blocks: arrays of operations, bytes and
+    seconds with a row for each block.
 
     An operation in another precision than 16 bits counts by how many times slower it is.
     """
@@ -237,8 +239,8 @@ def read_operator_table(
 
 
 def fit(rows: ClassRows, operators: OperatorClass) -> Rate:
-    """Fit the rate of one operator class by least squares of relative errors; the class's seconds
-    per operation and per byte are not negative.
+    """The rate of one operator class, fitted by least squares of relative errors to profiled
+    blocks.
     """
     terms = np.stack([rows.flop / TFLOP, rows.moved_bytes / GBYTES], axis=1)
     if operators == "memory":
@@ -257,16 +259,16 @@ def rounded(rate: float) -> float:
 
 
 def errors(rows: ClassRows, rate: Rate) -> Floats:
-    """The signed relative errors (C) of predicted blocks under a rate: predicted over measured
-    seconds, minus one.
+    """The relative errors of a fitted rate on profiled blocks: predicted over measured seconds,
+    minus one.
     """
     seconds = rows.flop * rate.s_per_flop + rows.moved_bytes * rate.s_per_byte
     return np.asarray(seconds / rows.seconds - 1)
 
 
 def error_of_left_out_widths(rows: ClassRows, operators: OperatorClass) -> float:
-    """The mean absolute relative error when the blocks of each hidden size are predicted by a rate
-    that was fitted to the blocks of all other hidden sizes.
+    """The mean absolute relative error of fitted rates on left-out blocks: those of each hidden
+    size are predicted from the blocks of all others.
     """
     left_out = []
     for width in np.unique(rows.hidden):
@@ -301,8 +303,8 @@ def _classes(
     counted: Mapping[tuple[Block, str], tuple[float, float]],
     peaks: PeakTflops,
 ) -> Mapping[OperatorClass, ClassRows]:
-    """For each operator class, the sum over its operators of the median of repeated measurements,
-    one row for each profiled block.
+    """The measured seconds of each operator class in each profiled block: the median of
+    repetitions, summed over the class's operators.
     """
     work = [
         _work_in_rows(block, times, counted)

@@ -20,8 +20,8 @@ from mistlab.machine.hardware import Compute, GroupTransfers, Hardware, Line, Ra
 
 # The assumed ratio of fused attention's backward rate to its forward rate.
 BACKWARD_SHARE = 0.8
-# Logarithmic errors above this size count less than by their square in the fit, since such errors
-# are common to all runs of a cluster.
+# A logarithmic error above this size counts linearly rather than by its square, since it is
+# probably common to all runs of a cluster.
 COMMON_ERROR = 0.05
 SMALLEST_MIB, LARGEST_MIB = 1.0, 1024.0
 # Shapes of groups of ranks: GPUs in a node, and number of nodes. First those inside one node, then
@@ -32,23 +32,22 @@ ACROSS = {"pair": (1, 2), "two": (8, 2), "four": (8, 4)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantSetting:
-    """The objects whose constants are fitted: the hardware, the engine, and the cluster's profile
-    if there is one.
-    """
+    """The hardware, engine and cluster profile whose constants are fitted to measured runs."""
 
     hardware: Hardware
     engine: Engine
     profile: Profile | None = None
 
 
-# A function that predicts the seconds of all measured runs, given the objects with the constants to
-# try.
+# A function that predicts the seconds of all measured runs for one choice of constants.
 Predicted = Callable[[ConstantSetting], Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """A constant to fit: the range of its value, and its meaning in words."""
+    """A constant that is fitted to measured runs: the range of its value, and its meaning in
+    words.
+    """
 
     low: float
     high: float
@@ -121,8 +120,8 @@ def _values_of_transfers(transfers: Transfers) -> dict[str, float]:
 
 
 def _of_exchange(exchange: ExpertExchange) -> dict[str, float]:
-    """The constants of an engine's exchange of tokens between experts; those that are zero are left
-    out.
+    """The constants of how an engine exchanges tokens between experts, without those that are
+    zero.
     """
     values = {"expert_us": 1e6 * exchange.expert_s, "exchange_ms": 1e3 * exchange.wait_s}
     return {name: value for name, value in values.items() if value}
@@ -185,8 +184,8 @@ def _rate(rate: Rate, changed: Mapping[str, float]) -> Rate:
 
 
 def _transfers(transfers: Transfers, values: Mapping[str, float]) -> Transfers:
-    """A hardware's transfers with new bandwidths and latencies of collectives; copies between GPU
-    and host are unchanged.
+    """A hardware's transfer times with other latencies and bandwidths of collectives; copies
+    between GPU and host are unchanged.
     """
     copies = {(g.gpus_in_node, g.nodes): g for g in transfers.groups}
     node, network = values["node_gbytes_per_s"], values.get("network_gbytes_per_s")

@@ -18,8 +18,8 @@ from scipy.sparse import csr_array
 from mistlab.core.arrays import Floats, Rows
 from mistlab.serving.engine_constants import DEFAULTS, EngineConstants, ServedRun, keys_of
 
-# The prior of each factor: the standard deviation of its logarithm, by level (engine, GPU, ...) and
-# by the constant that the factor multiplies.
+# How far a fitted factor of a serving engine is expected to lie from 1: the standard deviation of
+# its logarithm, by level (engine, GPU, ...) and constant.
 PRIORS: Mapping[str, Mapping[str, float]] = {
     "engine": {
         "products": 0.08,
@@ -77,8 +77,8 @@ _LONGEST = 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasuredRuns:
-    """Measured serving runs with each outcome (C, NaN where it was not measured), and a function
-    that predicts outcomes from constants.
+    """Measured serving runs: arrays of their outcomes, such as time per output token, with NaN
+    where one was not measured; and a function that predicts the outcomes.
     """
 
     runs: Sequence[ServedRun]
@@ -88,8 +88,8 @@ class MeasuredRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Factors:
-    """The F factors to fit: each one's name, prior, the constant that it multiplies, and the runs
-    that it affects.
+    """The factors of serving constants that are fitted: names, priors, the constant that each
+    multiplies, and the runs that each affects.
     """
 
     names: Sequence[tuple[str, str, str]]
@@ -155,8 +155,8 @@ def _constants(runs: MeasuredRuns, factors: _Factors, logs: Floats) -> dict[str,
 
 
 def _residuals(runs: MeasuredRuns, constants: Mapping[str, Floats]) -> Floats:
-    """The logarithms of predicted over measured outcomes, in standard deviations, one outcome's
-    runs after the other's; 0 where an outcome was not measured.
+    """The logarithms of predicted over measured outcomes of serving runs, in standard deviations; 0
+    where an outcome was not measured.
     """
     times = runs.times(constants)
     parts = [
@@ -167,8 +167,8 @@ def _residuals(runs: MeasuredRuns, constants: Mapping[str, Floats]) -> Floats:
 
 
 def _linear(runs: MeasuredRuns, factors: _Factors, logs: Floats) -> tuple[Floats, Floats]:
-    """The residuals of all outcomes, and their derivatives by the logarithm of each of J constants
-    (J, residuals); all factors of a constant share its derivative.
+    """The residuals of all serving runs, and their derivatives by the logarithm of each
+    constant.
     """
     constants = _constants(runs, factors, logs)
     residuals = _residuals(runs, constants)

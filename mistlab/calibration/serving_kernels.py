@@ -60,9 +60,8 @@ _SOFT = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelGroup:
-    """The measurements of one kind of kernel on one GPU (C each): ideal seconds at full memory
-    bandwidth and at peak arithmetic, and measured seconds; for GEMMs the number of values summed
-    into an output; for experts the ideal seconds to move their tokens.
+    """Measurements of one kind of kernel on one GPU: arrays of the seconds at full memory
+    bandwidth, the seconds at peak arithmetic and the measured seconds.
     """
 
     gpu: str
@@ -76,7 +75,9 @@ class KernelGroup:
     rows_s: Floats | None = None
 
     def predicted(self, rate: KernelRate) -> Floats:
-        """The seconds (C) that a kernel rate predicts for each measurement."""
+        """The seconds that a fitted kernel rate predicts, one for each measurement of the
+        kernel.
+        """
         roofs = (self.memory_s / rate.memory_share) ** ROOFS
         roofs = roofs + (self.arithmetic_s / rate.arithmetic_share) ** ROOFS
         if self.depth is not None:
@@ -88,10 +89,8 @@ class KernelGroup:
 
 
 def fitted_kernels(folder: Path) -> Iterator[list[str | float]]:
-    """The fitted rows of the catalogue's table of kernel rates, one for each kind of kernel: GPU,
-    engine, work, kind, minimum time in microseconds, shares of memory bandwidth and of peak
-    arithmetic, nanoseconds per summed value, share of memory bandwidth for experts' tokens (0: no
-    experts), median error, number of measurements.
+    """The rows of the catalogue's table of kernel rates: for each kind of kernel its minimum time,
+    its achieved shares of memory bandwidth and peak arithmetic, and the median error of the fit.
     """
     for group in kernel_groups(folder):
         yield _fitted(group)

@@ -21,8 +21,8 @@ Row = dict[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The file that rows were read from; ``duplicates`` counts the dropped rows that repeat another
-    row.
+    """The file from which rows of a measurement table were read, and how many repeated rows were
+    dropped.
     """
 
     path: Path

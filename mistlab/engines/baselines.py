@@ -34,15 +34,14 @@ _WHOLE_STEP = (
     Task(stream="compute", kind="S"),
     Task(stream="gpu_to_gpu", kind="U", from_zero=1),
 )
-# The tasks of an engine that overlaps no communication of data-parallel ranks: after the last
-# backward pass it reduces gradients, runs the optimizer step, and gathers all weights, one after
-# the other.
+# Engines with these tasks overlap no communication of data-parallel ranks: after the last backward
+# pass they reduce gradients, then run the optimizer step, then gather weights.
 AFTERWARDS = Template(
     phases={**_PASSES, "last_backward": (BACKWARD, GATHER_SHARDED), "step": _WHOLE_STEP},
     depth=0,
 )
-# The tasks of an engine that reduces gradients during the last backward pass, and gathers weights
-# during the first forward pass.
+# Engines with these tasks reduce gradients during the last backward pass, and gather weights during
+# the next iteration's first forward pass.
 OVERLAPPED = Template(
     phases={
         **_PASSES,

@@ -48,8 +48,8 @@ def saved_bytes(optimizer: Optimizer) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
-    """What an engine keeps in memory in one precision, in bytes per parameter unless stated
-    otherwise.
+    """The memory of a training engine in one precision: bytes per parameter of weights, gradients
+    and optimizer states, and buffers.
 
     ``weight``, ``gradient`` and ``optimizer`` are kept all the time, ``step_scratch`` only while
     the rank's part is stepped. With ``rings`` layers come and go through rings of two buffers.
@@ -126,8 +126,8 @@ HALF_BYTES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherSums:
-    """The memory of an engine that accumulates gradients in other bits than by default, and the
-    bytes per parameter that its optimizer step then moves.
+    """How an engine's memory and optimizer step change if gradients are accumulated in other bits
+    than by default.
     """
 
     memory: EngineMemory
@@ -163,7 +163,7 @@ class HostTime:
     waits_for_sends: bool = False
 
     def of_blocks(self, operators: float) -> Self:
-        """The host time for blocks that have this number of operators on average."""
+        """The host's launch time for blocks with this mean number of operators."""
         if operators <= self.operators or not self.operators:
             return self
         share = operators / self.operators
@@ -360,8 +360,8 @@ class Engine:
         return hash(self.name)
 
     def template(self, *, overlap_communication: bool = True) -> Template:
-        """The template of a plan's schedule, that is, which tasks overlap with a layer's passes;
-        with or without overlapped communication.
+        """Which of an engine's tasks overlap with a layer's forward and backward pass, with or
+        without overlapped communication.
         """
         wanted, other = self.overlapped, self.afterwards
         if not overlap_communication:
@@ -371,16 +371,16 @@ class Engine:
         return replace(template, sends=self.sends, send_wait_s=self.send_wait_s)
 
     def in_named_order(self) -> "Engine":
-        """The engine under an order of passes other than its default, in which its host does not
-        wait for messages.
+        """A copy of the engine for pipeline schedules other than its default, in which the host
+        does not wait for messages.
         """
         if self.host is None or not self.host.waits_for_sends:
             return self
         return replace(self, host=replace(self.host, waits_for_sends=False))
 
     def shares(self, hardware: str) -> tuple[float, float, float]:
-        """The shares of a hardware's measured rates that this engine's GEMMs, attention and
-        memory-bound kernels reach there.
+        """The shares of a GPU's measured rates that the engine's GEMMs, attention and memory-bound
+        kernels reach.
         """
         usual = self.products_share, self.attention_share, self.memory_share
         return self.shares_on.get(hardware, usual)
@@ -394,7 +394,8 @@ class Engine:
         if problem := self.optimizer_problem(optimizer):
             refuse("workload.optimizer", problem)
         memory = self.memory[precision]
-        # Frozen weights have no optimizer states whose bytes could be saved.
+        # With frozen weights there may be fewer bytes of optimizer states than low-precision
+        # moments would save.
         saved = min(saved_bytes(optimizer), memory.optimizer)
         return replace(memory, optimizer=memory.optimizer - saved) if saved else memory
 
@@ -411,8 +412,8 @@ class Engine:
         return (*self.kernels_of_wide_sums, *self.kernels) if is_wide else self.kernels
 
     def summing(self, sums: Sums) -> Self:
-        """The engine with gradients accumulated in this many bits, in all precisions for which it
-        supports that.
+        """A copy of the engine that accumulates gradients in the given bits, in every precision in
+        which it can.
         """
         others = {name: row for name, row in self.other_sums.items() if row.memory.sums == sums}
         return replace(
@@ -443,9 +444,7 @@ class Engine:
         return self.highest_zero_in_pipeline if in_pipeline else self.highest_zero
 
     def order_problem(self, order: str, *, default: str) -> str:
-        """The reason why the engine cannot run an order of forward and backward passes; empty if it
-        can.
-        """
+        """The reason why the engine cannot run a pipeline schedule; empty if it can."""
         if self.takes_orders or order in (default, *self.orders):
             return ""
         if not self.orders:

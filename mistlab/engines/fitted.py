@@ -9,8 +9,8 @@ from mistlab.core.files import parse_yaml
 
 
 def fitted(name: str) -> dict[str, Any]:
-    """The fitted constants of an engine, by the names of the fields of ``Engine``, or of its parts,
-    that they fill.
+    """The fitted constants of an engine, as a mapping from fields of ``Engine`` or its parts to
+    values.
     """
     facts = _file()[name]
     return {key: value for fact in facts for key, value in fact.items() if key != "source"}

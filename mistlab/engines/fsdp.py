@@ -191,8 +191,8 @@ FSDP_EAGER_ROWWISE, FSDP_COMPILED_ROWWISE, FSDP_COMPILED_BLOCKS_ROWWISE = (
 # the logits. With the loss in chunks, this engine stands for AutoModel's cut cross entropy, which
 # has one chunk of logits at a time.
 FSDP_FUSED_LOSS = replace(FSDP, name="fsdp-fused-loss", chunk_tokens=256, **_keeping("", 0))
-# Variants whose tensor-parallel ranks each have the logits of the whole vocabulary, as DTensor
-# plans lay them out.
+# With these engines, each tensor-parallel rank holds logits of the whole vocabulary, as in models
+# parallelised with DTensor.
 FSDP_EAGER_WHOLE_LOGITS, FSDP_COMPILED_BLOCKS_WHOLE_LOGITS = (
     replace(
         engine,

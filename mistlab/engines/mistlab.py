@@ -53,9 +53,8 @@ STREAMED = Template(
 
 
 def _ring_memory(width: int, gradient: int = 0) -> EngineMemory:
-    """The runtime's memory in a precision of ``width`` bytes, with two buffers each for gathered
-    and for fetched layers, used in turn; gradients have as many bytes, unless ``gradient`` is
-    given.
+    """The memory of this package's runtime per parameter, in a precision of ``width`` bytes.
+    Gathered layers, and layers fetched from the host, have two buffers each, used in turn.
     """
     return EngineMemory(weight=width, gradient=gradient or width, optimizer=12, rings=True)
 
@@ -149,7 +148,7 @@ _WIDE_SUMS = (
 
 
 def _own_memory(width: int, gradient: int = 0) -> EngineMemory:
-    """``_ring_memory`` for a head with the fused loss of runtime.models.operators."""
+    """The memory of this package's runtime per parameter, with a fused kernel for the loss."""
     return replace(_ring_memory(width, gradient), fuses_loss=True)
 
 
