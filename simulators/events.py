@@ -454,7 +454,7 @@ class EventSimulator:
     def _stages(
         self, plan: Plan, closed: Prediction, simulation: Simulation
     ) -> tuple[StagePrediction, ...]:
-        """The stages of the closed form's prediction, with simulated times in place of theirs.
+        """A plan's stages as the closed form predicts them, but with simulated times.
 
         A single micro-batch has no steady passes; then the closed form's steady times stand in.
         """

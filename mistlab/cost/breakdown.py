@@ -161,8 +161,8 @@ def times_and_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
 
 
 def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
-    """The seconds of each part of the breakdown for each candidate stage, from the times of its
-    layers and the stage: a row for each name in ``NAMES``.
+    """The seconds that each candidate stage spends on each part of the breakdown, from the times of
+    the stage and of its layers: a row for each name in ``NAMES``.
     """
     batch, seconds, of_strategy = slots.batch, slots.seconds, slots.strategies.index
     counts = slots.tasks.types.counts(batch.columns)

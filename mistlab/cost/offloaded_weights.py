@@ -130,7 +130,7 @@ def late_first_s(seconds: TaskSeconds, strategies: Distinct, stages: Distinct) -
     sizes, of_runs = types.runs(columns)
     simulated = np.minimum(sizes, _OF_RUN).astype(np.int64)
     layers = simulated.sum(axis=0)
-    # At the first stage all micro-batches are there from the beginning.
+    # The first stage is not simulated, since all of its micro-batches are there from the beginning.
     is_simulated = (layers > 0) & (layers <= _OF_STAGE) & (columns["has_embedding"] == 0)
     offloads: Bools = np.logical_or.reduce(seconds.alone("P", ">") > 0)
     rows = np.flatnonzero(offloads[strategy] & is_simulated[stage])

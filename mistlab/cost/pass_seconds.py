@@ -51,8 +51,8 @@ _NOT_AWAY: Sequence[str] = [stream for stream in STREAMS if stream != STREAMS[_A
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FirstPass:
-    """The seconds of the first forward pass, for each candidate, with and without its optimizer
-    steps.
+    """The seconds of each candidate's first forward pass, with and without the optimizer steps that
+    run in it.
 
     For ``unawaited`` at the ends of its slots no layer waits, for ``after`` the stage's next pass
     waits. ``stepped`` is the time inside the pass if all layers stepped before, for stages that

@@ -162,17 +162,17 @@ def _lean_norm(block: LayerGraph, norm: Operator) -> LayerGraph:
 
     def changed(peak: Peak) -> Peak:
         has_all = _has_all(peak, block)
-        # In the forward pass, the residual stream still holds a norm's input, so a lean norm only
-        # adds the channels that it keeps. In post-norm blocks no residual holds it, except for the
-        # last norm while it runs.
+        # In the forward pass, the residual stream still holds a norm's input, so a lean norm adds
+        # only the channels that it keeps to the memory peak. In post-norm blocks the residual
+        # stream does not hold that input, except for the last norm while it runs.
         if peak.phase == "forward" and not (has_all and is_behind and position < len(forward) - 1):
             return _less(peak, -moved)
         if has_all:
             return _less(peak, gone)
         names = names_in(peak.size_bytes)
         is_before = position < (network if "f" in names else attention)
-        # While a lean norm itself runs backward, it only adds the channels that it keeps, since its
-        # output takes the place of its input.
+        # While a lean norm itself runs backward, only the channels that it keeps are added to the
+        # memory peak, since its output takes the place of its input.
         if peak.operator.startswith(NORM) and ("n" not in names or not is_before):
             return _less(peak, -moved)
         return _less(peak, gone) if is_before else peak

@@ -320,7 +320,7 @@ class StageShape:
 
     def adds_table_in_b(self, layer: int) -> bool:
         """Whether a layer is a head that adds to the gradient of a table shared with the embedding
-        in its B pass rather than in W.
+        in its backward pass (B) rather than in its weight-gradient pass (W).
 
         It does unless W passes begin with the head's chunk and end with the embedding's.
         """

@@ -130,8 +130,8 @@ class OrderTraits:
     def in_front_s(
         self, times: StageTimes, behind: Chains[Floats], *, is_last: bool
     ) -> Chains[Floats]:
-        """Lower bounds of pipelines' times when stages with these times are put in front of the
-        stages behind them.
+        """Lower bounds of the times of pipelines that are extended in front by one stage with these
+        times.
         """
         stage = InOrder(
             all_s=self.micro_batches * times.forward_s,
