@@ -90,8 +90,8 @@ class ServingLoad:
             if len(getattr(self, name)) != len(self.prompts):
                 refuse(
                     name,
-                    f"{len(getattr(self, name))} of {len(self.prompts)} requests have one: give "
-                    "one for each",
+                    f"has {len(getattr(self, name))} values for {len(self.prompts)} requests: give "
+                    "a value for each request",
                 )
         if any(
             later < earlier

@@ -58,8 +58,8 @@ class PhaseLimits(Checked):
                 held = min(tiers) * self.block
                 refuse(
                     f"prompts[{number}]",
-                    f"{prompt} tokens, with {output} of output, but memory of GPUs or host holds "
-                    f"{held} tokens: give more memory, or shorter requests",
+                    f"{prompt} tokens, with {output} of output, but a replica or the host has "
+                    f"memory for {held} tokens: give more memory, or shorter requests",
                 )
 
     @property

@@ -43,7 +43,7 @@ class ServingPlan:
             refuse(
                 "prefill",
                 f"{self.prefill} with {self.scheduler}: "
-                f"{'give the layout that reads prompts' if two else 'leave it out'}",
+                f"{'give the parallel degrees for prefill' if two else 'leave it out'}",
             )
         if self.scheduler == "disaggregated" and not self.prefill_replicas:
             refuse("prefill_replicas", "0 with disaggregated: give at least 1")
