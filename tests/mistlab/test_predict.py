@@ -132,7 +132,7 @@ def test_a_measurement_comes_back_from_json(run: Measurement) -> None:
     [
         ({"samples_s": ()}, "samples_s: 0 samples, but fits is True: give at least one sample"),
         ({"fits": False}, "samples_s: 3 samples, but fits is False: give no samples"),
-        ({"mfu": None}, "mfu: None, but fits is True: give its value"),
+        ({"mfu": None}, "mfu: None, but fits is True: give the measured value"),
         ({**NOTHING, "iteration_s": 2.0}, "iteration_s: 2.0, but fits is False: leave it null"),
     ],
     ids=["no samples", "samples of nothing", "no utilisation", "time of nothing"],
