@@ -220,7 +220,7 @@ def test_a_profile_has_streams_as_urgent_as_a_run(cuda: StubCuda) -> None:
     [
         (
             "The NVIDIA driver on your system is too old (found version 11040). Please update",
-            r"knows CUDA 11.4 at most, torch .* needs driver 580 or newer: update the driver\): give",
+            r"knows CUDA 11.4 at most, torch .* needs driver 580 or newer: update the driver\)",
         ),
         (
             "The NVIDIA driver on your system is too old (found version 12020). Please update",
