@@ -260,7 +260,8 @@ def _fewest(question: ServingQuestion, options: argparse.Namespace) -> int:
         refuse(
             "--fewest",
             f"{SIZES[-1]} {question.space.gpu} have too little memory for a replica of "
-            f"{question.space.model.name} with one request: give another GPU, or fewer bits",
+            f"{question.space.model.name} with one request: give another GPU, or --weights of "
+            "fewer bits",
         )
     near = reached or nearest_to(timed, question.goals)
     assert near is not None
@@ -328,7 +329,8 @@ def _nearest(
         refuse(
             field,
             f"{options.gpus} {question.space.gpu} have too little memory for a replica of "
-            f"{question.space.model.name} with one request: give more GPUs, or fewer bits",
+            f"{question.space.model.name} with one request: give more GPUs, or --weights of "
+            "fewer bits",
         )
     return near
 

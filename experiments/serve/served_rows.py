@@ -228,7 +228,11 @@ def _refuse_unbuilt(cells: Mapping[str, str], notes: list[str]) -> None:
     if cells.get("spec", "").casefold() == "unknown":
         notes.append("spec unknown: predicted without speculative decoding")
     if spec not in ("", "none", "false", "0"):
-        refuse("spec", f"{shown(spec)}: speculative decoding cannot be predicted: give none")
+        refuse(
+            "spec",
+            f"{shown(spec)}: speculative decoding cannot be predicted: give none, for "
+            "runs without it",
+        )
     if flag_of(cells, "prefix_caching"):
         prefix = text_of(cells, "prefix_caching")
         refuse("prefix_caching", f"{shown(prefix)}: prefix caching cannot be predicted: give false")

@@ -344,6 +344,6 @@ def format_of(source: LaunchFile) -> Format:
     shown = ", ".join(keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")
     message = (
         f"is in no supported format: its keys are {shown or 'none'}; supported are those of "
-        f"{_titles()}"
+        f"{_titles()}: give a file of one of them, with the keys that it needs"
     )
     raise InputError(message)

@@ -67,7 +67,7 @@ _SLACK_OF_ATTENTION = 4
 # A measured curve that reaches less than this share of the datasheet figure is in a unit a thousand
 # times as large.
 _LEAST_SHARE = 0.002
-_OR_EDITED = "give a lower rate, or measured_with, the figures under which it was measured"
+_OR_EDITED = "give a lower rate, or add measured_with with the file's figures when it was measured"
 # These operator classes only move bytes. Below, the peak rate that bounds each of the other
 # classes.
 _MOVING = ("memory", "scan", "step")
@@ -230,7 +230,7 @@ def _check_lines(hardware: Hardware) -> None:
     for path, name, line, share, stated in _lines(hardware, figures):
         moved = f"{name} moves {line.gbytes_per_s * share:.3g} GB/s over a link"
         if line.gbytes_per_s * share > _SLACK * stated:
-            refuse("transfers.groups", f"{moved}, above the stated {stated:g}: {_OR_EDITED}")
+            refuse("transfers.groups", f"{moved}, above the stated {stated:g} GB/s: {_OR_EDITED}")
         if line.gbytes_per_s < _LEAST_SHARE * stated:
             refuse(
                 f"{path}.gbytes_per_s",

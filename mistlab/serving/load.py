@@ -97,7 +97,10 @@ class ServingLoad:
             later < earlier
             for earlier, later in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
         ):
-            refuse("arrivals_s", "decrease: give requests in order of arrival")
+            refuse(
+                "arrivals_s",
+                "decrease from one request to the next: give requests in order of arrival",
+            )
 
     def __len__(self) -> int:
         return len(self.prompts)

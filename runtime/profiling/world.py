@@ -76,8 +76,9 @@ def _next(outcomes: Any, processes: Sequence[BaseProcess], case: object) -> Any:
             ended = [f"{i} (status {p.exitcode})" for i, p in enumerate(processes) if p.exitcode]
             if ended:
                 reject(
-                    f"measuring {case} failed in process {', '.join(ended)}, whose message is "
-                    "above; what was measured before is kept: correct it and run again"
+                    f"measuring {case} failed in process {', '.join(ended)}, whose own error is "
+                    "printed above; earlier measurements are kept: mend what that error names, "
+                    "and run again"
                 )
         else:
             return outcome

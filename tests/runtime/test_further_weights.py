@@ -147,5 +147,5 @@ def test_a_file_without_later_blocks_has_none_to_name(checkpoint: tuple[Any, Pat
     (given / "config.json").write_text(
         text.replace('"num_nextn_predict_layers": 1', '"num_nextn_predict_layers": 0'), "utf-8"
     )
-    with pytest.raises(InputError, match=r"num_nextn_predict_layers: the file has no blocks for t"):
+    with pytest.raises(InputError, match=r"num_nextn_predict_layers: the file has no blocks for m"):
         workload_with_later(given)

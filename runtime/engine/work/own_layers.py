@@ -386,7 +386,8 @@ def _check_calls(parted: PartedModel, again: Sequence[BlockCall]) -> None:
             if is_tensor and not (given.shape == then.shape and torch.equal(given, then)):
                 reject(
                     f"{parted.path}.{number}: takes a further tensor that depends on the tokens: "
-                    "give blocks hidden states, and tensors that are the same for all tokens"
+                    "pass blocks their hidden states, and other tensors (a mask, positions) only "
+                    "if all micro-batches have the same"
                 )
         if any(isinstance(beside, Tensor) for beside in call.returned or ()):
             reject(f"{parted.path}.{number}: returns further tensors: return hidden states alone")
