@@ -37,7 +37,7 @@ from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns, weight_grad
 from mistlab.engines.engine import ENGINES, Engine
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
-from mistlab.network.shared_sends import Lost, SharedNetworks, Way
+from mistlab.network.shared_sends import Lost, SharedNetworks, Way, plain
 from mistlab.network.tiers import NETWORK
 from mistlab.plan.dimensions import num_gpus
 from mistlab.plan.plan import Plan
@@ -225,7 +225,7 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
     split = _split_times(model, batch, shape) if splits else None
     turned = _turn_times(model, batch, with_turns.turned_s, shape, splits=splits)
     ends = _end_times(model, batch, shape)
-    networks = _networks(model, plans, order.placement, _lost(seconds, order.placement, len(plans)))
+    networks = _networks(model, plans, order.placement, seconds)
     iteration_s = partial(_played_s, times, split, host, ends, turned, networks)
     few_s = iteration_s(played)
     micro_batches = np.array([plan.micro_batches for plan in plans])
@@ -294,18 +294,13 @@ def _lost(seconds: StageSeconds, placement: Placement, plans: int) -> Lost:
         for lost_s, send_s in beside
     ]
     return [
-        [_plain(rate[:, placement.of_stage(stage)].max(axis=1)) for rate in rates]
+        [plain(rate[:, placement.of_stage(stage)].max(axis=1)) for rate in rates]
         for stage in range(placement.num_stages)
     ]
 
 
-def _plain(column: Floats) -> Floats | float:
-    """A column of one candidate as a number: arrays with one entry take ten times as long."""
-    return column.item() if len(column) == 1 else column
-
-
 def _networks(
-    model: StagesOnGroups, plans: Sequence[Plan], placement: Placement, lost: Lost
+    model: StagesOnGroups, plans: Sequence[Plan], placement: Placement, seconds: StageSeconds
 ) -> SharedNetworks | None:
     """The networks of nodes and racks that the sends of several stages share; None if no sends of
     different stages can overlap there.
@@ -339,7 +334,7 @@ def _networks(
             )
             for of_tier, share in zip(units, shares, strict=True)
         ],
-        lost,
+        _lost(seconds, placement, len(plans)),
     )
 
 

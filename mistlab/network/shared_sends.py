@@ -49,9 +49,13 @@ class SharedNetworks:
             for other in levels[0][1]:
                 weight = np.max([_together(*level, way, other) for level in levels], axis=0)
                 if weight.any():
-                    used = weight if len(weight) > 1 else weight.item()
-                    weights.setdefault(way, {})[other] = used
+                    weights.setdefault(way, {})[other] = plain(weight)
         return cls(weights=weights, lost=lost)
+
+
+def plain(column: Floats) -> Floats | float:
+    """A column of one candidate as a number: arrays with one entry take ten times as long."""
+    return column.item() if len(column) == 1 else column
 
 
 def _together(units: Ints, shares: Mapping[Way, Floats], way: Way, other: Way) -> Floats:

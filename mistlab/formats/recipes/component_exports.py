@@ -27,6 +27,7 @@ from mistlab.formats.recipes.recipe_rules import (
     RANK,
     SHARDED_WITH_AXES,
     attention_layers,
+    bits_of_base,
     header,
     of_switches,
     one_mesh,
@@ -132,7 +133,6 @@ def _write_automodel(job: Job) -> str:
         else:
             peft["target_modules"] = attention_layers(job)
     is_small = workload.optimizer == "adamw-8bit"
-    bits = {} if workload.base == "16bit" else {f"load_in_{workload.base}": True}
     content = {
         "recipe": "TrainFinetuneRecipeForNextTokenPrediction",
         "step_scheduler": {
@@ -145,7 +145,7 @@ def _write_automodel(job: Job) -> str:
             "torch_dtype": "bfloat16" if in_16_bits else "float32",
             "attn_implementation": "eager" if workload.attention == "math" else attention,
         },
-        **of_switches({"peft": peft or None, "quantization": bits or None}),
+        **of_switches({"peft": peft or None, "quantization": bits_of_base(workload) or None}),
         "distributed": _distributed(sharing, None if in_16_bits else dtype),
         "packed_sequence": {"packed_sequence_size": workload.sequence_length if packs else 0},
         "dataset": {} if packs else {"seq_length": workload.sequence_length},

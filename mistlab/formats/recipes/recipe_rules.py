@@ -27,6 +27,7 @@ from mistlab.export.rules import (
 from mistlab.export.target import Row
 from mistlab.job.job import Job
 from mistlab.plan.dimensions import DIMENSIONS, dimensions_of_axes
+from mistlab.plan.workload import Workload
 from mistlab.schedule.orders import DEFAULT_ORDER
 
 # The framework that remedies name where a recipe cannot express a plan with pipeline stages.
@@ -149,6 +150,13 @@ def attention_layers(job: Job) -> list[str]:
     model.
     """
     return [*_OF_ATTENTION.get(job.workload.model.family, _LLAMAS)]
+
+
+def bits_of_base(workload: Workload) -> dict[str, Any]:
+    """Return the key of Hugging Face's programs that loads frozen weights in 4 or 8 bits; nothing
+    for weights of 16 bits.
+    """
+    return {} if workload.base == "16bit" else {f"load_in_{workload.base}": True}
 
 
 def header(missing: Collection[str], start: str) -> str:

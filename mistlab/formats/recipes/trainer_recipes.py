@@ -26,6 +26,7 @@ from mistlab.formats.recipes.recipe_rules import (
     RANK,
     SAVINGS,
     attention_layers,
+    bits_of_base,
     header,
     of_switches,
     one_mesh,
@@ -114,16 +115,16 @@ def _optimizer(workload: Workload, sharing: Sharing) -> str:
     return "adamw_torch_8bit" if sharing.shards else "adamw_bnb_8bit"
 
 
-def _bits(workload: Workload) -> Settings:
-    return {} if workload.base == "16bit" else {f"load_in_{workload.base}": True}
-
-
 def _write_axolotl(job: Job) -> str:
     workload, sharing = job.workload, Sharing.of(job)
     adapters: dict[str, Any] = {}
     if workload.train == "adapters":
         adapters = {"adapter": "qlora" if workload.base == "4bit" else "lora"}
-        adapters |= {**_bits(workload), "lora_r": workload.rank, "lora_alpha": 2 * workload.rank}
+        adapters |= {
+            **bits_of_base(workload),
+            "lora_r": workload.rank,
+            "lora_alpha": 2 * workload.rank,
+        }
         if workload.adapter_targets == "all":
             adapters["lora_target_linear"] = True
         else:
@@ -179,7 +180,7 @@ def _write_trl(job: Job) -> str:
         is_all = workload.adapter_targets == "all"
         targets = ["all-linear"] if is_all else attention_layers(job)
         settings |= {"use_peft": True, "lora_r": workload.rank, "lora_target_modules": targets}
-        settings |= _bits(workload)
+        settings |= bits_of_base(workload)
         if workload.base == "4bit":
             # Quantise the scales of 4-bit weights too, and store the weights in a data type that
             # FSDP2 can shard.
