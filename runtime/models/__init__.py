@@ -1,1 +1,1 @@
-"""Transformers of any size, on one tensor-parallel rank, and the operators that they need."""
+"""Transformer models as one tensor-parallel rank holds them, and the operators that they use."""

@@ -1,6 +1,7 @@
-"""Attention split over tensor-parallel ranks, with optional gates of its output.
+"""Attention layers whose heads are split over tensor-parallel ranks, some with gates of their
+output.
 
-Axes: B batch, S sequence, H the rank's query heads, D channels of a head.
+Axes: B batch, S sequence, H this rank's query heads, D channels of a head.
 """
 
 import importlib
@@ -33,27 +34,27 @@ from runtime.models.wide_attention import (
     within_documents,
 )
 
-# Gates of attention's output, per channel; a trace sees one operator in each pass.
+# Gates of attention's output, one per channel; a trace records one operator in each pass.
 #
-# Axes: B batch, S sequence, H the rank's query heads, D channels of a head.
+# Axes: B batch, S sequence, H this rank's query heads, D channels of a head.
 
 
 @operator("x")
 def output_gate(x: Tensor, gate: Tensor) -> Tensor:
-    """``x`` (B, S, H, D) times the sigmoid of its gates."""
+    """The output of attention ``x`` (B, S, H, D) times the sigmoid of its gates."""
     return (x * torch.sigmoid(gate)).contiguous()
 
 
 @operator("x", "x")
 def output_gate_backward(gradient: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of ``x`` and of the gates."""
+    """The gradients of attention's output ``x`` and of its gates."""
     share = torch.sigmoid(gate)
     of_gate = gradient * x * share * (1 - share)
     return (gradient * share).contiguous(), of_gate.contiguous()
 
 
 class OutputGate(torch.autograd.Function):
-    """The gated output of attention; keeps both operands."""
+    """Autograd function of attention's gated output; saves the ungated output and the gates."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor) -> Tensor:
@@ -67,16 +68,18 @@ class OutputGate(torch.autograd.Function):
         return output_gate_backward(gradient, *ctx.saved_tensors)
 
 
-# Causal self-attention, either fused in one kernel (``flash``) or unfused (``math``).
+# Causal self-attention, either fused in one kernel (``flash``) or written out as several
+# (``math``).
 #
-# Axes: B batch, S sequence, H the rank's query heads, K its key and value heads, D channels per
-# head.
+# Axes: B batch, S sequence, H this rank's query heads, K this rank's key and value heads, D
+# channels of a head.
 
 
-# A function that computes attention (B, S, H, D) of queries, keys and values (B, S, H + 2 K, D). A
-# model has a default one; the executor of a plan may substitute another.
+# The type of a function that computes attention (B, S, H, D) from one tensor of queries, keys and
+# values (B, S, H + 2 K, D). Each model has a default; the executor of a plan may set another.
 Attend = Callable[[Tensor, "Attention"], Tensor]
-# The sizes of a tensor by heads: B, S, its number of heads, D.
+# The sizes of a tensor that is viewed by heads: batch, sequence, number of heads, channels of a
+# head.
 HeadsShape = tuple[Size, Size, Size, Size]
 
 
@@ -84,7 +87,9 @@ class KeptKeys(Protocol):
     """The key-value cache of an attention layer: keys and values of earlier tokens."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Cache the new tokens' keys and values, and attend to all tokens of their sequences."""
+        """Add the new tokens' keys and values to the cache, and compute the attention of the new
+        queries to all tokens of their sequences.
+        """
 
 
 class RotaryTables(nn.Module):
@@ -116,10 +121,10 @@ class Attention(nn.Module):
     """Attention of a transformer block: a GEMM for queries, keys and values, attention over heads,
     and the output GEMM.
 
-    Works between ``enter`` and ``leave`` of ``runtime.models.parallel``: its output is this rank's
-    summand, and the sum over the ranks is the result. With ``gates`` the first product makes as
-    many gates as queries, too. A token attends to all tokens if it ``sees_all``, or to those up to
-    its own.
+    It works between ``enter`` and ``leave`` of ``runtime.models.parallel``: each tensor-parallel
+    rank's output is a summand, and their sum is the result. With ``gates`` the first GEMM also
+    computes a gate for each query channel. If it ``sees_all``, a token attends to all tokens of its
+    sequence, otherwise to those up to its own position.
     """
 
     def __init__(
@@ -136,14 +141,16 @@ class Attention(nn.Module):
         self.gates = gates
         self.is_causal = not sees_all
         self.attend: Attend = _attend_to_parts
-        # The context-parallel ranks that hold the other tokens of each sequence, if there are any.
+        # The context-parallel ranks that hold the other tokens of each sequence; None if there are
+        # none.
         self.context: ContextRanks | None = None
-        # The source of dropout masks for attention probabilities, where masks depend on position.
+        # The source of dropout masks for attention probabilities; None if masks do not depend on
+        # position.
         self.draws: LayerDraws | None = None
-        # The documents that sequences are packed from, if they are: tokens attend only within their
-        # document.
+        # The documents packed into each sequence, so that tokens attend only within their document;
+        # None for whole sequences.
         self.packed: CurrentDocuments | None = None
-        # The key-value cache, when the model serves.
+        # The key-value cache of a model that serves; None in training.
         self.kept: KeptKeys | None = None
         self.rotary = rotary
         self.ranks = ranks
@@ -159,8 +166,8 @@ class Attention(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The attention output (B, S, hidden) of an input of this shape; under sequence parallelism
-        the input has only this rank's tokens.
+        """The output of attention for hidden states (B, S, hidden), in the same shape. Under
+        sequence parallelism both have only this rank's tokens.
         """
         qkv, shape = self._projected(x)
         qkv = self._rotated(qkv, shape, self.heads + self.kv_heads)
@@ -168,8 +175,8 @@ class Attention(nn.Module):
         return self.output(mixed.reshape(*shape[:2], self.heads * self.config.head_dim))
 
     def mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention (B, S, H, D) of this rank's tokens, on the keys of all tokens of the sequence,
-        including other ranks'.
+        """Attention (B, S, H, D) of this rank's tokens to all tokens of their sequences, including
+        tokens of other context-parallel ranks.
         """
         if self.kept is not None:
             return self.kept.attend(query, key, value)
@@ -182,11 +189,13 @@ class Attention(nn.Module):
 
     @property
     def documents(self) -> Documents | None:
-        """The documents of the micro-batch, if sequences are packed."""
+        """The documents packed into the micro-batch; None for whole sequences."""
         return None if self.packed is None else self.packed.now
 
     def mixed_here(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention (B, S, H, D) of tokens on the keys and values of the same tokens."""
+        """Attention (B, S, H, D) among the tokens of this rank, without other ranks' keys and
+        values.
+        """
         dropout, documents = self.config.dropped_shares if self.training else 0.0, self.documents
         others = None if documents is None else documents.others
         if dropout and self.draws is not None:
@@ -204,26 +213,27 @@ class Attention(nn.Module):
         return attend(query, key, value, dropout, is_causal=False)
 
     def rows_of_shares(self) -> MaskRows:
-        """The row numbers of the dropout mask for this rank's attention probabilities, where masks
-        depend on position.
+        """The row numbers of the dropout mask for this rank's attention probabilities, for masks
+        that depend on position.
         """
         assert self.draws is not None
         first = self.ranks.rank * self.heads
         return self.draws.of_shares(range(first, first + self.heads), self.config.heads)
 
     def _projected(self, x: Tensor) -> tuple[Tensor, HeadsShape]:
-        """Queries, keys and values of all tokens in one GEMM, and their shape by heads."""
+        """Queries, keys and values of all tokens from one GEMM, and their shape by heads."""
         batch, sequence, _ = x.shape
         if self.ranks.splits_tokens:
             sequence = sequence * self.ranks.size
-        # For flattened tokens the GEMM's result is not a view, so it can be rotated in place.
+        # With flattened tokens the GEMM's result is a tensor of its own, not a view, so rotary
+        # embedding can change it in place.
         qkv = self.qkv(x if self.ranks.splits_tokens else x.flatten(0, 1))
         heads = self.heads * (2 if self.gates else 1) + 2 * self.kv_heads
         return qkv, (batch, sequence, heads, self.config.head_dim)
 
     def _rotated(self, x: Tensor, shape: HeadsShape, heads: Size) -> Tensor:
-        """``x`` with rotary embedding applied in place to its first ``heads`` heads, if the model
-        has any.
+        """``x`` after rotary embedding of its first ``heads`` heads, in place; unchanged in models
+        without it.
         """
         if self.rotary is None:
             return x
@@ -241,10 +251,10 @@ _rotate_by_position = bare(RotaryByPosition)
 
 
 class PartedAttention(Attention):
-    """Attention with normalised queries and keys, a gated output, attention sinks, or a sliding
-    window.
+    """Attention with further parts: normalised queries and keys, a gated output, attention sinks,
+    or a sliding window.
 
-    With ``sees_window`` a token attends to the last ``config.window`` tokens alone.
+    With ``sees_window`` a token attends only to the last ``config.window`` tokens.
     """
 
     def __init__(
@@ -264,7 +274,9 @@ class PartedAttention(Attention):
             self.sinks = nn.Parameter(torch.empty(self.heads, dtype=config.dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output of attention with optional parts, for hidden states of this rank's tokens."""
+        """The output of attention with its further parts (gates, norms, sinks, window), for hidden
+        states of this rank's tokens.
+        """
         qkv, shape = self._projected(x)
         batch, sequence, _, channels = shape
         if self.query_norm is None:
@@ -282,7 +294,7 @@ class PartedAttention(Attention):
         return self.output(mixed.reshape(batch, sequence, self.heads * channels))
 
     def mixed_here(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention of tokens on the same tokens, with attention sinks and a sliding window where
+        """Attention among the tokens of this rank, with attention sinks and a sliding window where
         the model has them.
         """
         if self.sinks is None and not self.sees_window:
@@ -298,8 +310,8 @@ class PartedAttention(Attention):
 
 
 def _attend_to_parts(qkv: Tensor, of: Attention) -> Tensor:
-    """Split a tensor (B, S, H + 2 K, D) into queries, keys and values, and attend; the output is
-    (B, S, H, D).
+    """Attention (B, S, H, D) from one tensor (B, S, H + 2 K, D) of queries, keys and values, which
+    is split first.
     """
     return of.mixed(*qkv.split([of.heads, of.kv_heads, of.kv_heads], dim=2))
 
@@ -307,7 +319,7 @@ def _attend_to_parts(qkv: Tensor, of: Attention) -> Tensor:
 def fused(
     query: Tensor, key: Tensor, value: Tensor, dropout: float, *, is_causal: bool = True
 ) -> Tensor:
-    """Attention of queries (B, S, H, D) on keys and values (B, S, K, D) in one kernel, which never
+    """Attention of queries (B, S, H, D) to keys and values (B, S, K, D) in one kernel, which never
     stores the scores.
     """
     of_package = settled_kernel() == "flash-attn"
@@ -324,12 +336,12 @@ def written_out(
     *,
     is_causal: bool = True,
 ) -> Tensor:
-    """Attention like ``fused``, but by two GEMMs around a softmax of the scores (B K, H/K S, S);
-    dropout uses the row numbers ``rows`` if they are given. A query does not see tokens of
-    ``others`` (B, S, S).
+    """Attention like ``fused``, but as two GEMMs with a softmax of the scores (B K, H/K S, S)
+    between. Dropout uses the row numbers ``rows`` if they are given. A query does not attend to the
+    tokens that ``others`` (B, S, S) marks.
 
-    Copies are made with ``clone``, not left to ``contiguous``, so that the same operators run even
-    if a size is one.
+    Copies are made by ``clone`` and not by ``contiguous``, so that the same operators run even if a
+    size is 1.
     """
     batch, sequence, heads, channels = query.shape
     kv_heads = key.shape[2]
@@ -340,7 +352,8 @@ def written_out(
         _copy(t.transpose(1, 2)).view(batch * kv_heads, sequence, channels) for t in (key, value)
     )
     nothing = query.new_zeros(1).expand(batch * kv_heads, group * sequence, sequence)
-    # The factor is a plain number even if channels are a symbol, since no size depends on it.
+    # No size depends on the factor, so it is a plain number even where ``channels`` is a symbol of
+    # a trace.
     factor = 1 / math.sqrt(value_of(channels))
     scores = torch.baddbmm(nothing, query, key.transpose(1, 2), beta=0.0, alpha=factor)
     if is_causal:
@@ -362,7 +375,9 @@ ATTENTION: Mapping[str, Callable[..., Tensor]] = {"flash": fused, "math": writte
 
 
 def _swapped(mixed: Tensor) -> Tensor:
-    """A contiguous copy of a tensor with its two middle axes exchanged."""
+    """A contiguous copy of a tensor (B, S, H, D or B, H, S, D) with its two middle axes
+    exchanged.
+    """
     return _copy(mixed.transpose(1, 2))
 
 
@@ -381,7 +396,7 @@ def _by_torch(query: Tensor, key: Tensor, value: Tensor, dropout: float, is_caus
 def _by_package(
     query: Tensor, key: Tensor, value: Tensor, dropout: float, is_causal: bool
 ) -> Tensor:
-    """Attention by the kernel of the package flash-attn, which takes (B, S, H, D) without a
+    """Fused attention by the kernel of the package flash-attn, which takes (B, S, H, D) without a
     transpose.
     """
     mixed: Tensor = importlib.import_module("flash_attn").flash_attn_func(

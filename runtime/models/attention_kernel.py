@@ -1,7 +1,7 @@
 """Chooses the implementation of fused attention for a whole run.
 
-A plan says that attention is fused; the run chooses one implementation for all of its layers. Left
-alone, PyTorch would choose by GPU and version (on Hopper some versions choose cuDNN's). Then a
+A plan says only that attention is fused; the run chooses one implementation for all layers.
+Otherwise PyTorch would choose by GPU and version (on Hopper some versions choose cuDNN's), and a
 profile and a run, or two runs, could use different kernels.
 """
 
@@ -24,7 +24,9 @@ _settled: AttentionKernel = "flash"
 def check_kernel(
     kernel: AttentionKernel, *, device: str, precision: Precision, attention: Attention
 ) -> None:
-    """Refuse an attention kernel that is not available; ``flash`` always is."""
+    """Raise an error if an attention kernel is not available for a device, precision and kind of
+    attention; ``flash`` always is.
+    """
     if kernel == "flash":
         return
     if attention != "flash":
@@ -64,8 +66,8 @@ def settle_kernel(kernel: AttentionKernel, device: torch.device) -> None:
 
     ``flash`` is PyTorch's FlashAttention-2. Where FlashAttention-2 does not support the type, the
     GPU or the shape, PyTorch takes another implementation, but never cuDNN's. PyTorch's switches
-    hold for the whole process. A context manager around each call would cost host time, and a trace
-    could not follow it.
+    are set once, for the whole process: a context manager around each call would cost host time,
+    and a trace could not follow it.
     """
     global _settled  # noqa: PLW0603 (as the switches below)
     _settled = kernel

@@ -20,13 +20,13 @@ TYPE_OF_PRECISION = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torc
 
 
 def sums_of(workload: Workload) -> torch.dtype:
-    """The data type in which gradients of a precision are accumulated."""
+    """The data type in which the gradients of a workload's precision are accumulated."""
     memory = workload.trained_by(ENGINES["mistlab"]).memory_in(workload.precision)
     dtype = TYPE_OF_PRECISION[workload.precision]
     return dtype if memory.gradient == dtype.itemsize else torch.float32
 
 
-# The target of a token that was not masked, on which an encoder has no loss.
+# The target of tokens that were not masked: an encoder has no loss there.
 NOT_HIDDEN = -100
 
 
@@ -36,7 +36,7 @@ class Structure:
 
     A block that ``mixes`` has attention or a state-space mixer; one that ``has_network`` has a
     feed-forward network or experts. Most blocks have both. In an ``encoder`` tokens attend to all
-    tokens, norms come behind the sums of halves, and a network of its own comes before logits.
+    tokens, a norm follows each residual sum (post-norm), and a dense layer precedes the logits.
     """
 
     norm: Literal["layernorm", "rmsnorm"]
@@ -63,11 +63,11 @@ class Structure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRanks:
-    """The numbers of ranks that divide and split the experts of a block, as a trace counts them.
+    """How many ranks hold a block's experts, and this rank's index among them.
 
-    ``parallel`` ranks have different experts, ``tensor`` ranks parts of the same ones; this rank is
-    ``rank`` and ``tensor_rank`` among them. The experts of the busiest rank take ``taken`` copies
-    for each token. With one rank everything runs here.
+    ``parallel`` ranks have different experts (this rank is number ``rank``); ``tensor`` ranks have
+    parts of the same experts (this rank is ``tensor_rank``). The busiest rank's experts take
+    ``taken`` copies for each token. With one rank there is no exchange.
     """
 
     parallel: Size = 1
@@ -87,10 +87,11 @@ class ModelConfig:
     """Sizes and switches of one model on one tensor-parallel rank.
 
     Sizes are those of the whole model. ``positions`` is the longest sequence. Rotary embedding
-    turns ``rotated`` channels of each head, with the base ``rotary_base``. The last
-    ``unused_vocab`` tokens are padding, which the model never predicts. Sizes from ``window`` on
-    belong to parts that the structure may have. Layer graphs have no ``router``: its rule changes
-    no cost. With a ``capacity`` an expert takes so many times the mean of a sequence's copies.
+    rotates ``rotated`` channels of each head, with the base ``rotary_base``. The last
+    ``unused_vocab`` tokens of the vocabulary are padding, which the model never predicts. Sizes
+    from ``window`` on belong to optional parts. Layer graphs have no ``router``, since its rule
+    changes no cost. An expert takes at most ``capacity`` times the mean number of copies of a
+    sequence's tokens per expert; 0 means no limit.
     """
 
     hidden: Size
@@ -139,7 +140,8 @@ class ModelConfig:
 def config_with(
     *, hidden: Size, heads: Size, tensor_parallel: Size = 1, **others: Any
 ) -> ModelConfig:
-    """A configuration from its main sizes, from which the others follow.
+    """A configuration from its main sizes; other sizes follow from them unless ``others`` gives
+    them.
 
     Heads divide the hidden size, the feed-forward network is four times as wide, and there are
     2,048 positions. If a main size is a symbol, the vocabulary is the symbol ``V``, which stands
@@ -222,7 +224,7 @@ _OF_LATENT = ("query_rank", "key_rank", "value_dim")
 def structure_of(spec: ModelSpec) -> Structure:
     """The structure of a model's plain blocks from its description.
 
-    Blocks with experts or windows differ from it (``mistlab.graph.library.kinds_of``).
+    ``structure_of_block`` adds the parts of other kinds of blocks, such as experts or windows.
     """
     return Structure(
         norm=spec.norm,
@@ -241,7 +243,9 @@ def structure_of(spec: ModelSpec) -> Structure:
 
 
 def structure_of_block(spec: ModelSpec, block: int) -> Structure:
-    """The structure of a block of a model, by its index; kinds of blocks alternate."""
+    """The structure of the block with index ``block``, in a model whose blocks are of alternating
+    kinds.
+    """
     kinds = kinds_of(spec)
     parts = kinds.parts[kinds.pattern[block % len(kinds.pattern)]]
     parts_of_kind: dict[str, Any] = {part: True for part in parts if part in _PARTS_OF_KINDS}
@@ -249,8 +253,8 @@ def structure_of_block(spec: ModelSpec, block: int) -> Structure:
     return replace(structure_of(spec), **parts_of_kind)
 
 
-# Markers of blocks without attention or without a network, and the switch of ``Structure`` that
-# each turns off.
+# How a kind of blocks is marked that lacks attention or a network, and the switch of ``Structure``
+# that each mark turns off.
 LACKING = {"mixer_missing": "mixes", "network_missing": "has_network"}
 # The switches of ``Structure`` that may differ between the blocks of one model.
 _PARTS_OF_KINDS = (
@@ -259,9 +263,9 @@ _PARTS_OF_KINDS = (
 
 
 def shard(size: Size, parts: Size, what: str) -> Size:
-    """The size of one of ``parts`` equal parts; refuses a size that does not divide.
+    """The size of one of ``parts`` equal parts; raises an error if ``size`` is not divisible.
 
-    With symbols the trace notes "``parts`` divides ``size``" as a condition.
+    If the sizes are symbols, the trace notes "``parts`` divides ``size``" as a condition.
     """
     if isinstance(size, int) and isinstance(parts, int) and size % parts:
         message = f"{what} {size} does not divide over {parts} ranks: choose another degree"

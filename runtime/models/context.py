@@ -1,10 +1,11 @@
-"""Attention over sequences split by context-parallel ranks: with a ring, by gathering keys and
-values, or by exchanging tokens for heads.
+"""Attention over sequences that are split over context-parallel ranks: by a ring, by gathering keys
+and values, or by exchanging tokens for heads.
 
-A sequence is cut into two chunks for each rank. Rank r of n has chunks r and 2 n - 1 - r, so that
-causal attention is as much work for every rank. Of a rank's tokens the first half comes before the
-second in the sequence, and each chunk of another rank comes before all or none of a half's tokens.
-So attention to other ranks' keys has no mask, and attention to a rank's own keys is causal.
+A sequence is cut into two chunks for each rank. Of N ranks, rank r has chunks r and 2 N - 1 - r, so
+that causal attention is equal work for all ranks. The first half of a rank's tokens comes before
+the second half in the sequence. A chunk of another rank comes entirely before or entirely after
+each of these halves, so attention to other ranks' keys needs no mask; attention to a rank's own
+keys is causal.
 
 Axes: B batch, S tokens of a rank, H query heads, K key and value heads, D channels of queries and
 keys, C channels of values, N ranks.
@@ -21,15 +22,17 @@ from torch import Tensor
 from mistlab.schedule.context_ways import GATHER, RING
 from runtime.models.ranks import Carried
 
-# Attention of some queries on some keys.
+# Attention of a rank's queries to part of the keys of their sequence.
 #
 # ``mixed`` (B, S, H, C) is the output, ``sums`` (B, H, S) the log-sum-exp of each query's scores.
-# With both, partial attention over several sets of keys can be combined, and the gradients of each
-# part follow from the ``mixed`` and ``sums`` of the whole.
+# With both, the attention to several sets of keys can be combined, and the gradients of each part
+# follow from ``mixed`` and ``sums`` of the whole.
 
 
 def attended(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """Attention of queries (B, S, H, D) on keys and values: ``mixed`` and ``sums``."""
+    """Attention of queries (B, S, H, D) to keys and values: the output ``mixed`` (B, S, H, C), and
+    the log-sum-exp ``sums`` (B, H, S) of each query's scores.
+    """
     if not _has_kernel(query, value):
         return _written_out(query, key, value, causal=causal)
     heads = _by_head(query, key, value)
@@ -50,8 +53,8 @@ def attended_backward(
     *,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of queries, keys and values. ``mixed`` and ``sums`` are those of the queries'
-    attention on all keys, of which these may be a part.
+    """The gradients of queries, keys and values, where the keys may be only a part of all.
+    ``mixed`` and ``sums`` are the output and the log-sum-exp of the queries' attention to all keys.
     """
     query, key, value = operands
     if not _has_kernel(query, value):
@@ -76,7 +79,9 @@ def attended_backward(
 def joined(
     mixed: Tensor, sums: Tensor, further: Tensor, further_sums: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Combine the outputs of attention of the same queries on two disjoint sets of keys."""
+    """The attention of queries to two disjoint sets of keys together, from the output and the
+    log-sum-exp for each set.
+    """
     total = torch.logaddexp(sums, further_sums)
     return mixed * _share(sums, total) + further * _share(further_sums, total), total
 
@@ -98,8 +103,8 @@ def _by_head(*tensors: Tensor) -> list[Tensor]:
 
 
 def _ungrouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads (B, H, S, D) with keys and values repeated for each query head, as the CPU's kernel
-    requires.
+    """Queries, keys and values as (B, H, S, D), with keys and values repeated for each query head,
+    as the CPU's kernel requires.
     """
     group = query.shape[1] // key.shape[1]
     if group == 1:
@@ -155,12 +160,12 @@ def _repeated(shared: Tensor, query: Tensor) -> Tensor:
     return shared.repeat_interleave(query.shape[2] // shared.shape[2], dim=2).float()
 
 
-# Context-parallel ranks, and the tokens of each.
+# Context-parallel ranks, and which tokens of a sequence each rank has.
 
 
 class ContextRanks(Protocol):
-    """The ranks that have parts of the same sequences; they exchange keys in a ``way`` of
-    ``mistlab.schedule.context_ways``.
+    """The ranks that share each sequence, a part per rank; how they exchange keys and values is a
+    ``way`` of ``mistlab.schedule.context_ways``.
     """
 
     way: int
@@ -181,11 +186,11 @@ class ContextRanks(Protocol):
         """
 
     def gather(self, flat: Tensor) -> Tensor:
-        """The flat tensors of all ranks (N, ..)."""
+        """The flat tensors of all ranks, one row per rank (N, ..)."""
 
     def scatter(self, whole: Tensor) -> Tensor:
-        """Reduce-scatter: the sum over the ranks of this rank's row of ``whole`` (N, ..), which is
-        overwritten.
+        """Reduce-scatter of ``whole`` (N, ..), whose row r belongs to rank r: this rank's row,
+        summed over the ranks. ``whole`` is overwritten.
         """
 
     def trade(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> None:
@@ -195,8 +200,8 @@ class ContextRanks(Protocol):
 
 
 def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
-    """The two chunks of a sequence that a rank has, of two per rank, chosen so that causal
-    attention is balanced.
+    """The two chunks of a sequence that a rank has, of 2 N chunks over N ranks, chosen so that
+    causal attention is equal work for all ranks.
 
     >>> [chunks_of(rank, 2) for rank in range(2)]
     [(0, 3), (1, 2)]
@@ -215,38 +220,37 @@ def own_positions(tokens: int, rank: int, ranks: int) -> Tensor:
 
 
 def in_order(parts: Tensor) -> Tensor:
-    """The parts of sequences that ranks have (N, B, S, ..), as whole sequences in order (B, N S,
-    ..).
-    """
+    """Whole sequences in order (B, N S, ..), from the parts of all ranks (N, B, S, ..)."""
     half = parts.shape[2] // 2
     chunks = torch.cat([parts[:, :, :half], parts[:, :, half:].flip(0)])
     return chunks.transpose(0, 1).flatten(1, 2)
 
 
 def by_rank(whole: Tensor, ranks: int) -> Tensor:
-    """Whole sequences (B, N S, ..), as the parts that ranks have (N, B, S, ..)."""
+    """The parts that ranks have (N, B, S, ..), from whole sequences in order (B, N S, ..)."""
     chunks = whole.unflatten(1, (2 * ranks, -1)).transpose(0, 1)
     return torch.cat([chunks[:ranks], chunks[ranks:].flip(0)], 2)
 
 
 def attend_in_context(query: Tensor, key: Tensor, value: Tensor, ranks: ContextRanks) -> Tensor:
-    """Causal attention (B, S, H, C) of a rank's queries on the keys of all ranks, by a ring or by
+    """Causal attention (B, S, H, C) of a rank's queries to the keys of all ranks, by a ring or by
     gathering.
     """
     mixed: Tensor = _WAYS[ranks.way].apply(query, key, value, ranks)
     return mixed
 
 
-# Ring attention: keys and values go round a ring of ranks, and each rank attends to those that it
-# has.
+# Ring attention: keys and values travel round a ring of ranks; at each step a rank attends to the
+# keys that it holds then.
 
 
 class RingAttention(torch.autograd.Function):
-    """Ring attention; saves this rank's queries, keys and values, the output and the log-sum-exps.
+    """Ring attention as an autograd function; saves this rank's queries, keys and values, the
+    output and the log-sum-exps.
 
-    In step t a rank has the keys of rank r - t. Those of an earlier rank are met by all its
-    queries, and their first half alone; those of a later rank are met by the second half of the
-    queries. The next keys come while it attends to these.
+    In step t rank r holds the keys of rank r - t. If that rank has a lower number, all queries of
+    rank r attend to the first half of the keys; if it has a higher number, the second half of the
+    queries attends to all keys. The next keys arrive meanwhile.
     """
 
     @staticmethod
@@ -275,8 +279,8 @@ class RingAttention(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, None]:
-        """The gradients of this rank's queries, keys and values; those of keys and values travel
-        round the ring with them.
+        """The gradients of this rank's queries, keys and values. Gradients of keys and values
+        travel round the ring together with the keys and values.
         """
         query, key, value, mixed, sums = ctx.saved_tensors
         ranks: ContextRanks = ctx.ranks
@@ -314,13 +318,15 @@ def _nothing() -> None:
 
 
 class _SoFar:
-    """The attention of a rank's queries on all keys received so far, in 32 bits."""
+    """The attention of a rank's queries to all keys received so far, in 32 bits."""
 
     mixed: Tensor
     sums: Tensor
 
     def join(self, part: "_Part", mixed: Tensor, sums: Tensor) -> None:
-        """Combine with the attention on the next keys; the first call covers all queries."""
+        """Add the attention to the next keys, ``mixed`` and ``sums``. The first call is for the
+        rank's own keys and covers all queries.
+        """
         if part.is_own:
             self.mixed, self.sums = mixed.float(), sums
             return
@@ -330,14 +336,18 @@ class _SoFar:
 
 
 class _Part:
-    """A step of the ring on one rank: which queries attend to which of the keys it holds."""
+    """A step of the ring on one rank: which queries attend to which of the keys that the rank holds
+    then.
+    """
 
     def __init__(self, queries: slice, keys: slice, *, is_own: bool) -> None:
         self.queries, self.keys, self.is_own = queries, keys, is_own
 
     @classmethod
     def at(cls, step: int, ranks: ContextRanks, tokens: int) -> "_Part":
-        """The queries and keys of a step of the ring, for a rank with this many tokens."""
+        """The queries and keys of a step of the ring, for a rank with ``tokens`` tokens of a
+        sequence.
+        """
         everything, half = slice(0, tokens), tokens // 2
         if step == 0:
             return cls(everything, everything, is_own=True)
@@ -364,19 +374,21 @@ class _Part:
         )
 
 
-# Gathered attention: each rank gathers all keys and values for a pass, and saves only its own.
+# Gathered attention: for each pass every rank gathers all keys and values; between passes it saves
+# only its own.
 
 
 class GatheredAttention(torch.autograd.Function):
-    """Attention on gathered keys; keeps this rank's operands, ``mixed`` and ``sums``, and gathers
-    keys and values again before the backward pass.
+    """Attention to gathered keys as an autograd function; saves this rank's operands, the output
+    and the log-sum-exps. The backward pass gathers keys and values again.
 
-    Each half of the queries meets all keys of the chunks before its own, and its own causally.
+    Each half of the queries attends to all keys of earlier chunks, and causally to the keys of its
+    own chunk.
     """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, ranks: ContextRanks) -> Tensor:
-        """The output of attention on gathered keys, for this rank's queries."""
+        """The output of attention to gathered keys, for this rank's queries."""
         keys, values = _gathered(ranks, key, value)
         mixed, sums = zip(
             *(
@@ -394,8 +406,8 @@ class GatheredAttention(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, None]:
-        """The gradients of this rank's queries, keys and values; those of keys and values are
-        reduced over the ranks.
+        """The gradients of this rank's queries, keys and values; gradients of keys and values are
+        summed over the ranks.
         """
         query, key, value, mixed, sums = ctx.saved_tensors
         ranks: ContextRanks = ctx.ranks
@@ -424,8 +436,8 @@ class GatheredAttention(torch.autograd.Function):
 
 
 def _halves(ranks: ContextRanks, tokens: int) -> list[tuple[slice, slice]]:
-    """For each half of a rank's queries: its slice, and the slice of keys up to the half's last
-    token.
+    """For each half of a rank's queries: the slice of the half, and the slice of the gathered keys
+    up to the half's last token.
     """
     half = tokens // 2
     first, second = chunks_of(ranks.rank, ranks.size)
@@ -436,7 +448,7 @@ def _halves(ranks: ContextRanks, tokens: int) -> list[tuple[slice, slice]]:
 
 
 def _attended_so_far(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Causal attention of queries on keys that end with the same tokens."""
+    """Causal attention of queries to keys that end at the same token as the queries."""
     before = key.shape[1] - query.shape[1]
     mixed, sums = attended(query, key[:, before:], value[:, before:], causal=True)
     if not before:
@@ -446,7 +458,7 @@ def _attended_so_far(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor,
 
 
 def _gathered(ranks: ContextRanks, key: Tensor, value: Tensor) -> list[Tensor]:
-    """Keys and values of all tokens in order, with one gather."""
+    """The keys and the values of all ranks' tokens in order, by one gather."""
     flat = torch.cat([key.flatten(), value.flatten()])
     of_ranks = ranks.gather(flat).split([key.numel(), value.numel()], 1)
     shapes = (ranks.size, *key.shape), (ranks.size, *value.shape)
@@ -454,12 +466,14 @@ def _gathered(ranks: ContextRanks, key: Tensor, value: Tensor) -> list[Tensor]:
     return [in_order(one.reshape(shape)) for one, shape in parts]
 
 
-# Head exchange: ranks exchange tokens for heads, so each has all tokens of some heads during
-# attention.
+# Head exchange (all-to-all): ranks exchange tokens for heads, so that during attention each rank
+# has all tokens of some heads.
 
 
 def heads_of_all(ranks: ContextRanks, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors (B, S, H, D) of this rank's tokens as (B, N S, H/N, D) of all tokens in order."""
+    """Tensors of some heads and all tokens in order (B, N S, H/N, D), from this rank's tokens of
+    all heads (B, S, H, D).
+    """
     made: tuple[Tensor, ...] = Carried.apply(
         partial(_to_heads, ranks), partial(_to_tokens, ranks), *tensors
     )
@@ -467,7 +481,9 @@ def heads_of_all(ranks: ContextRanks, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def tokens_of_own(ranks: ContextRanks, tensor: Tensor) -> Tensor:
-    """A tensor (B, N S, H/N, C) of all tokens as (B, S, H, C) of this rank's tokens."""
+    """A tensor of this rank's tokens and all heads (B, S, H, C), from all tokens of some heads (B,
+    N S, H/N, C).
+    """
     made: tuple[Tensor, ...] = Carried.apply(
         partial(_to_tokens, ranks), partial(_to_heads, ranks), tensor
     )

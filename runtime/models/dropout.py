@@ -1,10 +1,10 @@
-"""Dropout whose masks are a hash of seed, step, layer and token position.
+"""Dropout whose masks are hashes of seed, step, layer and token position.
 
-Any plan draws alike for the tokens that it has, in whatever order, and draws again for the backward
-pass and for recomputation, so nothing is kept. A model without ``Draws``, as in a trace, drops by
-torch's own operator, whose mask takes one byte a value.
+A token gets the same mask in every plan and in any order of computation. The backward pass and
+recomputation compute the mask again, so no mask is saved. A model without ``Draws``, as in a trace,
+uses torch's dropout, whose saved mask takes a byte per value.
 
-Axes: B batch, S tokens of this rank, T tokens of a sequence, H the rank's query heads.
+Axes: B batch, S tokens of this rank, T tokens of a sequence, H this rank's query heads.
 """
 
 from dataclasses import dataclass, replace
@@ -17,23 +17,23 @@ from runtime.models.context import ContextRanks, own_positions
 from runtime.models.operators import kernels_for
 from runtime.models.ranks import TensorParallel, carried
 
-# Multipliers of a 32-bit hash (lowbias32 of C. Wellons), and the initial values of a key's two
-# halves.
+# Multipliers of a 32-bit hash (lowbias32 of C. Wellons), and the initial values for the two halves
+# of a key.
 MIXERS = (0x7FEB352D, 0x846CA68B)
 BEGINNINGS = (0x9E3779B1, 0x85EBCA77)
 BITS_32 = 0xFFFFFFFF
 # The number of values whose 64-bit hashes a CPU computes at once.
 AT_ONCE = 2**14
-# Indices of a layer's three masks: of its two residual additions, and of its attention
-# probabilities.
+# Numbers of a layer's three dropout masks: of its first and second residual addition, and of its
+# attention probabilities (here called shares).
 FIRST_HALF, SECOND_HALF, SHARES = range(3)
-# The key of a mask: a 32-bit number for its rows, and one for its columns.
+# The key of a dropout mask: a 32-bit number for its rows, and one for its columns.
 Key = tuple[int, int]
 Number = TypeVar("Number", int, Tensor)
 
 
 def key_of(*numbers: int) -> Key:
-    """The key of a mask, from the numbers that identify it."""
+    """The key of a dropout mask, a hash of the numbers that identify the mask."""
     rows, columns = BEGINNINGS
     for number in numbers:
         rows = mixed(rows ^ number & BITS_32)
@@ -42,16 +42,16 @@ def key_of(*numbers: int) -> Key:
 
 
 def mixed(x: Number) -> Number:
-    """A hash of a 32-bit integer, or of each one in a tensor."""
+    """The hash of a 32-bit integer, or of each integer in a tensor."""
     for shift, mixer in zip((16, 15), MIXERS, strict=True):
         x = (x ^ (x >> shift)) * mixer & BITS_32
     return x ^ (x >> 16)
 
 
 def kept_by_position(rows: Tensor, columns: int, share: float, key: Key) -> Tensor:
-    """The values that dropout with probability ``share`` keeps: booleans (rows, columns).
+    """Which values dropout with probability ``share`` keeps: booleans (rows, columns).
 
-    They follow from the key, the number of each row (of up to 63 bits) and the column alone.
+    The result depends only on the key, the number of each row (up to 63 bits) and the column.
     """
     of_column = torch.arange(columns, device=rows.device, dtype=torch.int64)
     hashes = mixed(hashes_of_rows(rows, key).unsqueeze(-1) ^ mixed(of_column ^ key[1]))
@@ -59,13 +59,13 @@ def kept_by_position(rows: Tensor, columns: int, share: float, key: Key) -> Tens
 
 
 def hashes_of_rows(rows: Tensor, key: Key) -> Tensor:
-    """A hash of each row number."""
+    """The hash of each row number under a mask's key."""
     rows = rows.to(torch.int64)
     return mixed(mixed(rows >> 32 ^ key[0]) ^ rows & BITS_32)
 
 
 def threshold_of(share: float) -> int:
-    """The hash from which on a value is kept, at a dropout probability."""
+    """The smallest hash with which a value is kept, for dropout with probability ``share``."""
     return int(share * (BITS_32 + 1))
 
 
@@ -88,15 +88,16 @@ def dropped(x: Tensor, rows: Tensor, share: float, key: Key) -> Tensor:
     return made.mul_(1 / (1 - share)).view(x.shape)
 
 
-# The position of the tokens of the micro-batch that a rank's layers compute.
+# Positions of the tokens in the micro-batch that a rank's layers compute.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MaskRows:
-    """The rows of a dropout mask: one for each token, or one for each token and head.
+    """The rows of a dropout mask: one per token, or one per token and head.
 
-    Sequences are numbered from ``sequence`` on. Positions are in a sequence of ``length`` tokens.
-    ``heads`` are those of this rank among ``all_heads``; without any, rows are of tokens.
+    ``sequence`` is the number of the micro-batch's first sequence in its step, ``length`` the
+    tokens of a whole sequence, and ``positions`` the positions of the rank's tokens. ``heads`` are
+    this rank's among ``all_heads``; if empty, rows are per token.
     """
 
     key: Key
@@ -118,12 +119,12 @@ class MaskRows:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Draws:
-    """The numbers from which a rank's dropout masks follow, besides the layer: seed, step,
-    micro-batch and tokens.
+    """The numbers from which a rank's dropout masks follow (the layer aside): seed, step, sequence
+    and token positions.
 
-    The micro-batch that is computed begins with the sequence of number ``sequence`` of the
-    ``step``. Of its tokens the rank has those at ``positions``, of which tensor-parallel ranks may
-    split what lies between products: then ``own`` are this rank's.
+    The micro-batch being computed begins with sequence number ``sequence`` of the ``step``. The
+    rank has the tokens at ``positions``. Between GEMMs, sequence parallelism leaves it only the
+    tokens at ``own``.
     """
 
     seed: int
@@ -142,7 +143,7 @@ class Draws:
         context: ContextRanks,
         device: torch.device,
     ) -> Self:
-        """The numbers from which masks follow, on a rank that has its part of sequences of
+        """The numbers from which the masks follow, on a rank that has its part of sequences of
         ``length`` tokens.
         """
         if context.size > 1:
@@ -163,7 +164,7 @@ class Draws:
         )
 
     def rows_of_shares(self, layer: int, heads: range, all_heads: int) -> MaskRows:
-        """The mask rows of attention probabilities in some heads of a layer."""
+        """The mask rows of a layer's attention probabilities in some of its heads."""
         rows = self.rows_of(layer, SHARES)
         return replace(rows, positions=self.positions, heads=heads, all_heads=all_heads)
 
@@ -180,7 +181,7 @@ class LayerDraws:
         return self.draws.rows_of(self.layer, mask)
 
     def of_shares(self, heads: range, all_heads: int) -> MaskRows:
-        """The mask rows of the layer's attention probabilities in some heads."""
+        """The mask rows of this layer's attention probabilities in some of its heads."""
         return self.draws.rows_of_shares(self.layer, heads, all_heads)
 
 
@@ -199,8 +200,8 @@ def drop(x: Tensor, rows: MaskRows, share: float) -> Tensor:
 
 
 class MixedByDropped(torch.autograd.Function):
-    """Values weighted by dropped attention probabilities; keeps the probabilities before dropout,
-    which softmax keeps anyway.
+    """Autograd function that multiplies values by attention probabilities after dropout; saves the
+    probabilities before dropout, which softmax saves anyway.
     """
 
     @staticmethod
@@ -222,7 +223,7 @@ class MixedByDropped(torch.autograd.Function):
 
 
 def dropped_shares(shares: Tensor, rows: MaskRows, share: float) -> Tensor:
-    """Attention probabilities after dropout, in any shape with heads in order."""
+    """Attention probabilities after dropout; any shape that keeps the heads in order."""
     queries, keys = rows.positions.shape[0], shares.shape[-1]
     by_head = shares.view(-1, len(rows.heads), queries, keys)
     return dropped(by_head, rows.numbers(by_head.shape[0]), share, rows.key).view(shares.shape)
@@ -230,20 +231,20 @@ def dropped_shares(shares: Tensor, rows: MaskRows, share: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Drop:
-    """Dropout of a branch (B, S, columns) with probability ``share``, by a mask that follows from
-    the positions of its rows.
+    """Dropout of a branch (B, S, columns) with probability ``share``, by a mask that depends on the
+    position of each row.
     """
 
     rows: MaskRows
     share: float
 
     def of(self, x: Tensor) -> Tensor:
-        """The dropped values of a branch, or of its gradient."""
+        """A branch's output, or its gradient, after dropout."""
         return dropped(x, self.rows.numbers(x.shape[0]), self.share, self.rows.key)
 
 
 class Dropout(nn.Module):
-    """Dropout of the embedding's output, and of a block's residual additions."""
+    """Dropout in the embedding's output and in a block's residual additions."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
@@ -252,16 +253,16 @@ class Dropout(nn.Module):
 
     @property
     def drops(self) -> bool:
-        """Whether dropout is active: training, with a rate above zero."""
+        """Whether dropout is active: the model trains, with a dropout probability above zero."""
         return self.training and self.probability != 0.0
 
     @property
     def is_drawn(self) -> bool:
-        """Whether dropout masks follow from position, or no values are dropped."""
+        """Whether dropout masks depend on position, or dropout is inactive."""
         return not self.drops or self.draws is not None
 
     def drawn(self, mask: int) -> Drop | None:
-        """Dropout with a mask that follows from position; None where no values are dropped."""
+        """Dropout with a mask that depends on position; None if dropout is inactive."""
         if not self.drops:
             return None
         assert self.draws is not None

@@ -1,7 +1,8 @@
-"""Blocks with experts: router, token exchange and fused operators; a trace sees each as one
-operator.
+"""Layers with experts (MoE): the router, the exchange of tokens between ranks, and fused operators,
+each a single operator in a trace.
 
-Axes: T tokens, A experts a token takes, R = T A rows, E experts, G experts on this rank.
+Axes: T tokens, A experts a token takes, R = T A copies of tokens (rows), E experts, G experts on
+this rank.
 """
 
 import math
@@ -27,17 +28,19 @@ from runtime.models.routers import (
 )
 from runtime.models.state_space import SquaredRelu
 
-# Fused operators of blocks with experts; a trace sees each as one operator.
+# Operators of layers with experts; a trace records each as a single operator.
 #
-# Tokens go to experts as copies, one for each expert that a token takes. Copies are sorted by
-# expert, for the grouped GEMMs of ``runtime.models.grouped``.
+# A token is copied once for each expert that it takes. The copies are sorted by expert, for the
+# grouped GEMMs of ``runtime.models.grouped``.
 #
-# Axes: T tokens, A experts per token, R = T A rows, E experts, G experts on this rank.
+# Axes: T tokens, A experts per token, R = T A copies (rows), E experts, G experts on this rank.
 
 
 @torch.library.custom_op("mistlab::route", mutates_args=())
 def route(logits: Tensor, active: int) -> tuple[Tensor, Tensor]:
-    """The experts (T, A) with the largest ``logits`` (T, E), and a softmax over these only."""
+    """For each token the A = ``active`` experts with the largest ``logits`` (T, E): a softmax over
+    their logits only, and their indices, both (T, A).
+    """
     largest, chosen = logits.float().topk(active, dim=-1)
     return torch.softmax(largest, dim=-1), chosen
 
@@ -50,14 +53,16 @@ def _(logits: Tensor, active: int) -> tuple[Tensor, Tensor]:
 
 @operator("like")
 def route_backward(gradient: Tensor, weights: Tensor, chosen: Tensor, like: Tensor) -> Tensor:
-    """The gradient of the logits, which are shaped ``like`` another tensor."""
+    """The gradient of the router's logits, in the shape and precision of ``like``: that of the
+    softmax for the chosen experts, zero for the others.
+    """
     inner = weights * (gradient - (gradient * weights).sum(-1, keepdim=True))
     return torch.zeros_like(like).scatter_(-1, chosen, inner.to(like.dtype))
 
 
 class Route(torch.autograd.Function):
-    """Chooses experts for tokens; saves the chosen experts and their weights for the backward
-    pass.
+    """Autograd function by which a router chooses experts for tokens; saves the chosen experts,
+    their weights and the logits for the backward pass.
     """
 
     @staticmethod
@@ -70,14 +75,16 @@ class Route(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        """The gradient of logits: the softmax's derivative, at the chosen experts."""
+        """The gradient of the logits: that of the softmax for the chosen experts, zero for the
+        others.
+        """
         return route_backward(gradient, *ctx.saved_tensors), None
 
 
 @torch.library.custom_op("mistlab::permute", mutates_args=())
 def permute(tokens: Tensor, weights: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Copies (R, channels) of tokens sorted by expert, each copy's weight, and its index in
-    ``chosen``.
+    """Copies (R, channels) of tokens sorted by expert, each copy's routing weight, and each copy's
+    index in the flattened ``chosen`` (T, A).
     """
     order = chosen.flatten().argsort(stable=True)
     return tokens[order // chosen.shape[1]], weights.flatten()[order], order
@@ -95,7 +102,9 @@ def _(tokens: Tensor, weights: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, 
 
 @torch.library.custom_op("mistlab::unpermute", mutates_args=())
 def unpermute(rows: Tensor, order: Tensor, tokens: int) -> Tensor:
-    """The sum (T, channels) of each token's copies."""
+    """The sum (T, channels) over each token's copies; ``order`` has each copy's index token A +
+    choice.
+    """
     each = len(rows) // tokens
     back = torch.empty_like(rows, dtype=torch.float32).index_copy_(0, order, rows.float())
     return back.view(tokens, each, -1).sum(1).to(rows.dtype)
@@ -108,12 +117,16 @@ def _(rows: Tensor, order: Tensor, tokens: int) -> Tensor:
 
 @operator("like")
 def weights_in_place(gradient: Tensor, order: Tensor, like: Tensor) -> Tensor:
-    """Gradients of the copies' weights, rearranged to the layout (T, A) of the weights."""
+    """Gradients of the copies' routing weights, reordered from the copies' order by expert to the
+    shape (T, A) of the weights.
+    """
     return torch.empty_like(like).view(-1).index_copy_(0, order, gradient).view(like.shape)
 
 
 class Permute(torch.autograd.Function):
-    """Copies tokens for their experts; saves only the copies' indices for the backward pass."""
+    """Autograd function that copies tokens for their experts; saves only the copies' indices and
+    the routing weights for the backward pass.
+    """
 
     @staticmethod
     def forward(
@@ -132,7 +145,9 @@ class Permute(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, of_copies: Tensor, of_weights: Tensor, _: Tensor
     ) -> tuple[Tensor, Tensor, None]:
-        """The sum of the gradients of a token's copies."""
+        """The gradients of tokens, each the sum over the token's copies, and of the routing
+        weights.
+        """
         order, weights = ctx.saved_tensors
         return (
             unpermute(of_copies, order, ctx.tokens),
@@ -143,7 +158,7 @@ class Permute(torch.autograd.Function):
 
 @torch.library.custom_op("mistlab::copies", mutates_args=())
 def copies(tokens: Tensor, order: Tensor) -> Tensor:
-    """The rows (R, channels) of tokens (T, channels), copied in the order of experts."""
+    """The rows of ``tokens`` (T, channels) copied in the order of their experts (R, channels)."""
     return tokens[order // (len(order) // len(tokens))]
 
 
@@ -153,20 +168,22 @@ def _(tokens: Tensor, order: Tensor) -> Tensor:
 
 
 class WeightedRows(torch.autograd.Function):
-    """Copies of tokens times their routing weights; saves only the results, which the next GEMM
-    saves too.
+    """Autograd function that multiplies copies of tokens by their routing weights; saves the
+    weights and the products, which the next GEMM saves anyway.
     """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weights: Tensor) -> Tensor:
-        """The experts' outputs, times the routing weights of their tokens."""
+        """The copies of tokens times their routing weights."""
         weighted = rows * weights[:, None].to(rows.dtype)
         ctx.save_for_backward(weighted, weights)
         return weighted
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """The gradients of copies and weights; a weight of zero, which no score gives, has none."""
+        """The gradients of the copies and of their weights. The gradient of a weight is divided by
+        the weight, so a weight of zero, which no router's score gives, gets zero.
+        """
         weighted, weights = ctx.saved_tensors
         of_weights = (gradient.float() * weighted.float()).sum(-1) / weights
         of_weights = of_weights.masked_fill_(weights == 0, 0.0)
@@ -174,7 +191,9 @@ class WeightedRows(torch.autograd.Function):
 
 
 class Unpermute(torch.autograd.Function):
-    """Sums the experts' outputs over the copies of a token; saves only the copies' indices."""
+    """Autograd function that sums the experts' outputs over each token's copies; saves only the
+    copies' indices.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, order: Tensor, tokens: int) -> Tensor:
@@ -184,22 +203,25 @@ class Unpermute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        """The gradient of each copy: that of its token."""
+        """The gradient of each copy, which is the gradient of its token."""
         return copies(gradient, *ctx.saved_tensors), None, None
 
 
-# Dispatch in which copies of tokens are dropped: ``rows`` is the number of copies that are kept.
+# The functions below are for dispatch with a capacity, where copies beyond it are dropped; ``rows``
+# is the number of copies that are kept.
 
 
 class PermuteKept(torch.autograd.Function):
-    """Like ``Permute``, but some copies are dropped: they belong to no expert, and come last."""
+    """``Permute`` for experts with a capacity: only the first ``rows`` copies are made. Dropped
+    copies have an index beyond the last expert, so that they sort last.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, tokens: Tensor, weights: Tensor, chosen: Tensor, rows: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The copies of tokens in the order of their experts with dropped copies last, the weights
-        of the copies, and their indices.
+        """The kept copies of tokens in the order of their experts, the routing weights of these
+        copies, and their indices.
         """
         order = chosen.flatten().argsort(stable=True)[:rows].clone()
         ctx.mark_non_differentiable(order)
@@ -211,25 +233,27 @@ class PermuteKept(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, of_copies: Tensor, of_weights: Tensor, _: Tensor
     ) -> tuple[Tensor, Tensor, None, None]:
-        """The sum of the gradients of a token's kept copies."""
+        """The gradients of tokens, each the sum over its kept copies, and of the routing weights,
+        zero for dropped copies.
+        """
         (order,) = ctx.saved_tensors
         whole = of_weights.new_zeros(ctx.shape).view(-1).index_copy_(0, order, of_weights)
         return _summed_kept(of_copies, order, ctx.shape), whole.view(ctx.shape), None, None
 
 
 class UnpermuteKept(torch.autograd.Function):
-    """Like ``Unpermute``, for copies of which some were dropped."""
+    """``Unpermute`` for experts with a capacity: sums over the copies that were kept."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, order: Tensor, shape: tuple[int, int]) -> Tensor:
-        """The sum of each token's copies, for choices of a ``shape`` (T, A)."""
+        """The sum of each token's kept copies; ``shape`` is (T, A)."""
         ctx.save_for_backward(order)
         ctx.each = shape[1]
         return _summed_kept(rows, order, shape)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        """The gradient of each kept copy: that of its token."""
+        """The gradient of each kept copy, which is the gradient of its token."""
         (order,) = ctx.saved_tensors
         return gradient[order // ctx.each], None, None
 
@@ -240,21 +264,23 @@ def _summed_kept(rows: Tensor, order: Tensor, shape: tuple[int, int]) -> Tensor:
     return back.index_copy_(0, order, rows.float()).view(tokens, each, -1).sum(1).to(rows.dtype)
 
 
-# The feed-forward part of a block with experts.
+# The feed-forward part of a layer with experts.
 #
-# A router chooses experts for each token. Copies of tokens go to the ranks that have their experts,
-# through two grouped GEMMs there, and back, where they are summed. Ranks of a tensor-parallel
-# group, which have the same tokens, take a part of the tokens each.
+# The router chooses experts for each token. Copies of tokens are sent to the ranks that hold the
+# experts, pass through two grouped GEMMs there, are sent back, and are summed per token. Where all
+# ranks of a tensor-parallel group hold the same tokens, each rank sends its share of them.
 #
-# Axes: B batch, S sequence, T this rank's tokens, R rows that its experts take.
+# Axes: B batch, S sequence, T this rank's tokens, R copies (rows) that its experts take.
 
 
-# The name of the bias that corrects a router's scores.
+# The name of the buffer that holds the correction of a router's scores: a bias per expert.
 CORRECTION = "experts.correction"
 
 
 class Experts(nn.Module):
-    """A router, and two grouped GEMMs around an activation."""
+    """The feed-forward part of a layer with experts: a router, and two grouped GEMMs around an
+    activation.
+    """
 
     def __init__(self, config: ModelConfig, structure: Structure, ranks: TensorParallel) -> None:
         super().__init__()
@@ -278,8 +304,8 @@ class Experts(nn.Module):
         self.down = ExpertMatrices(ranks_of, self.own, hidden, inner, **kind)
         # How copies of tokens reach their experts, when a model runs on several ranks.
         self.trips: Trips | None = None
-        # The ranks that have the other tokens of each sequence, and the observer of the router, if
-        # there are any.
+        # ``context``: the ranks that hold the other tokens of each sequence; ``watch``: the
+        # observer of the router; None where there is neither.
         self.context: ContextRanks | None = None
         self.watch: RouterWatch | None = None
         self.correction: Tensor | None
@@ -288,8 +314,8 @@ class Experts(nn.Module):
         self.register_buffer("correction", torch.zeros(count) if corrects else None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The weighted sum of the outputs of each token's experts; input and output are (B, S,
-        hidden).
+        """The sum of the outputs of each token's experts, weighted by the router; input and output
+        are (B, S, hidden).
         """
         tokens = x.flatten(0, 1) if self.ranks.splits_tokens else own_tokens(x, self.ranks)
         made = self._routed(tokens, x.shape[0])
@@ -337,8 +363,8 @@ class Experts(nn.Module):
     def _watched(
         self, weights: Tensor, logits: Tensor, chosen: Tensor, batch: Size
     ) -> tuple[Tensor, Tensor | None]:
-        """Attach the router's auxiliary losses to the weights; returns the weights, and the choices
-        that fit in the experts' capacity.
+        """Attach the router's auxiliary losses to the routing weights. Returns the weights, and
+        which choices (T, A) fit in the experts' capacity (None without a capacity).
         """
         config, router = self.config, self.config.router
         assert router is not None
@@ -362,8 +388,8 @@ class Experts(nn.Module):
         return weights, kept
 
     def _of_kept(self, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """The sum of the experts' outputs over a token's kept copies; dropped copies are not sent.
-        In ``chosen`` (T, A) the number of experts marks a dropped copy.
+        """The sum of the experts' outputs over each token's kept copies. An entry of ``chosen`` (T,
+        A) equal to the number of experts marks a dropped copy, which is not sent.
         """
         if self.trips is not None:
             trip = self.trips.trip(chosen, self.own)
@@ -380,15 +406,21 @@ class Experts(nn.Module):
         return back if self.longer is None else self.longer(back)
 
     def _weighed(self, rows: Tensor, of_rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows that experts compute, and the routing weights of their outputs."""
+        """What enters the experts, and the weights of their outputs. Where the router weighs the
+        experts' inputs, the copies are multiplied by their routing weights and outputs have weight
+        1.
+        """
         if self.config.router is None or not self.config.router.weighs_inputs:
             return rows, of_rows
         return WeightedRows.apply(rows, of_rows), of_rows.new_ones(1).expand(of_rows.shape)
 
     def _made(self, rows: Tensor, of_rows: Tensor, counts: Counts) -> Tensor:
-        """The outputs of this rank's experts for the rows sent to them."""
+        """The outputs of this rank's experts for ``rows``, of which each expert takes its number in
+        ``counts``.
+        """
         inner = self.up(rows, counts)
-        # A layer graph adds biases unweighted: the weighting costs nothing in comparison.
+        # The trace for layer graphs adds biases without routing weights: the weighting's time does
+        # not count.
         weights = of_rows if self.config.router is not None else None
         return self.down(self._activated(inner, of_rows), counts, weights)
 
@@ -417,26 +449,28 @@ class Trip(Protocol):
         """The number of copies that this rank sends."""
 
     def there(self, rows: Tensor) -> Tensor:
-        """Send copies, sorted by expert, to this rank's experts; returns their rows, sorted by
-        expert.
+        """Send this rank's copies, sorted by expert, to the ranks that hold the experts; returns
+        the rows that this rank's experts receive, sorted by expert.
         """
 
     def back(self, rows: Tensor) -> Tensor:
-        """The transpose: return the experts' outputs for this rank's copies, sorted by expert."""
+        """The way back of ``there``: send the outputs of this rank's experts to the ranks that sent
+        the copies; returns the outputs for this rank's copies, sorted by expert.
+        """
 
 
 class Trips(Protocol):
-    """The ranks that have experts, and exchange copies of tokens."""
+    """The exchange of copies of tokens among the ranks that share a layer's experts."""
 
     def trip(self, chosen: Tensor, each_has: int) -> Trip:
-        """Plan the exchange of copies for the ``chosen`` experts (T, A), of which each rank has
-        ``own``; an index beyond the last expert marks a copy that is not sent.
+        """Plan the exchange of copies for the ``chosen`` experts (T, A), of which each rank holds
+        ``each_has``. An index beyond the last expert marks a copy that is not sent.
         """
 
 
 def own_tokens(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """This rank's part (T, channels) of tokens (B, S, channels) that all ranks of the group
-    have.
+    """This rank's share (T, channels) of tokens (B, S, channels) that all ranks of the
+    tensor-parallel group hold.
     """
     flat = x.flatten(0, 1)
     each = shard(flat.shape[0], ranks.size, "a number of tokens of")
@@ -444,7 +478,9 @@ def own_tokens(x: Tensor, ranks: TensorParallel) -> Tensor:
 
 
 def all_tokens(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """The tokens (ranks T, channels) of all ranks."""
+    """The tokens (ranks T, channels) of all ranks of the tensor-parallel group, of which ``x`` is
+    this rank's share.
+    """
     return carried(x, partial(_of_ranks, ranks), partial(_of_rank, ranks, x.shape[0]))
 
 
@@ -457,7 +493,9 @@ def _of_ranks(ranks: TensorParallel, tokens: Tensor) -> Tensor:
 
 
 def exchanged(x: Tensor, rows: Size, ranks: ExpertRanks) -> Tensor:
-    """Exchange rows by all-to-all: each goes to the rank that has its expert, or back."""
+    """Send each row by all-to-all to the rank that holds its expert, or back to the rank it came
+    from; returns the ``rows`` rows that arrive.
+    """
     there, back = (partial(_all_to_all, rows=r, ranks=ranks.parallel) for r in (rows, x.shape[0]))
     return carried(x, there, back)
 

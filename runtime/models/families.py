@@ -1,4 +1,4 @@
-"""The torch models of all families, adapters, packed documents, and recomputed blocks."""
+"""The torch models of all families, with adapters, packed documents and recomputed blocks."""
 
 from collections.abc import Iterator, Mapping
 from typing import final
@@ -23,7 +23,7 @@ from runtime.models.ranks import TensorParallel
 from runtime.models.transformer import MLP, Embedding, Head, Transformer
 from runtime.models.wide_attention import CurrentDocuments
 
-# The torch models GPT, Llama, Falcon, BERT and Nemotron-H.
+# The structures of the families, and the torch models of GPT, Llama and Falcon.
 
 
 STRUCTURES: Mapping[str, Structure] = {
@@ -74,7 +74,7 @@ STRUCTURES: Mapping[str, Structure] = {
 
 @final
 class GPT(Transformer):
-    """A transformer with learned positions, LayerNorm and GELU."""
+    """A transformer with learned position embedding, LayerNorm and GELU."""
 
     def __init__(self, config: ModelConfig, ranks: TensorParallel | None = None) -> None:
         super().__init__(config, STRUCTURES["gpt"], ranks)
@@ -82,7 +82,7 @@ class GPT(Transformer):
 
 @final
 class Llama(Transformer):
-    """A transformer with rotary positions, RMSNorm and SwiGLU."""
+    """A transformer with rotary position embedding, RMSNorm and SwiGLU."""
 
     def __init__(self, config: ModelConfig, ranks: TensorParallel | None = None) -> None:
         super().__init__(config, STRUCTURES["llama"], ranks)
@@ -90,7 +90,9 @@ class Llama(Transformer):
 
 @final
 class Falcon(Transformer):
-    """A transformer with rotary positions whose attention and network share one LayerNorm."""
+    """A transformer with rotary position embedding, whose attention and feed-forward network share
+    one LayerNorm.
+    """
 
     def __init__(self, config: ModelConfig, ranks: TensorParallel | None = None) -> None:
         super().__init__(config, STRUCTURES["falcon"], ranks)
@@ -99,8 +101,8 @@ class Falcon(Transformer):
 def model_of(
     workload: Workload, ranks: TensorParallel | None = None, *, tensor_parallel: int = 1
 ) -> Transformer:
-    """The torch model of a workload on one tensor-parallel rank, with frozen weights
-    unquantised.
+    """The torch model of a workload on one tensor-parallel rank; weights that are frozen in
+    training are not quantised here.
     """
     config, spec = config_of(workload, tensor_parallel=tensor_parallel), workload.model
     blocks = [structure_of_block(spec, block) for block in range(spec.layers)]
@@ -114,7 +116,7 @@ def model_of(
 
 
 def shapes_of_model(workload: Workload) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's parameters, unsplit, and of its router biases; nothing is
+    """The shapes of a model's unsplit parameters and of its router biases, by name; no memory is
     allocated.
     """
     with torch.device("meta"):
@@ -123,17 +125,17 @@ def shapes_of_model(workload: Workload) -> dict[str, tuple[int, ...]]:
     return {name: tuple(one.shape) for name, one in named}
 
 
-# Layers with frozen weights, and adapters on the GEMMs of their blocks.
+# Layers with frozen weights, and adapters of the GEMMs in their blocks.
 
 
-# The infix and the suffix in the names of adapters' parameters. Those of ``up`` start as zeros, so
-# that training starts from the frozen model.
+# ADAPTER occurs in the names of all adapters' parameters; after it, UP begins the names of the
+# factors that start as zeros, so that training starts from the frozen model.
 ADAPTER, UP = ".adapter.", "up"
 
 
 def freeze(layer: nn.Module, *, rank: int, targets: str) -> None:
-    """Freeze a layer's weights, and add adapters to the GEMMs of its blocks: to all, or to those of
-    ``attention``.
+    """Freeze a layer's weights, and add adapters to the GEMMs of its blocks: to all GEMMs, or with
+    ``targets`` "attention" only to those of attention.
     """
     for parameter in layer.parameters():
         parameter.requires_grad_(False)
@@ -162,7 +164,7 @@ def is_adapter(name: str) -> bool:
 
 
 def begins_as_zeros(name: str) -> bool:
-    """Whether the adapter's parameter with this name starts as zeros."""
+    """Whether the adapter parameter with this name starts as zeros."""
     return name.partition(ADAPTER)[2].startswith(UP)
 
 
@@ -170,19 +172,19 @@ def begins_as_zeros(name: str) -> bool:
 
 
 def confine(layer: nn.Module, packed: CurrentDocuments) -> None:
-    """Treat documents that are packed into sequences as separate: tokens attend within their
-    document, positions restart, and places without a target have no loss.
+    """Treat the documents that are packed into sequences as separate: tokens attend within their
+    document, positions restart in each, and tokens without a target have no loss.
     """
     for module in layer.modules():
         if isinstance(module, Attention | Embedding | Head):
             module.packed = packed
 
 
-# A block whose activations are recomputed for the backward pass, by torch's checkpointing.
+# A block whose activations are recomputed in the backward pass, by torch's checkpointing.
 
 
 class Recomputed(nn.Module):
-    """A block under torch's own checkpointing, for systems that use it."""
+    """A block under torch's checkpointing, for training systems that use it."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Grouped GEMMs of experts, in which each group of rows has its own matrix; and the matrices of a
-rank.
+"""Grouped GEMMs, in which each expert's rows are multiplied by that expert's matrix; and the module
+that holds a rank's matrices.
 
-Copies of tokens lie in the order of experts, so each expert's copies are neighbouring rows of one
-matrix. A trace sees each product, and the activation between two of them, as one operator.
+Copies of tokens are sorted by expert, so each expert's copies are neighbouring rows. A trace
+records each product, and the activation between two products, as one operator.
 
 Axes: R rows, E experts, G experts on this rank.
 """
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from runtime.models.config import ExpertRanks
 from runtime.models.ranks import Size, operator
 
-# The numbers of rows of groups: a tensor, or integers where the host knows them.
+# The number of rows of each group (expert): a tensor, or integers where the host knows them.
 Counts = Tensor | tuple[int, ...]
-# Multiplies each group's rows by its own matrix (rows, matrices, numbers of rows). The executor of
-# a plan substitutes its own function.
+# The type of a function that multiplies each group's rows by the group's matrix; its arguments are
+# rows, matrices and numbers of rows. The executor of a plan sets another than the default.
 MultiplyGroups = Callable[[Tensor, Tensor, Counts], Tensor]
 
 
@@ -37,7 +37,7 @@ def _(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 
 @torch.library.custom_op("mistlab::grouped_product_of_rows", mutates_args=())
 def grouped_product_of_rows(gradient: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """The gradient of the rows that a grouped GEMM takes."""
+    """The gradient of a grouped GEMM's rows."""
     groups = gradient.split(counts.tolist())
     return torch.cat([group @ own for group, own in zip(groups, weight, strict=True)])
 
@@ -49,7 +49,7 @@ def _(gradient: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 
 @torch.library.custom_op("mistlab::grouped_product_of_weight", mutates_args=())
 def grouped_product_of_weight(gradient: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
-    """The gradient of the matrices of a grouped GEMM."""
+    """The gradient of a grouped GEMM's matrices."""
     sizes = counts.tolist()
     pairs = zip(gradient.split(sizes), rows.split(sizes), strict=True)
     return torch.stack([of_group.t() @ group for of_group, group in pairs])
@@ -61,7 +61,7 @@ def _(gradient: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
 
 
 class GroupedProduct(torch.autograd.Function):
-    """A grouped GEMM as an autograd function; saves its rows."""
+    """A grouped GEMM as an autograd function; saves its operands."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def _(rows: Tensor, counts: Tensor) -> Tensor:
 
 
 class AddByGroup(torch.autograd.Function):
-    """Adds a bias of each group to a newly computed result, in place."""
+    """Autograd function that adds each group's bias to the group's rows, in place."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, bias: Tensor, counts: Tensor) -> Tensor:
@@ -108,7 +108,9 @@ class AddByGroup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        """The gradient of the rows, and its sum over each group, which is the bias's."""
+        """The gradient of the rows, and the gradient of the biases, which sums the former over each
+        group's rows.
+        """
         return gradient, sum_by_group(gradient, *ctx.saved_tensors), None
 
 
@@ -154,8 +156,8 @@ class WeightedSwiglu(torch.autograd.Function):
         return weighted_swiglu_backward(gradient, *ctx.saved_tensors)
 
 
-# The gate of gpt-oss: gates and values are clamped, the sigmoid is steeper, and one is added to the
-# values.
+# The gate of gpt-oss: gates and values are clamped, the sigmoid is steeper (``STEEPNESS``), and 1
+# is added to the values.
 
 
 STEEPNESS = 1.702
@@ -163,7 +165,9 @@ STEEPNESS = 1.702
 
 @torch.library.custom_op("mistlab::limited_swiglu", mutates_args=())
 def limited_swiglu(gate_and_up: Tensor, weights: Tensor, limit: float) -> Tensor:
-    """Gated rows (R, inner) times their weights, where gates and values are clamped at a limit."""
+    """The gated activation of gpt-oss (R, inner), times each row's weight; gates and values are
+    clamped at ``limit``.
+    """
     gate, up = gate_and_up.float().chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     made = (up + 1) * gate * torch.sigmoid(STEEPNESS * gate) * weights[:, None]
@@ -180,7 +184,7 @@ def _(gate_and_up: Tensor, weights: Tensor, limit: float) -> Tensor:
 def limited_swiglu_backward(
     gradient: Tensor, gate_and_up: Tensor, weights: Tensor, limit: float
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of the rows and of their weights; zero where values are clamped."""
+    """The gradients of the rows and of their weights; zero where gates or values are clamped."""
     wide = gradient.float()
     gate, up = gate_and_up.float().chunk(2, dim=-1)
     open_gate, open_up = gate <= limit, up.abs() <= limit
@@ -194,13 +198,15 @@ def limited_swiglu_backward(
 
 
 class LimitedSwiglu(torch.autograd.Function):
-    """Gated rows times their weights, where gates and values are clamped at a limit; saves its
-    input.
+    """Autograd function of gpt-oss's gated activation times the rows' weights, with gates and
+    values clamped at a limit; saves its input.
     """
 
     @staticmethod
     def forward(ctx: Any, gate_and_up: Tensor, weights: Tensor, limit: float) -> Tensor:
-        """SwiGLU with clamped gates and values of each row, times the row's weight."""
+        """The gated activation of each row, with gates and values clamped, times the row's
+        weight.
+        """
         ctx.save_for_backward(gate_and_up, weights)
         ctx.limit = limit
         return limited_swiglu(gate_and_up, weights, limit)
@@ -213,15 +219,16 @@ class LimitedSwiglu(torch.autograd.Function):
 
 
 class AddWeighted(torch.autograd.Function):
-    """Adds each group's bias, times its rows' weights, to a newly computed result, in place. If
-    several ranks hold summands of the result, only the one with ``adds`` adds it.
+    """Autograd function that adds each group's bias, times the weight of each row, to the group's
+    rows in place. If several ranks hold summands of the rows, only the rank whose ``adds`` is true
+    adds it.
     """
 
     @staticmethod
     def forward(
         ctx: Any, rows: Tensor, bias: Tensor, counts: tuple[int, ...], weights: Tensor, adds: bool
     ) -> Tensor:
-        """The rows with their group's weighted bias added."""
+        """The rows after adding their group's bias times their weights."""
         ctx.mark_dirty(rows)
         ctx.save_for_backward(bias, weights)
         ctx.counts, ctx.adds = counts, adds
@@ -235,7 +242,9 @@ class AddWeighted(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, Tensor, None, Tensor | None, None]:
-        """The gradient itself, its weighted sum over each group, and that of the weights."""
+        """The gradients of the rows, of the biases (the rows' weighted sum over each group), and of
+        the weights.
+        """
         bias, weights = ctx.saved_tensors
         groups = gradient.split(ctx.counts)
         pairs = zip(groups, weights.split(ctx.counts), strict=True)
@@ -249,14 +258,14 @@ class AddWeighted(torch.autograd.Function):
         return gradient, of_bias, None, of_weights, None
 
 
-# The matrices of a rank's experts.
+# The module that holds the matrices of a rank's experts.
 
 
 class ExpertMatrices(nn.Module):
     """A grouped GEMM with a matrix (``outputs``, ``inputs``) for each of this rank's experts.
 
-    Ranks with parts of the same experts divide the inputs, or each of the ``blocks`` of outputs.
-    Sizes are this rank's.
+    Ranks that share experts split the inputs or, if ``blocks`` is above 0, each of so many blocks
+    of the outputs. Sizes are this rank's.
     """
 
     def __init__(
@@ -277,8 +286,9 @@ class ExpertMatrices(nn.Module):
         self.bias = nn.Parameter(torch.empty(groups, outputs, dtype=dtype)) if biases else None
 
     def forward(self, rows: Tensor, counts: Counts, weights: Tensor | None = None) -> Tensor:
-        """The results (R, outputs); ``weights`` have been applied to the rows already, and are
-        applied to biases too.
+        """The products (R, outputs) of the rows with their experts' matrices, plus biases.
+        ``weights`` are the routing weights, which the rows already contain; biases are multiplied
+        by them.
         """
         made = self.multiply(rows, self.weight, counts)
         if self.bias is None:
@@ -288,17 +298,17 @@ class ExpertMatrices(nn.Module):
         known = tuple(counts.tolist()) if isinstance(counts, Tensor) else counts
         if weights is None:
             weights = made.new_ones(len(made), dtype=torch.float32)
-        # If several ranks hold summands of all results, one of them adds the bias.
+        # Where several ranks hold summands of the results, only one of them adds the bias.
         adds = self.splits("bias") or self.ranks.tensor_rank == 0
         whole: Tensor = AddWeighted.apply(made, self.bias, known, weights, adds)
         return whole
 
     def splits(self, leaf: str) -> bool:
-        """Whether ranks with parts of the same experts have different parts of a parameter."""
+        """Whether the ranks that share experts hold different parts of a parameter."""
         return self.ranks.tensor > 1 and (leaf == "weight" or self.blocks > 0)
 
     def part_of(self, leaf: str, whole: Tensor) -> Tensor:
-        """This rank's part of a parameter of all experts."""
+        """This rank's part of a parameter (``leaf`` is its name) of all experts."""
         ranks = self.ranks
         part = whole.chunk(ranks.parallel)[ranks.rank]
         if not self.splits(leaf):

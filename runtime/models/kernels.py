@@ -1,8 +1,8 @@
-"""Triton kernels where torch runs several: causal softmax, SwiGLU, rotary embedding, counter-based
-dropout, cross entropy, and residual addition fused with the next norm.
+"""Triton kernels that each replace several of torch: causal softmax, SwiGLU, rotary embedding,
+counter-based dropout, cross entropy, and residual addition fused with the next norm.
 
-Each program reads what it needs once and writes its result once; between the two it computes in 32
-bits. ``runtime.models.operators`` calls these kernels on GPUs and checks shapes.
+Each kernel reads its inputs once, computes in 32 bits, and writes its results once.
+``runtime.models.operators`` calls the kernels on GPUs and checks shapes.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -18,18 +18,18 @@ PART = 1024
 # The number of logits that a kernel's program loads at a time when it loops over a token's
 # vocabulary.
 PART_OF_ROW = 4096
-# The number of columns of the widest row that one program holds in registers; and the number of
-# programs that share the rows of a norm's backward pass, about two per multiprocessor of a large
+# WIDEST: the number of columns of the widest row that one program holds in registers. PROGRAMS: how
+# many programs share the rows of a norm's backward pass, about two per multiprocessor of a large
 # GPU.
 WIDEST, PROGRAMS = 8192, 256
-# The number of heads per program of the rotary embedding: all heads of a large model would spill
-# registers.
+# The number of heads that one program of the rotary embedding rotates: all heads of a large model
+# would not fit in registers.
 HEADS = 8
 
 
 def causal_softmax(scores: Tensor, sequence: int) -> Tensor:
-    """``runtime.models.operators.causal_softmax`` as one kernel; reads no score of a future
-    position.
+    """Causal softmax of attention scores as one Triton kernel, like
+    ``runtime.models.operators.causal_softmax``; scores of future positions are not read.
     """
     scores = scores.contiguous()
     shares = torch.empty_like(scores)
@@ -60,8 +60,8 @@ def swiglu_backward(gradient: Tensor, gate_and_up: Tensor) -> Tensor:
 
 
 def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
-    """``runtime.models.operators.rotate_`` as one kernel; a program rotates a few heads at one
-    position.
+    """Rotary embedding, in place, as one Triton kernel, like ``runtime.models.operators.rotate_``;
+    each program of the kernel rotates a few heads of one token.
     """
     batch, sequence, count, _ = heads.shape
     half = cosine.shape[-1]
@@ -80,8 +80,9 @@ def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
 
 
 def dropped(x: Tensor, hashes: Tensor, key: int, threshold: int, factor: float) -> Tensor:
-    """Rows (R, columns) scaled by ``factor`` where ``runtime.models.dropout`` keeps them, else 0;
-    the mask comes from the rows' hashes (R) and the columns' key.
+    """Dropout of the rows of ``x`` (R, columns): kept values times ``factor``, the others 0. The
+    mask is computed from the rows' hashes (R) and the columns' ``key``, as
+    ``runtime.models.dropout`` does.
     """
     result = torch.empty_like(x)
     _dropped[_parts(x)](result, x, hashes, *_signed(key, threshold), factor, x.shape[-1], PART)
@@ -89,7 +90,7 @@ def dropped(x: Tensor, hashes: Tensor, key: int, threshold: int, factor: float) 
 
 
 def _signed(key: int, threshold: int) -> tuple[int, int]:
-    """Unsigned 32-bit numbers reinterpreted as signed, which kernels take."""
+    """Unsigned 32-bit numbers reinterpreted as the signed ones that Triton kernels take."""
     return key - (key >> 31 << 32), threshold - (threshold >> 31 << 32)
 
 
@@ -98,8 +99,8 @@ Drop = tuple[Tensor, int, int, float]
 
 
 def added(x: Tensor, part: Tensor, bias: Tensor | None, drop: Drop | None) -> Tensor:
-    """``x`` plus a branch with bias and dropout, as ``runtime.models.residuals`` adds it, as one
-    kernel.
+    """The residual ``x`` plus a branch's output after bias and dropout, as one Triton kernel, like
+    ``runtime.models.residuals``.
     """
     x, part = x.contiguous(), part.contiguous()
     result = torch.empty_like(x)
@@ -116,8 +117,8 @@ def added_and_normed(
     shift: Tensor | None,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sum of ``added``, its norm, and each row's statistics: mean and reciprocal standard
-    deviation, or reciprocal root mean square.
+    """The residual sum that ``added`` makes, its norm, and each row's mean and reciprocal standard
+    deviation; without ``shift`` the norm is RMSNorm, with the reciprocal root mean square.
     """
     x, part = x.contiguous(), part.contiguous()
     *rows, columns = x.shape
@@ -143,8 +144,8 @@ def norm_backward(
     *,
     centers: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of a norm's input (with that of the ``residual`` added), weight and bias; only
-    a norm that ``centers`` has a bias.
+    """The gradients of a norm's input (plus the ``residual`` gradient), weight and bias. Only a
+    norm that ``centers`` (LayerNorm) has a bias; the third result of others means nothing.
     """
     gradient, x = gradient.contiguous(), x.contiguous()
     rows, columns = reciprocal.numel(), x.shape[-1]
@@ -163,8 +164,8 @@ def norm_backward(
 
 
 def _of_part(part: Tensor, bias: Tensor | None, drop: Drop | None) -> tuple[object, ...]:
-    """The bias and the dropout of a branch as kernel arguments; unused tensor arguments are
-    placeholders.
+    """A branch's bias and dropout as kernel arguments. The kernel's flags say whether there are
+    any; the branch's output stands for tensors that are absent.
     """
     hashes, key, threshold, factor = (part, 0, 0, 1.0) if drop is None else drop
     signed = _signed(key, threshold)
@@ -173,13 +174,13 @@ def _of_part(part: Tensor, bias: Tensor | None, drop: Drop | None) -> tuple[obje
 
 
 def _warps(width: int) -> int:
-    """The number of warps per program with which a row fits in their registers."""
+    """The number of warps whose registers together hold a row of ``width`` columns."""
     return 32 if width == WIDEST else max(1, width // 512)
 
 
 def sum_rows(sums: Tensor, logits: Tensor, targets: Tensor, first: int, used: int) -> None:
-    """``runtime.models.operators.sum_rows`` as one kernel; a program loops over a token's
-    vocabulary.
+    """The parts of cross entropy's sums on this rank, as one Triton kernel, like
+    ``runtime.models.operators.sum_rows``; each program loops over the vocabulary for one token.
     """
     rows, columns = logits.shape
     part = min(PART_OF_ROW, triton.next_power_of_2(columns))
@@ -189,7 +190,9 @@ def sum_rows(sums: Tensor, logits: Tensor, targets: Tensor, first: int, used: in
 def to_gradient_(
     logits: Tensor, gradient: Tensor, totals: Tensor, targets: Tensor, first: int, used: int
 ) -> None:
-    """``runtime.models.operators.to_gradient_`` as one kernel."""
+    """Replace logits by the gradient of cross entropy, as one Triton kernel, like
+    ``runtime.models.operators.to_gradient_``.
+    """
     columns = logits.shape[-1]
     gradient = gradient.contiguous()
     _to_gradient[_parts(logits)](logits, gradient, totals, targets, columns, first, used, PART)
@@ -371,7 +374,8 @@ def _add_and_norm(
         part, bias, hashes, row, column, inside, index, key, threshold, factor, has_bias, drops
     )
     value += tl.load(x + index, mask=inside, other=0.0).to(tl.float32)
-    # The norm is of the sum as stored in 16 bits, which the backward pass reads.
+    # The norm is computed from the sum as stored (in 16 bits), because the backward pass reads the
+    # stored sum.
     kept = value.to(result.dtype.element_ty)
     tl.store(result + index, kept, mask=inside)
     value = kept.to(tl.float32)
@@ -424,7 +428,8 @@ def _norm_backward(
             of_shift += slope
         value *= root
         of_gain += slope * value
-        # The weight is loaded anew for each row, from cache: registers hold the accumulated sums.
+        # The weight is loaded again for each row, from cache, to leave the registers to the running
+        # sums.
         slope *= tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
         made = slope - value * (tl.sum(slope * value, axis=0) / columns)
         if centers:
@@ -444,15 +449,16 @@ def _norm_backward(
 def _sum_rows(sums, logits, targets, rows, columns, first, used, part: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * columns
-    # Each lane of the program keeps a running maximum; these are merged after the last part of the
-    # row.
+    # Each of the ``part`` columns that the program loads at a time has a running maximum and sum;
+    # they are merged at the end of the row.
     largest = tl.full((part,), -float("inf"), tl.float32)
     total = tl.zeros((part,), tl.float32)
     for begin in range(0, used, part):
         column = begin + tl.arange(0, part)
         logit = tl.load(start + column, mask=column < used, other=-float("inf")).to(tl.float32)
         top = tl.maximum(largest, logit)
-        # A lane of the program that has seen no value would subtract infinity from infinity.
+        # A column without a value so far has maximum -inf, and would subtract infinity from
+        # infinity.
         known = tl.where(top == -float("inf"), 0.0, top)
         total = total * tl.exp(largest - known) + tl.exp(logit - known)
         largest = top

@@ -1,7 +1,8 @@
-"""Multi-head latent attention: queries, and keys with values, from low-rank vectors (DeepSeek-V2).
+"""Multi-head latent attention (DeepSeek-V2): queries, keys and values are made of low-rank vectors,
+called latent.
 
-Axes: B batch, S sequence, H the rank's heads, D channels of queries and keys, R rotated ones among
-them, C channels of values.
+Axes: B batch, S sequence, H this rank's heads, D channels of queries and keys, R of them rotated, C
+channels of values.
 """
 
 from typing import Any
@@ -23,10 +24,10 @@ from runtime.models.wide_attention import WideAttention
 def keys_and_values(
     made: Tensor, shared: Tensor, cosine: Tensor, sine: Tensor, values: int
 ) -> tuple[Tensor, Tensor]:
-    """Keys (B, S, H, D) and values (B, S, H, C) from the up-projected latents ``made`` (B, S, H, D
-    - R + C) and the rotated channels ``shared`` by all heads.
+    """Keys (B, S, H, D) and values (B, S, H, C), from the up-projected latent vectors ``made`` (B,
+    S, H, D - R + C) and the channels ``shared`` by all heads (B, S, R).
 
-    The first R channels of every head's key are those of ``shared`` (B, S, R), rotated.
+    The first R channels of each head's key are ``shared`` after rotary embedding.
     """
     key, value = made.split([made.shape[-1] - values, values], dim=-1)
     turned = shared[:, :, None].clone()
@@ -50,8 +51,8 @@ def _(
 def keys_and_values_backward(
     of_keys: Tensor, of_values: Tensor, cosine: Tensor, sine: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the up-projected latents ``made`` and of the channels ``shared`` by all
-    heads.
+    """The gradients of the up-projected latent vectors ``made`` and of the channels ``shared`` by
+    all heads.
     """
     rotated = 2 * cosine.shape[-1]
     of_shared = of_keys[..., :rotated].sum(2, keepdim=True)
@@ -71,7 +72,9 @@ def _(of_keys: Tensor, of_values: Tensor, cosine: Tensor, sine: Tensor) -> tuple
 
 
 class KeysAndValues(torch.autograd.Function):
-    """Makes keys and values of all heads from the up-projected latent vectors; saves nothing."""
+    """Autograd function that makes the keys and values of all heads from up-projected latent
+    vectors; saves only the rotary tables.
+    """
 
     @staticmethod
     def forward(
@@ -91,12 +94,13 @@ class KeysAndValues(torch.autograd.Function):
 
 
 class LatentAttention(nn.Module):
-    """Two down-projections to latent vectors, two up-projections to heads, attention, and the
-    output GEMM.
+    """Attention with two down-projections to latent vectors, two up-projections to heads, attention
+    over heads, and the output GEMM.
 
-    With ``structure.whole_queries`` one product makes queries of tokens. Every rank makes all
-    latent vectors; heads are split. The output is this rank's summand, as that of
-    ``runtime.models.attention.Attention``; gradients of latent vectors are summed inside.
+    With ``structure.whole_queries`` queries are made of tokens by one GEMM, without latent vectors.
+    Every tensor-parallel rank computes all latent vectors; heads are split. The output is this
+    rank's summand, as in ``runtime.models.attention.Attention``; gradients of latent vectors are
+    summed over the ranks inside.
     """
 
     def __init__(
@@ -108,7 +112,8 @@ class LatentAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.ranks, self.rotary = config, ranks, rotary
-        # The context-parallel ranks that hold the other tokens of each sequence, if there are any.
+        # The context-parallel ranks that hold the other tokens of each sequence; None if there are
+        # none.
         self.context: ContextRanks | None = None
         self.heads = shard(config.heads, ranks.size, "a number of heads of")
         plain = config.head_dim - config.rotated
@@ -167,7 +172,9 @@ class LatentAttention(nn.Module):
         return self.output(mixed.reshape(batch, sequence, self.heads * config.value_dim))
 
     def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention (B, S, H, C) on the keys of all tokens, including other ranks'."""
+        """Attention (B, S, H, C) of this rank's tokens to all tokens of their sequences, including
+        other context-parallel ranks' tokens.
+        """
         ranks = self.context
         if ranks is None:
             mixed: Tensor = WideAttention.apply(query, key, value, None, 0)
@@ -187,16 +194,16 @@ class LatentAttention(nn.Module):
         return latent
 
     def _up(self, product_up: ColumnLinear, latent: Tensor) -> Tensor:
-        """Heads made from latent vectors by the up-projection; the latent vectors may be
-        overwritten.
-        """
+        """The up-projection of latent vectors to heads; the latent vectors may be overwritten."""
         if self.ranks.splits_tokens:
             return product_up(latent)
         return product_up(enter(latent, self.ranks).flatten(0, 1))
 
 
 class Down(nn.Module):
-    """A GEMM of all tokens with a weight that every rank holds whole, with the whole gradient."""
+    """A GEMM of all tokens with a weight that every tensor-parallel rank holds whole, and whose
+    whole gradient each rank computes.
+    """
 
     def __init__(
         self, inputs: Size, outputs: Size, dtype: torch.dtype, *, biases: bool = False
@@ -212,5 +219,7 @@ class Down(nn.Module):
 
 
 def gathered(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """Whole sequences from parts (B, S / ranks, ..); gradients are reduce-scattered."""
+    """Whole sequences from each rank's part (B, S / ranks, ..); the backward pass reduce-scatters
+    gradients.
+    """
     return carried(x, ranks.gather_tokens, ranks.scatter_tokens)

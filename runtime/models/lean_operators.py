@@ -1,9 +1,10 @@
-"""Operators that keep less for their backward pass than PyTorch's (after Tempo).
+"""Operators that save fewer bytes for their backward pass than PyTorch's (after Tempo).
 
-GELU keeps its output, which the next product keeps anyway, and a bit of a byte a value; LayerNorm
-keeps its output in place of its input; attention's written-out core keeps shares and mask, but not
-the shares after dropout. Dropout keeps nothing (``runtime.models.dropout``). Gradients are those of
-plain operators, to rounding.
+GELU saves its output, which the next GEMM saves anyway, and a byte per value that says on which
+side of GELU's minimum the input was. LayerNorm saves its output instead of its input. Unfused
+attention saves the attention probabilities before dropout and the mask, but not the probabilities
+after dropout. Dropout saves nothing (``runtime.models.dropout``). Gradients equal those of torch's
+operators up to rounding.
 """
 
 import math
@@ -19,12 +20,13 @@ from runtime.models.operators import LayerNorm
 from runtime.models.ranks import operator
 from runtime.models.transformer import MLP
 
-# The number of nodes in the table of GELU's slope, on each side of its minimum: linear
-# interpolation is exact to 32-bit precision.
+# The number of points in the table of GELU's slope on each side of GELU's minimum, enough that
+# linear interpolation is exact in 32 bits.
 NODES = 8192
-# Inputs beyond this magnitude have a slope of 0 or 1, as at the ends of the table.
+# The largest magnitude of inputs in the table of GELU's slope; beyond it the slope is 0 or 1.
 FARTHEST = 9.0
-# A gain below this share of the largest one cannot be inverted to reconstruct normalised values.
+# A LayerNorm's normalised values are recomputed from its output by dividing by the gain (the
+# weight). Channels whose gain is below this share of the largest gain cannot be recomputed.
 LEAST_GAIN = 1e-3
 
 
@@ -39,7 +41,7 @@ def _slope(x: Tensor, approximate: str) -> Tensor:
 
 @cache
 def _minimum(approximate: str) -> tuple[float, float]:
-    """The input at which GELU is smallest, and its value there."""
+    """The input at which GELU has its minimum, and the minimum itself."""
     low = torch.tensor(-1.5, dtype=torch.float64)
     high = torch.tensor(0.0, dtype=torch.float64)
     for _ in range(80):
@@ -53,10 +55,11 @@ def _minimum(approximate: str) -> tuple[float, float]:
 
 @cache
 def _table(approximate: str, device: torch.device) -> tuple[Tensor, tuple[float, float]]:
-    """GELU's slope as a function of its output, left and right of the minimum (rows), at equal
-    steps of the square root of the height above the minimum; and the last square root of each row.
+    """A table of GELU's slope as a function of GELU's output, for each side of the minimum (rows);
+    and the last abscissa of each row.
 
-    The root makes the curve near its minimum a straight line, so the slope has no kink there.
+    The abscissa is the square root of the output's height above the minimum, in equal steps. As a
+    function of the root the slope is nearly linear at the minimum, which suits interpolation.
     """
     lowest, least = _minimum(approximate)
     rows, ends = [], []
@@ -76,7 +79,7 @@ def _table(approximate: str, device: torch.device) -> tuple[Tensor, tuple[float,
 
 @torch.library.custom_op("mistlab::lean_gelu", mutates_args=())
 def gelu_and_side(x: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
-    """GELU, and a byte per value that says on which side of GELU's minimum the input is."""
+    """GELU's output, and for each value whether the input is right of GELU's minimum (a byte)."""
     return _gelu(x, approximate), x > _minimum(approximate)[0]
 
 
@@ -87,7 +90,9 @@ def _(x: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
 
 @operator("gradient")
 def lean_gelu_backward(gradient: Tensor, y: Tensor, is_right: Tensor, approximate: str) -> Tensor:
-    """The gradient of GELU's input, with the slope interpolated from the output."""
+    """The gradient of GELU's input; the slope is interpolated from GELU's output ``y`` and the side
+    of the minimum.
+    """
     table, ends = _table(approximate, y.device)
     _, least = _minimum(approximate)
     root = (y.float() - least).clamp_(min=0).sqrt_()
@@ -102,13 +107,15 @@ def lean_gelu_backward(gradient: Tensor, y: Tensor, is_right: Tensor, approximat
 
 
 class LeanGelu(torch.autograd.Function):
-    """GELU that saves its output, and for each value on which side of GELU's minimum the input
-    is.
+    """GELU as an autograd function that saves its output instead of its input, and for each value
+    on which side of GELU's minimum the input is.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, approximate: str) -> Tensor:
-        """The output of GELU; a byte per value records the side of the minimum."""
+        """The output of GELU; a byte per value, saved, says on which side of the minimum the input
+        is.
+        """
         y, is_right = gelu_and_side(x, approximate)
         ctx.approximate = approximate
         ctx.save_for_backward(y, is_right)
@@ -122,25 +129,27 @@ class LeanGelu(torch.autograd.Function):
 
 
 def lean_gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """GELU; ``approximate`` is that of ``torch.nn.functional.gelu``."""
+    """GELU that saves its output instead of its input; ``approximate`` is the argument of
+    ``torch.nn.functional.gelu``.
+    """
     y: Tensor = LeanGelu.apply(x, approximate)
     return y
 
 
-# LayerNorm reconstructed from its output: normalised values are (output - bias) / gain.
+# LayerNorm that recomputes its normalised values from its output, as (output - bias) / gain.
 #
-# Channels whose gain is nearly 0 cannot be reconstructed. Those of the ``KEPT_CHANNELS`` smallest
-# gains are always kept, a number independent of values, so that no host waits for a device, and
-# bytes are known in advance. A small gain without kept values gives NaN gradients, rather than
-# wrong ones.
+# Channels whose gain (weight) is nearly 0 cannot be recomputed. The normalised values of the
+# ``KEPT_CHANNELS`` channels with the smallest gains are always saved. Since their number does not
+# depend on the gains, the host need not wait for the device, and the bytes are known in advance. A
+# small gain whose values were not saved gives NaN gradients, not wrong ones.
 
 
 @torch.library.custom_op("mistlab::lean_layer_norm", mutates_args=())
 def norm_and_kept(
     x: Tensor, gain: Tensor, bias: Tensor, epsilon: float, channels: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """LayerNorm, the reciprocal standard deviation of each row, and the normalised values of the
-    channels with the smallest gains.
+    """LayerNorm's output, the reciprocal standard deviation of each row, and the normalised values
+    of the channels with the smallest gains.
     """
     y, mean, reciprocal = torch.native_layer_norm(x, (x.shape[-1],), gain, bias, epsilon)
     kept = x.index_select(-1, _smallest(gain, channels))
@@ -159,13 +168,15 @@ def _(
 def lean_layer_norm_backward(
     gradient: Tensor, y: Tensor, reciprocal: Tensor, kept: Tensor, gain: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of input, gain and bias of a LayerNorm."""
+    """The gradients of a LayerNorm's input, gain and bias, from its output ``y`` and the normalised
+    values ``kept`` of the channels with the smallest gains.
+    """
     smallest = _smallest(gain, kept.shape[-1])
     is_lost = gain.abs() <= LEAST_GAIN * gain.abs().max()
     divisor = torch.where(is_lost, math.nan, gain.float()).index_fill_(0, smallest, 1.0)
     normal = ((y.float() - bias.float()) / divisor).to(y.dtype)
     normal.index_copy_(-1, smallest, kept)
-    # The gradient is that of a LayerNorm whose input already has mean 0 and deviation 1.
+    # The gradient is computed as for an input with mean 0 and deviation 1, and then scaled.
     zeros, ones = torch.zeros_like(reciprocal), torch.ones_like(reciprocal)
     of_x, of_gain, of_bias = torch.ops.aten.native_layer_norm_backward(
         *(gradient.contiguous(), normal, (y.shape[-1],), zeros, ones, gain, bias),
@@ -175,28 +186,28 @@ def lean_layer_norm_backward(
 
 
 def _smallest(gain: Tensor, channels: int) -> Tensor:
-    """The indices of the channels with the smallest gains, in order."""
+    """The indices of the channels with the smallest gains by magnitude, smallest first."""
     return gain.abs().argsort(stable=True)[:channels]
 
 
 def lost_channels(gain: Tensor) -> int:
-    """The number of channels that cannot be reconstructed; synchronises the host with the
-    device.
+    """The number of channels whose normalised values cannot be recomputed from the output, because
+    their gain is too small; the host waits for the device.
     """
     return int((gain.abs() <= LEAST_GAIN * gain.abs().max()).sum())
 
 
 class LeanLayerNorm(torch.autograd.Function):
-    """LayerNorm that saves its output, a deviation per row and the normalised values of a few
-    channels.
+    """LayerNorm as an autograd function that saves its output instead of its input, with each row's
+    deviation and the normalised values of a few channels.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, gain: Tensor, bias: Tensor, epsilon: float, channels: int
     ) -> Tensor:
-        """The output of LayerNorm, which the backward pass reconstructs the input's normalised
-        values from.
+        """The output of LayerNorm, from which the backward pass recomputes the input's normalised
+        values.
         """
         y, reciprocal, kept = norm_and_kept(x, gain, bias, epsilon, channels)
         ctx.save_for_backward(y, reciprocal, kept, gain, bias)
@@ -215,24 +226,26 @@ def lean_layer_norm(
     epsilon: float = 1e-5,
     channels: int = KEPT_CHANNELS,
 ) -> Tensor:
-    """LayerNorm over the last dimension; the normalised values of this many channels, with the
-    smallest gains, are kept.
+    """LayerNorm over the last dimension that saves its output instead of its input; the normalised
+    values of the ``channels`` channels with the smallest gains are saved too.
     """
     y: Tensor = LeanLayerNorm.apply(x, gain, bias, epsilon, channels)
     return y
 
 
 class LeanCore(torch.autograd.Function):
-    """The unfused core of attention after the scores: softmax, dropout, and the GEMM with values.
+    """Unfused attention after the scores, as an autograd function: softmax, dropout, and the GEMM
+    with values.
 
-    It keeps shares, mask and values; shares after dropout are made again.
+    It saves the attention probabilities, the mask and the values; the backward pass recomputes the
+    probabilities after dropout.
     """
 
     @staticmethod
     def forward(
         ctx: Any, scores: Tensor, value: Tensor, kept: Tensor | None, share: float
     ) -> Tensor:
-        """The output of unfused attention, from its scores and values."""
+        """The output of unfused attention, from scores and values."""
         shares = torch.softmax(scores, dim=-1)
         ctx.share = share
         ctx.save_for_backward(shares, value, kept)
@@ -255,18 +268,21 @@ class LeanCore(torch.autograd.Function):
 def lean_core(
     scores: Tensor, value: Tensor, kept: Tensor | None = None, share: float = 0
 ) -> Tensor:
-    """Softmax of scores (..., S, S), dropout of all but ``kept``, and the GEMM with values."""
+    """The output of unfused attention: softmax of scores (..., S, S), dropout of the probabilities
+    that ``kept`` does not mark, and the GEMM with values.
+    """
     mixed: Tensor = LeanCore.apply(scores, value, kept, share)
     return mixed
 
 
-# Blocks of a model whose operators keep less for their backward pass.
+# Functions that make a block's operators save fewer bytes for their backward pass.
 
 
 def make_lean(block: nn.Module, kinds: Collection[str]) -> None:
-    """Let a block's operators of these kinds (``mistlab.plan.lean_sets``) keep less.
+    """Let a block's operators of these kinds (``mistlab.plan.lean_sets``) save fewer bytes.
 
-    Norms of what attention and the network make are left: no product keeps what they give.
+    Norms of the outputs of attention and the network (post-norms) stay as they are: no GEMM saves
+    their output.
     """
     for name, module in block.named_modules():
         if isinstance(module, MLP) and "gelu" in kinds:
@@ -276,8 +292,9 @@ def make_lean(block: nn.Module, kinds: Collection[str]) -> None:
 
 
 def keep_lost_channels(block: nn.Module) -> None:
-    """Let lean norms keep the values of all channels that their outputs do not tell, as their gains
-    are now; the host waits for the device."""
+    """Let lean norms save the normalised values of all channels that cannot be recomputed with the
+    present gains; the host waits for the device.
+    """
     for norm in block.modules():
         if isinstance(norm, LayerNorm) and norm.normalise is not None:
             lost = lost_channels(norm.weight)

@@ -1,5 +1,5 @@
-"""Fused operators that eager PyTorch lacks, and norms built from them; a trace records each as one
-operator.
+"""Fused operators that eager PyTorch lacks, and norms built from them; a trace records each as a
+single operator.
 """
 
 import math
@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from mistlab.plan.workload import NORM_EPSILON
 from runtime.models.ranks import Size, direct, is_watched, operator
 
-# Fused operators that eager PyTorch lacks; a trace records each as one operator.
+# Fused operators that eager PyTorch lacks; a trace records each as a single operator.
 #
-# They save the same tensors for the backward pass as a fused GPU kernel does: RMSNorm its input and
-# one number per row, SwiGLU its input, causal softmax its output, rotary embedding (in place)
-# nothing. With Triton, softmax, SwiGLU and rotary embedding are one kernel each
+# They save the same tensors for the backward pass as a fused GPU kernel: RMSNorm its input and a
+# number per row, SwiGLU its input, causal softmax its output, rotary embedding (in place) nothing.
+# With Triton, softmax, SwiGLU and rotary embedding are one kernel each
 # (``runtime.models.kernels``); elsewhere torch runs several.
 
 
-# The recursion depth of ``_hide_future``: square blocks at the diagonal are halved this often
-# before the rest is masked.
+# How deep ``_hide_future`` recurses: it halves the square blocks on the diagonal this many times,
+# and masks the rest.
 HALVINGS = 4
 # The longest row of scores that a Triton kernel holds in a GPU's registers.
 LONGEST_ROW = 32_768
@@ -38,7 +38,9 @@ def kernels_for(x: Tensor) -> ModuleType | None:
 
 @cache
 def _triton() -> ModuleType | None:
-    """The module of Triton kernels; None, with a warning, if Triton does not work here."""
+    """The module of Triton kernels; None, with a warning, if Triton does not work on this
+    machine.
+    """
     try:
         kernels = import_module("runtime.models.kernels")
         kernels.causal_softmax(torch.zeros(16, 16, device="cuda"), 16)
@@ -53,9 +55,7 @@ def _triton() -> ModuleType | None:
 
 
 def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """RMSNorm without weight: the last dimension divided by its root mean square, and the
-    reciprocal of the root.
-    """
+    """RMSNorm times its weight, and each row's reciprocal root mean square."""
     if x.is_cuda:
         return torch.ops.aten._fused_rms_norm(x, (x.shape[-1],), weight, epsilon)
     reciprocal = x.float().square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()
@@ -96,11 +96,13 @@ class RMSNormed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        """Normalised values, and the reciprocal roots, which have no gradient."""
+        """The normalised values, and each row's reciprocal root mean square, which has no
+        gradient.
+        """
         normal, reciprocal = rms_norm(x, weight, epsilon)
         ctx.mark_non_differentiable(reciprocal)
-        # A trace records the zeros that torch materialises for gradients of unused results, unless
-        # told that they are not needed.
+        # In a trace, torch would record zeros as gradients of unused results, unless told not to
+        # make them.
         ctx.set_materialize_grads(is_watched(x))
         ctx.save_for_backward(x, reciprocal, weight)
         return normal, reciprocal
@@ -135,7 +137,7 @@ def _(gate_and_up: Tensor) -> Tensor:
 
 @operator("gate_and_up")
 def swiglu_backward(gradient: Tensor, gate_and_up: Tensor) -> Tensor:
-    """Gradient of ``swiglu``; needs no scratch memory beyond its result's halves."""
+    """The gradient of ``swiglu``, computed without scratch memory besides its result."""
     if kernels := kernels_for(gate_and_up):
         return kernels.swiglu_backward(gradient, gate_and_up)
     result = torch.empty_like(gate_and_up)
@@ -165,9 +167,10 @@ class SwiGLU(torch.autograd.Function):
 
 @operator(changes=("heads",))
 def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
-    """Rotate pairs of the leading channels of ``heads`` (batch, sequence, heads, channels).
+    """Rotary embedding in place: rotate pairs of the first channels of each head by the angle of
+    the token's position. ``heads`` is (batch, sequence, heads, channels).
 
-    The tables are (sequence, rotated channels / 2). Channels beyond the rotated ones stay.
+    The tables are (sequence, rotated channels / 2). Further channels are unchanged.
     """
     if kernels := kernels_for(heads):
         kernels.rotate_(heads, cosine, sine)
@@ -207,7 +210,9 @@ class Rotary(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, None, None, None, None]:
-        """Rotate the gradient of the rotary heads back by the same angles."""
+        """The gradient of the projection: rotated heads are rotated back by the same angles, in
+        place.
+        """
         cosine, sine = ctx.saved_tensors
         turned = gradient.clone()
         rotate_(turned.view(ctx.shape)[:, :, : ctx.rotated], cosine, -sine)
@@ -215,7 +220,7 @@ class Rotary(torch.autograd.Function):
 
 
 class RotaryByPosition(torch.autograd.Function):
-    """``Rotary`` of tokens at any positions (B, S); keeps the whole tables, as ``Rotary`` does."""
+    """``Rotary`` for tokens at any positions (B, S); saves the whole tables and the positions."""
 
     @staticmethod
     def forward(
@@ -239,8 +244,8 @@ class RotaryByPosition(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, None, None, None, None, None]:
-        """Rotate the gradient of the rotary heads back, each token by the angles of its
-        position.
+        """The gradient of the projection: rotated heads are rotated back, each token by the angles
+        of its position.
         """
         cosine, sine = ctx.saved_tensors
         places = ctx.positions.flatten()
@@ -251,8 +256,7 @@ class RotaryByPosition(torch.autograd.Function):
 
 @operator("scores", changes=("scores",))
 def causal_softmax(scores: Tensor, sequence: int) -> Tensor:
-    """Softmax of ``scores`` (.., S) over positions up to the query's own.
-
+    """Softmax of attention scores (.., S) over the key positions up to the query's own position.
     Rows are in order of query position. The scores of future positions may be overwritten.
     """
     if sequence <= LONGEST_ROW and (kernels := kernels_for(scores)):
@@ -262,11 +266,11 @@ def causal_softmax(scores: Tensor, sequence: int) -> Tensor:
 
 
 def _hide_future(scores: Tensor) -> None:
-    """Set scores (.., S, S) of positions after the query's own to minus infinity.
+    """Set the scores (.., S, S) of key positions after the query's position to minus infinity.
 
-    The upper right quarter of the whole square is filled without being read. So is the quarter of
-    each of the two squares left at the diagonal, and so on ``HALVINGS`` times. Only the small
-    squares that remain at the diagonal are masked, which reads and writes them.
+    The upper right quarter of the whole square is filled without being read. The same happens in
+    the two squares left on the diagonal, and so on, ``HALVINGS`` times. Only the small squares that
+    remain on the diagonal are masked, which reads and writes them.
     """
     size, squares = scores.shape[-1], 1
     while squares < 2**HALVINGS and size % 2 == 0:
@@ -278,8 +282,8 @@ def _hide_future(scores: Tensor) -> None:
 
 
 def _squares(scores: Tensor, count: int, size: int, rows: int) -> Tensor:
-    """A view of the first ``rows`` of each of ``count`` square blocks on the diagonal (.., count,
-    rows, size).
+    """A view (.., count, rows, size) of the first ``rows`` rows of each of the ``count`` square
+    blocks on the diagonal of a matrix.
     """
     whole = scores.shape[-1]
     strides = (whole * whole, size * (whole + 1), whole, 1)
@@ -298,8 +302,8 @@ class CausalSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, sequence: Any, others: Tensor | None = None) -> Tensor:
-        """Probabilities (.., S) of ``scores`` (.., S); overwrites the scores of future positions,
-        and of those that are in ``others`` (B, S, S).
+        """Attention probabilities (.., S) of ``scores`` (.., S). Scores of future positions, and of
+        tokens that ``others`` (B, S, S) marks, are overwritten by minus infinity.
         """
         if others is not None:
             hide(scores, others)
@@ -317,34 +321,37 @@ class CausalSoftmax(torch.autograd.Function):
 
 
 def hide(scores: Tensor, others: Tensor) -> None:
-    """Set the scores (.., S, S) of each sequence at places (B, S, S) to minus infinity."""
+    """Set the scores (.., S, S) where ``others`` (B, S, S) is true for the sequence to minus
+    infinity.
+    """
     batch, size, _ = others.shape
     scores.view(batch, -1, size, size).masked_fill_(others[:, None], -math.inf)
 
 
-# Cross entropy per token in one pass over the logits, and their gradient, written in place, in a
-# second.
+# Cross entropy per token in one pass over the logits, and the gradient, in place, in a second pass.
 #
 # With torch's operators (``runtime.models.parallel.VocabularyCrossEntropy``) it takes nine to
-# twelve passes, and two tensors of the logits' size at a time. Here the first pass finds each
-# token's largest logit, the sum of exponentials and the target's logit; the second writes the
-# gradient over the logits. Accumulation is in 32 bits. With Triton each pass is one kernel.
+# twelve passes, and two tensors of the logits' size at a time. Here the first pass computes each
+# token's largest logit, the sum of exponentials and the target's logit; the second overwrites the
+# logits with their gradient. Accumulation is in 32 bits. With Triton each pass is one kernel.
 
 
-# The number of logits that torch processes at a time where there is no kernel: about as many as a
-# CPU cache holds.
+# The number of logits that torch processes at a time where there is no Triton kernel: about as many
+# as fit in a CPU's cache.
 LOGITS_TOGETHER = 2**18
-# The rows of the result of the first pass, for each token.
+# The rows of the first pass's result: each token's largest logit, sum of exponentials, and logit at
+# the target.
 LARGEST, TOTAL, AT_TARGET = range(3)
 
 
 @operator(changes=("sums",))
 def sum_rows(sums: Tensor, logits: Tensor, targets: Tensor, first: int, used: int) -> None:
-    """Each row's largest logit, the sum of exponentials of the differences to it, and the target's
-    logit.
+    """For each token its largest logit, the sum of exponentials of the differences to it, and the
+    target's logit, written to ``sums`` (3, tokens; 32 bits).
 
-    ``sums`` is (3, rows), of 32 bits; ``logits`` (rows, columns) are those of tokens from
-    ``first`` on, of which ``used`` are in the vocabulary. A target that is elsewhere gives 0.
+    ``logits`` (tokens, columns) belong to this rank's part of the vocabulary: the columns from
+    token ``first`` on, ``used`` of which are not padding. For a target on another rank the logit is
+    0.
     """
     if kernels := kernels_for(logits):
         kernels.sum_rows(sums, logits, targets, first, used)
@@ -366,10 +373,10 @@ def sum_rows(sums: Tensor, logits: Tensor, targets: Tensor, first: int, used: in
 def to_gradient_(
     logits: Tensor, gradient: Tensor, totals: Tensor, targets: Tensor, first: int, used: int
 ) -> None:
-    """Overwrite logits with the gradient of the losses: each token's probabilities, minus one at
-    the target.
+    """Overwrite logits with the gradient of the losses: each token's probabilities, minus 1 at the
+    target, times ``gradient``.
 
-    ``totals`` are logarithms of the sums of powers over all ranks; the rest is as for ``sum_rows``.
+    ``totals`` are each token's log-sum-exp over all ranks; other arguments are as in ``sum_rows``.
     """
     if kernels := kernels_for(logits):
         kernels.to_gradient_(logits, gradient, totals, targets, first, used)
@@ -400,7 +407,7 @@ class LayerNorm(nn.Module):
         self.width, self.epsilon = width, NORM_EPSILON
         self.weight = nn.Parameter(torch.empty(width, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(width, dtype=dtype))
-        # A replacement for torch's LayerNorm, if set.
+        # A function that replaces torch's LayerNorm; None for torch's.
         self.normalise: Callable[[Tensor, LayerNorm], Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -425,8 +432,8 @@ class RMSNorm(nn.Module):
 
 
 class HeadNorm(RMSNorm):
-    """RMSNorm per head; the weight is replicated over tensor-parallel ranks, and each rank's
-    gradient is its own heads' contribution.
+    """RMSNorm per head. Every tensor-parallel rank holds the whole weight; its gradient comes from
+    this rank's heads only, and must be summed over the ranks.
     """
 
 

@@ -1,6 +1,6 @@
 """Linear layers, an embedding and a loss that are split over tensor-parallel ranks.
 
-Each takes a ``TensorParallel``. It knows the number of ranks and the own rank's place, and it
+Each takes a ``TensorParallel``, which knows the number of ranks and this rank's index, and which
 reduces and gathers tensors. In a trace there are no other ranks: collectives are only recorded.
 """
 
@@ -23,20 +23,19 @@ from runtime.models.operators import (
 )
 from runtime.models.ranks import CountedRanks, Size, TensorParallel, bare, carried
 
-# Parameters with a value per head, which ranks split as they split heads.
+# Names of parameters with a value per head, which ranks split as they split heads.
 OF_HEADS = ("sinks",)
-# A function that computes ``x @ weight.T + bias`` over the last dimension of ``x``; the result may
-# be overwritten. The default is ``product``; the executor of a plan substitutes its own.
+# The type of a function that computes ``x @ weight.T + bias`` over the last dimension of ``x``; its
+# result may be overwritten. The default is ``product``; the executor of a plan sets another.
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-# A function that adds an adapter's output in place, given the input of a GEMM and its result.
+# The type of a function that adds an adapter's output in place, given a GEMM's input and result.
 Adds = Callable[[Tensor, Tensor], Tensor]
-# A function that multiplies whole sequences by a weight, where each rank passes its part of the
-# sequences.
+# The type of a function that gathers the ranks' parts of sequences and multiplies them by a weight.
 MultiplyGathered = Callable[[Tensor, Tensor, Tensor | None, TensorParallel], Tensor]
-# A function that looks up the rows of tokens in a table.
+# The type of a function that looks up the rows of tokens in a table.
 LookUp = Callable[[Tensor, Tensor], Tensor]
-# A function that computes each token's loss, from logits (tokens, rank's vocabulary), targets
-# (tokens), ranks, and the number of padding tokens at the end of the vocabulary.
+# The type of a function that computes each token's loss, from logits (tokens, rank's vocabulary),
+# targets (tokens), ranks, and the number of padding tokens at the end of the vocabulary.
 LossOfTokens = Callable[[Tensor, Tensor, TensorParallel, Size], Tensor]
 
 
@@ -56,10 +55,11 @@ _leave = bare(_Leave)
 
 
 class _GatheredLinear(torch.autograd.Function):
-    """``x @ weight.T + bias`` of whole sequences, of which each rank holds and keeps its part.
+    """Autograd function of ``x @ weight.T + bias`` over the tokens of all ranks, gathered from
+    ``x``, this rank's tokens; saves only this rank's tokens.
 
-    The backward pass gathers the sequences again, for the weight's gradient, while it computes the
-    gradient of the input. It sums and scatters this gradient while it computes the weight's.
+    The backward pass gathers the tokens again, for the weight's gradient, while it computes the
+    input's gradient; and it reduce-scatters the input's gradient while it computes the weight's.
     """
 
     @staticmethod
@@ -86,21 +86,25 @@ class _GatheredLinear(torch.autograd.Function):
 def gathered_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, ranks: TensorParallel
 ) -> Tensor:
-    """``x @ weight.T + bias`` over the flat tokens of all ranks; ``x`` has this rank's tokens."""
+    """``x @ weight.T + bias`` over the tokens of all ranks, flattened; ``x`` has this rank's
+    tokens.
+    """
     made: Tensor = _GatheredLinear.apply(x, weight, bias, ranks)
     return made
 
 
 def enter(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """Enter the tensor-parallel region: identity forward, all-reduce of gradients backward.
+    """Enter the tensor-parallel region: identity in the forward pass, all-reduce of gradients in
+    the backward pass.
 
-    If the ranks split tokens, the product that comes next gathers them.
+    Under sequence parallelism it does nothing, since the GEMM that follows gathers the ranks'
+    tokens.
     """
     if ranks.splits_tokens or _is_alone(ranks):
         return x
 
     def summed(gradient: Tensor) -> Tensor:
-        # The gradient was just computed by the GEMMs' backward pass, so nothing else refers to it.
+        # The GEMMs' backward pass just made this gradient, and nothing else refers to it.
         ranks.all_reduce_(gradient)
         return gradient
 
@@ -108,9 +112,11 @@ def enter(x: Tensor, ranks: TensorParallel) -> Tensor:
 
 
 def leave(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """Leave the tensor-parallel region: in-place all-reduce forward, identity backward.
+    """Leave the tensor-parallel region: all-reduce, in place, in the forward pass; identity in the
+    backward pass.
 
-    If the ranks split tokens, each gets its part of the sum, and gathers gradients backward.
+    Under sequence parallelism each rank gets its tokens of the sum, and the backward pass gathers
+    gradients.
     """
     if _is_alone(ranks):
         return x
@@ -121,11 +127,11 @@ def leave(x: Tensor, ranks: TensorParallel) -> Tensor:
 
 
 def _is_alone(ranks: TensorParallel) -> bool:
-    """Whether there is no other rank, and no trace that records exchanges."""
+    """Whether there is no other tensor-parallel rank, and no trace that records collectives."""
     return not isinstance(ranks, CountedRanks) and ranks.size == 1
 
 
-# A view which autograd and in-place operators treat as a separate tensor.
+# A view that autograd and in-place operators treat as a separate tensor.
 unsafe_view: Callable[[Tensor, Sequence[Size]], Tensor] = torch.ops.aten._unsafe_view.default
 
 
@@ -134,17 +140,18 @@ def product(
 ) -> Tensor:
     """``x @ weight.T + bias`` over flattened tokens; the result may be overwritten.
 
-    With more than two dimensions torch 2.11 would ask for sizes as numbers, which a trace refuses.
+    Tokens are flattened because with more than two dimensions torch 2.11 would need sizes as
+    numbers, which a trace refuses.
     """
     flat = of_matrices(x.flatten(0, -2), weight, bias)
     return unsafe_view(flat, (*x.shape[:-1], flat.shape[-1]))
 
 
 class ColumnLinear(nn.Module):
-    """Computes ``x @ W.T`` with the rows of W split over ranks: whole input, split output.
+    """A linear layer ``x @ W.T`` with the rows of W split over ranks: whole input, split output.
 
-    ``outputs`` lists blocks of rows; each block is split by itself (query, key and value, say). If
-    the ranks split tokens, the input is this rank's part, and the output has all tokens.
+    ``outputs`` lists blocks of rows (such as query, key and value); each block is split separately.
+    Under sequence parallelism the input has this rank's tokens, and the output all tokens.
     """
 
     def __init__(
@@ -161,7 +168,8 @@ class ColumnLinear(nn.Module):
         self.ranks = ranks
         self.multiply: Multiply = product
         self.multiply_gathered: MultiplyGathered = gathered_linear
-        # The adapter whose output is added to the result, where the weight is frozen.
+        # The adapter whose output is added to the result, where the weight is frozen; None without
+        # one.
         self.adapter: Adds | None = None
         rows = sum(shard(size, ranks.size, "a column-split width of") for size in outputs)
         self.weight = nn.Parameter(torch.empty(rows, inputs, dtype=dtype))
@@ -181,9 +189,10 @@ class ColumnLinear(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """Computes ``x @ W.T`` with the columns of W split over ranks.
+    """A linear layer ``x @ W.T`` with the columns of W split over ranks.
 
-    Each rank's output is a summand of the result. Whoever sums them adds the bias, once.
+    Each rank's output is a summand of the result. The code that sums the outputs adds the bias,
+    once.
     """
 
     def __init__(
@@ -204,14 +213,14 @@ class RowLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """This rank's summand of the result, which an all-reduce completes; without the bias."""
+        """This rank's summand of the result, without the bias; an all-reduce makes the result."""
         made = self.multiply(x, self.weight, None)
         return made if self.adapter is None else self.adapter(x, made)
 
 
 def vectors_of(tokens: Tensor, weight: Tensor, ranks: TensorParallel, look_up: LookUp) -> Tensor:
-    """Each token's vector, from a table whose rows are split over ranks; a rank contributes zeros
-    for rows that it does not have. Tokens below 0 are padding with zero vectors.
+    """Each token's vector, from a table whose rows are split over ranks: a rank's result is zero
+    for rows that other ranks hold. Tokens below 0 are padding, with zero vectors.
     """
     local, elsewhere = own_rows(tokens, weight.shape[0], ranks.rank)
     vectors = look_up(local, weight).masked_fill_(elsewhere[..., None], 0.0)
@@ -219,8 +228,8 @@ def vectors_of(tokens: Tensor, weight: Tensor, ranks: TensorParallel, look_up: L
 
 
 def whole_columns(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """The gathered result (B, S, columns) of a column-parallel GEMM; under sequence parallelism, of
-    this rank's tokens only.
+    """The result (B, S, columns) of a column-parallel GEMM, gathered over ranks; under sequence
+    parallelism, for this rank's tokens only.
     """
     if ranks.size == 1:
         return x
@@ -236,7 +245,7 @@ def whole_columns(x: Tensor, ranks: TensorParallel) -> Tensor:
 
 
 class VocabularyEmbedding(nn.Module):
-    """A table of token vectors, its rows split over ranks."""
+    """A table of token vectors whose rows (the vocabulary) are split over tensor-parallel ranks."""
 
     def __init__(
         self, vocab: Size, hidden: Size, ranks: TensorParallel, dtype: torch.dtype
@@ -254,8 +263,8 @@ class VocabularyEmbedding(nn.Module):
 
 
 class SmallMatrix(nn.Module):
-    """A GEMM with a small matrix that every rank has whole, and whose gradient is reduced as those
-    of vectors are.
+    """A GEMM with a small matrix that every tensor-parallel rank holds whole. Its gradient is
+    reduced over the ranks, like those of norms.
     """
 
     def __init__(self, outputs: Size, inputs: Size, *, biases: bool, dtype: torch.dtype) -> None:
@@ -268,18 +277,18 @@ class SmallMatrix(nn.Module):
         return product(x, self.weight, self.bias)
 
 
-# Adapters (LoRA, Hu et al. 2021): two low-rank GEMMs beside a frozen one.
+# Adapters (LoRA, Hu et al. 2021): two low-rank GEMMs beside a frozen GEMM.
 #
-# A GEMM's adapter adds ``up(down(x))`` to the result of its frozen weight, times 1 (alpha is the
-# rank). Fused GEMMs, such as those of queries, keys and values, have an adapter for each part.
-# Ranks split the factor that touches the dimension that they split: ``up`` where rows of a weight
-# are split, ``down`` where columns are. The other factor is whole on each rank, which holds a
-# summand of its gradient.
+# A GEMM's adapter adds ``up(down(x))`` to the result of its frozen weight, with the factor 1 (alpha
+# is the rank). Fused GEMMs, such as that of queries, keys and values, have an adapter for each
+# part. Tensor-parallel ranks split ``up`` where they split the rows of the frozen weight, and
+# ``down`` where they split its columns. Every rank holds the other factor whole, and has a summand
+# of its gradient.
 
 
 class _AddParts(torch.autograd.Function):
-    """Adds outputs of adapters (T, columns of each) side by side to a newly computed result (T,
-    columns), in place; saves nothing.
+    """Autograd function that adds the outputs of adapters (T, columns of each), side by side, to a
+    GEMM's result (T, columns), in place; saves nothing.
     """
 
     @staticmethod
@@ -296,8 +305,8 @@ class _AddParts(torch.autograd.Function):
 
 
 class ColumnAdapter(nn.Module):
-    """The adapters of a GEMM whose weight has its rows split over ranks: one for each block of its
-    outputs.
+    """The adapters of a GEMM whose weight has its rows split over ranks: one adapter for each block
+    of the outputs.
     """
 
     def __init__(self, of: ColumnLinear, rank: int) -> None:
@@ -311,37 +320,38 @@ class ColumnAdapter(nn.Module):
         )
 
     def forward(self, x: Tensor, made: Tensor) -> Tensor:
-        """The result of the frozen GEMM for ``x``, with those of its adapters added."""
+        """The frozen GEMM's result ``made`` for ``x``, plus the outputs of its adapters."""
         pairs = zip(self.down, self.up, strict=True)
         added: Tensor = _AddParts.apply(made, *(up(down(x)) for down, up in pairs))
         return added
 
 
 class RowAdapter(nn.Module):
-    """The adapter of a GEMM whose weight has its columns split over ranks; the result on each rank
-    is a summand of the whole.
+    """The adapter of a GEMM whose weight has its columns split over ranks; each rank's result is a
+    summand of the whole.
     """
 
     def __init__(self, of: RowLinear, rank: int) -> None:
         super().__init__()
         outputs, inputs = of.weight.shape
         dtype = of.weight.dtype
-        # Only this rank's columns: the adapted layer has been sharded already.
+        # ``inputs`` is only this rank's columns, since the frozen layer has been sharded already.
         self.down = RowLinear(inputs * of.ranks.size, rank, of.ranks, biases=False, dtype=dtype)
         self.up = SmallMatrix(outputs, rank, biases=False, dtype=dtype)
 
     def forward(self, x: Tensor, made: Tensor) -> Tensor:
-        """The result of the frozen GEMM for ``x``, with that of its adapter added."""
+        """The frozen GEMM's result ``made`` for ``x``, plus the output of its adapter."""
         added: Tensor = _AddParts.apply(made, self.up(self.down(x)))
         return added
 
 
-# Parameters that all ranks hold whole, and parts of those that they split.
+# Parameters that every tensor-parallel rank holds whole, and this rank's part of those that are
+# split.
 
 
 def shared_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters that all ranks hold whole; under sequence parallelism, each rank has a summand
-    of their gradients.
+    """The parameters that every tensor-parallel rank holds whole. Under sequence parallelism each
+    rank has a summand of their gradients.
     """
     for layer in module.modules():
         if isinstance(layer, RowLinear):
@@ -353,9 +363,10 @@ def shared_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def parameters_of_own_tokens(module: nn.Module, *, splits_tokens: bool) -> Iterator[nn.Parameter]:
-    """The parameters that all ranks hold whole and of whose gradients each rank has a summand:
-    layers before experts, to which each rank sends its own tokens under sequence parallelism, and
-    norms of heads.
+    """The parameters that every tensor-parallel rank holds whole, but of whose gradients each rank
+    has only a summand. Under sequence parallelism these are all shared parameters; otherwise the
+    small matrices around experts, which take a share of the tokens on each rank, and norms per
+    head.
     """
     if splits_tokens:
         yield from shared_parameters(module)
@@ -366,8 +377,8 @@ def parameters_of_own_tokens(module: nn.Module, *, splits_tokens: bool) -> Itera
 
 
 def own_rows(tokens: Tensor, rows: Size, rank: int) -> tuple[Tensor, Tensor]:
-    """Tokens as row numbers of this rank's table, and a mask of tokens whose rows are on other
-    ranks.
+    """Row numbers of tokens in this rank's part of a table, and a mask of the tokens whose rows
+    other ranks hold (their row number is 0).
     """
     local = tokens - rank * rows if rank else tokens.clone()
     elsewhere = (local < 0) | (local >= rows)
@@ -377,8 +388,8 @@ def own_rows(tokens: Tensor, rows: Size, rank: int) -> tuple[Tensor, Tensor]:
 class VocabularyCrossEntropy(torch.autograd.Function):
     """Cross-entropy loss of each token, from logits whose vocabulary is split over ranks.
 
-    Keeps one tensor of the logits' size and type: the probabilities, which become the gradient in
-    place. At its peak it holds two such tensors. Sums run in 32-bit floats.
+    It saves one tensor of the logits' size and type: the probabilities, which the backward pass
+    turns into the gradient in place. At its peak it holds two such tensors. Sums are in 32 bits.
     """
 
     @staticmethod
@@ -400,7 +411,9 @@ class VocabularyCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        """The probabilities, minus one at the target, times the loss's gradient."""
+        """The gradient of the logits: probabilities, minus 1 at the target, times the loss's
+        gradient.
+        """
         of_logits, local, elsewhere = ctx.saved_tensors
         here = (~elsewhere).to(of_logits.dtype)[:, None]
         of_target = of_logits.gather(-1, local[:, None]).sub_(here)
@@ -411,7 +424,8 @@ class VocabularyCrossEntropy(torch.autograd.Function):
 class TokenLosses(torch.autograd.Function):
     """Cross-entropy loss of each token, from logits whose vocabulary is split over ranks.
 
-    Keeps the logits and a number for each token. The backward pass writes over the logits.
+    It saves the logits and a number per token. The backward pass overwrites the logits with their
+    gradient.
     """
 
     @staticmethod
@@ -440,7 +454,7 @@ class TokenLosses(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, None, None, None]:
-        """The gradient of the logits, written over them."""
+        """The gradient of the logits, which overwrites them."""
         logits, targets, totals = ctx.saved_tensors
         of_logits: Tensor = logits.detach()
         to_gradient_(of_logits, gradient, totals, targets, ctx.first, ctx.used)
@@ -448,13 +462,13 @@ class TokenLosses(torch.autograd.Function):
 
 
 def token_losses(logits: Tensor, targets: Tensor, ranks: TensorParallel, unused: int) -> Tensor:
-    """``eager_losses``, in two passes over the logits."""
+    """The loss of each token, like ``eager_losses``, in two passes over the logits."""
     made: Tensor = TokenLosses.apply(logits, targets, ranks, unused)
     return made
 
 
 def eager_losses(logits: Tensor, targets: Tensor, ranks: TensorParallel, unused: Size) -> Tensor:
-    """Each token's loss by torch's operators, as a trace records it."""
+    """The loss of each token by torch's operators, which a trace records."""
     losses: Tensor = VocabularyCrossEntropy.apply(without(logits, ranks, unused), targets, ranks)
     return losses
 
@@ -469,14 +483,14 @@ def without(logits: Tensor, ranks: TensorParallel, unused: Size) -> Tensor:
     return logits.masked_fill(tokens >= used, -math.inf)
 
 
-# Shards tensors of a whole model for one tensor-parallel rank.
+# Cuts the tensors of a whole model into the shards of one tensor-parallel rank.
 
 
 def shard_of(
     model: nn.Module, tensors: Mapping[str, Tensor], *, rank: int, ranks: int
 ) -> dict[str, Tensor]:
-    """A rank's shard of each tensor; ``tensors`` correspond to parameters of the unsplit
-    ``model``.
+    """A tensor-parallel rank's shard of each tensor; ``tensors`` are named as the parameters of the
+    unsplit ``model``.
     """
     modules = dict(model.named_modules())
     parts = {}
@@ -497,8 +511,8 @@ def _part(module: nn.Module, leaf: str, tensor: Tensor, rank: int, ranks: int) -
 
 
 def split_of(module: nn.Module, leaf: str, shape: Sequence[int]) -> tuple[int, list[int]] | None:
-    """The axis along which ranks split a parameter, and the blocks on it that are each split
-    separately; None if each rank has the parameter whole. ``shape`` is that of the whole.
+    """The axis along which ranks split a parameter of the given whole ``shape``, and the sizes of
+    the blocks on this axis that are split separately; None if each rank holds the parameter whole.
     """
     if isinstance(module, ColumnLinear):
         return 0, list(module.blocks)

@@ -11,17 +11,20 @@ from torch import Tensor
 
 # Sizes of a model: numbers, or symbols while a model is traced.
 #
-# The module that makes symbols (``runtime.tracing.symbolic_sizes``) takes seconds to import. This
-# module does not import it, so that training processes start quickly.
+# The module that makes symbols (``runtime.tracing.symbolic_sizes``) takes seconds to import, and is
+# not imported here, so that training processes start quickly.
 
 
-# A torch.SymInt is accepted everywhere as an int; PyTorch's own annotations say int.
+# PyTorch accepts a torch.SymInt wherever it takes an int, and annotates both as int; so does this
+# project.
 Size = int
 
 
 @runtime_checkable
 class Space(Protocol):
-    """Makes the symbols of one trace; ``runtime.tracing.symbolic_sizes.SizeSpace`` does."""
+    """Makes the symbols of one trace; implemented by
+    ``runtime.tracing.symbolic_sizes.SizeSpace``.
+    """
 
     fake_mode: Any
 
@@ -33,16 +36,15 @@ class Space(Protocol):
 
 
 def space_of(sizes: Iterable[object]) -> Space | None:
-    """The space of the symbols among ``sizes``; None if all sizes are numbers."""
+    """The maker of the symbols among ``sizes``; None if all sizes are numbers."""
     symbols = (size for size in sizes if isinstance(size, torch.SymInt))
     spaces = (symbol.node.shape_env for symbol in symbols)
     return next((space for space in spaces if isinstance(space, Space)), None)
 
 
 def construction(sizes: Iterable[object]) -> AbstractContextManager[object]:
-    """The context in which to build a module of these sizes.
-
-    It is a fake-tensor mode if a size is a symbol, and changes nothing otherwise.
+    """The context in which to build a module of these sizes: fake tensors if a size is a symbol,
+    else nothing.
     """
     space = space_of(sizes)
     return nullcontext() if space is None else space.fake_mode
@@ -53,8 +55,8 @@ def value_of(size: Size) -> int:
     return size if isinstance(size, int) else int(size.node.hint)
 
 
-# Operators that a trace records as one node, among them collectives over simulated ranks, which
-# never run.
+# Operators that a trace records as one node. Among them are collectives over simulated ranks, which
+# are never run.
 
 
 Arguments = ParamSpec("Arguments")
@@ -64,10 +66,11 @@ Results = TypeVar("Results")
 def operator(
     *like: str, changes: Sequence[str] = ()
 ) -> Callable[[Callable[Arguments, Results]], Callable[Arguments, Results]]:
-    """Register a function as the operator ``mistlab::NAME``, which writes to the arguments
-    ``changes``.
+    """A decorator that registers a function as the operator ``mistlab::NAME``, which writes to the
+    arguments named in ``changes``.
 
-    Its results are contiguous, and of the sizes and types of the arguments ``like``.
+    The operator's results are contiguous, with the sizes and types of the arguments named in
+    ``like``.
     """
 
     def made_of(function: Callable[Arguments, Results]) -> Callable[Arguments, Results]:
@@ -86,14 +89,14 @@ def operator(
     return made_of
 
 
-# The default dispatch of tensors; observers and tensor stand-ins override it.
+# The default dispatch of tensors, which observers and tensor stand-ins override.
 _OWN_DISPATCH = Tensor.__torch_dispatch__
 _observers = torch._C._len_torch_dispatch_stack
 
 
 def is_watched(tensor: Tensor) -> bool:
-    """Whether operators on a tensor are observed: by a trace, a check, or because the tensor has no
-    values.
+    """Whether operators on a tensor must pass torch's dispatcher: a trace or a check observes them,
+    or the tensor is a stand-in without values.
     """
     return _observers() > 0 or type(tensor).__torch_dispatch__ is not _OWN_DISPATCH
 
@@ -101,8 +104,8 @@ def is_watched(tensor: Tensor) -> bool:
 def direct(
     made: Callable[Arguments, Results], function: Callable[Arguments, Results]
 ) -> Callable[Arguments, Results]:
-    """The operator ``made`` of a function, which is called directly unless operators are observed:
-    torch's dispatcher takes longer than a small kernel.
+    """The operator ``made`` of a ``function``, which calls the function directly unless a trace or
+    a check observes operators: torch's dispatcher takes longer than a small kernel.
     """
 
     @wraps(function)
@@ -118,9 +121,11 @@ def direct(
 def counted(
     name: str, result: Callable[..., Any], remedy: str, *, changes: Sequence[str] = ()
 ) -> Callable[..., Any]:
-    """The operator ``mistlab::name`` with a function's arguments and result, which a trace records.
+    """The operator ``mistlab::NAME``, which a trace records, with the arguments and result of the
+    function ``result``.
 
-    It writes to the arguments ``changes``. Outside of a trace it is refused, with a remedy.
+    It writes to the arguments named in ``changes``. Outside a trace a call raises an error with the
+    ``remedy``.
     """
 
     def never_run(*_: object) -> NoReturn:
@@ -135,19 +140,19 @@ def counted(
     return made
 
 
-# Linear maps of tensors over ranks, such as gathers, and the transposed maps for gradients.
+# Linear maps of tensors over ranks, such as gathers, whose gradients take the transposed map.
 
 
 def bare(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """``function.apply`` without its support of torch.func transforms, whose overhead exceeds a
-    small kernel's time.
+    """``function.apply`` without support for torch.func transforms, whose overhead exceeds the time
+    of a small kernel.
     """
     apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
 
 
 class Carried(torch.autograd.Function):
-    """A linear map of tensors; its transpose carries the gradients ``back``."""
+    """Autograd function of a linear map ``there``; gradients take the transposed map ``back``."""
 
     @staticmethod
     def forward(ctx: Any, there: Callable[..., Any], back: Callable[..., Any], *x: Tensor) -> Any:
@@ -157,7 +162,9 @@ class Carried(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        """The gradients of a linear map's operands, by the transposed map."""
+        """The gradients of a linear map's operands: the transposed map of the results'
+        gradients.
+        """
         given = ctx.back(*gradients)
         return None, None, *((given,) if isinstance(given, Tensor) else given)
 
@@ -168,18 +175,18 @@ _carry = bare(Carried)
 def carried(
     x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """The image of a tensor under the linear map ``there``; its transpose carries gradients
+    """The result of the linear map ``there`` of a tensor, whose gradient takes the transposed map
     ``back``.
     """
     made: Tensor = _carry(there, back, x)
     return made
 
 
-# Tensor-parallel ranks as a model sees them: a single rank, or counted ranks.
+# Tensor-parallel ranks as a model sees them: one rank, or ranks that a trace only counts.
 
 
 class TensorParallel(Protocol):
-    """The ranks that share each layer of a model."""
+    """The tensor-parallel ranks that share each layer of a model."""
 
     @property
     def size(self) -> Size:
@@ -202,13 +209,13 @@ class TensorParallel(Protocol):
         """Concatenate the ranks' tensors along the last dimension."""
 
     def gather_tokens(self, tensor: Tensor, *, again: bool = False) -> Tensor:
-        """Gather the ranks' parts of sequences (batch, tokens, ..); ``again`` marks a tensor that
-        was already gathered in the forward pass.
+        """Gather the ranks' parts of sequences (batch, tokens, ..). ``again`` says that the tensor
+        was gathered in the forward pass already.
         """
 
     def scatter_tokens(self, tensor: Tensor, *, of_input: bool = False) -> Tensor:
-        """Reduce-scatter whole sequences over the ranks; ``of_input`` marks the gradient of a
-        GEMM's input.
+        """Reduce-scatter of whole sequences over the ranks. ``of_input`` says that the tensor is
+        the gradient of a GEMM's input.
         """
 
 
@@ -236,7 +243,7 @@ class OneRank:
 
 
 class CountedRanks:
-    """Ranks of a traced model: collectives are recorded as operators, never run."""
+    """Tensor-parallel ranks of a traced model: collectives are recorded as operators, never run."""
 
     rank = 0
 
@@ -254,7 +261,7 @@ class CountedRanks:
         return gathered
 
     def gather_tokens(self, tensor: Tensor, *, again: bool = False) -> Tensor:
-        """Record a gather of sequences, for the first time or again."""
+        """Record an all-gather of sequences, for the first time or ``again``."""
         gather = _gather_again if again else _gather_tokens
         gathered: Tensor = gather(tensor, self.size)
         return gathered

@@ -1,10 +1,11 @@
-"""The addition of a branch (attention or network) to the residual, and the norm after it, as single
-operators.
+"""Operators that add the output of a branch (attention or feed-forward network) to the residual
+stream and normalise the sum.
 
-A part's bias, dropout and sum with the residual are one operator; where a norm is behind the sum,
-the norm too. The backward pass of a norm adds the residual's gradient. On GPUs with Triton each is
-a kernel (``runtime.models.kernels``); elsewhere torch runs several. What is kept for the backward
-pass is what sums and norms apart keep.
+The bias, the dropout and the residual sum of a branch are one operator; where a norm follows the
+sum, the operator computes the norm too. The backward operator of a norm also adds the gradient that
+arrives through the residual. On GPUs with Triton each operator is one kernel
+(``runtime.models.kernels``); elsewhere it calls several operators of torch. For the backward pass
+they save the tensors that unfused sums and norms would save.
 """
 
 # ruff: noqa: PLR0913, PLR0917
@@ -25,7 +26,8 @@ _layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
 WIDEST = 8192
 
 
-# The dropout arguments of an operator: row numbers, probability, and the keys of rows and columns.
+# The dropout arguments of an operator: row numbers (None without dropout), the share that is
+# dropped, and the keys by which rows and columns are hashed.
 _Drawn = tuple[Tensor | None, float, int, int]
 
 
@@ -62,7 +64,7 @@ def _add_part(
     row_key: int,
     column_key: int,
 ) -> Tensor:
-    """``x`` plus a branch, with the branch's bias and dropout."""
+    """The residual ``x`` plus ``part``, the output of a branch, after its bias and dropout."""
     drawn = (rows, share, row_key, column_key)
     if kernels := kernels_for(x):
         made: Tensor = kernels.added(x, part, bias, _for_kernels(drawn))
@@ -91,8 +93,9 @@ def _add_part_and_norm(
     shift: Tensor | None,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``_add_part``, its norm, and each row's mean and reciprocal deviation; without ``shift`` the
-    norm is RMSNorm, whose reciprocal root mean square stands for both.
+    """The residual sum of ``_add_part``, its norm, and each row's mean and reciprocal standard
+    deviation. Without ``shift`` the norm is RMSNorm, which has a reciprocal root mean square
+    instead.
     """
     drawn = (rows, share, row_key, column_key)
     if x.shape[-1] <= WIDEST and (kernels := kernels_for(x)):
@@ -137,8 +140,8 @@ def _norm_and_add_backward(
     shift: Tensor | None,
     residual: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of a norm's input (with that of the ``residual`` added), weight and bias; RMSNorm
-    has no bias, and returns a placeholder for its gradient.
+    """The gradients of a norm's input (plus the ``residual`` gradient), weight and bias. RMSNorm
+    has no bias: an empty tensor stands for its gradient.
     """
     if x.shape[-1] <= WIDEST and (kernels := kernels_for(x)):
         gradients: tuple[Tensor, Tensor, Tensor] = kernels.norm_backward(
@@ -171,11 +174,13 @@ def _(gradient: Tensor, x: Tensor, mean: Tensor | None, *others: Any) -> tuple[T
     return x.new_empty(x.shape), weight.new_empty(weight.shape), of_shift
 
 
-# The same additions and norms as autograd functions.
+# Autograd functions around the operators above.
 
 
 class AddedPart(torch.autograd.Function):
-    """Adds a branch with its bias and dropout to ``x``; saves nothing."""
+    """Autograd function that adds a branch's output, after bias and dropout, to ``x``; saves no
+    tensor.
+    """
 
     @staticmethod
     def forward(
@@ -194,8 +199,8 @@ class AddedPart(torch.autograd.Function):
 
 
 class NormOfSum(torch.autograd.Function):
-    """Adds a branch with its bias and dropout to ``x``, and normalises the sum; saves the sum, and
-    one or two numbers per row.
+    """Autograd function that adds a branch's output to ``x``, and normalises the sum; saves the
+    sum, and each row's mean and reciprocal deviation (RMSNorm: only the latter).
     """
 
     @staticmethod
@@ -209,7 +214,9 @@ class NormOfSum(torch.autograd.Function):
         shift: Tensor | None,
         epsilon: float,
     ) -> tuple[Tensor, Tensor]:
-        """The residual plus a branch with its bias and dropout, and the norm of this sum."""
+        """The residual plus a branch's output after its bias and dropout, and the norm of this
+        sum.
+        """
         ctx.drop = drop
         drawn = _drawn(drop, part)
         whole, normal, mean, reciprocal = add_part_and_norm(
@@ -230,7 +237,9 @@ class NormOfSum(torch.autograd.Function):
 
 
 class NormBeside(torch.autograd.Function):
-    """The residual unchanged, and its norm; saves the residual, and one or two numbers per row."""
+    """Autograd function that returns the residual unchanged, and its norm; saves the residual, and
+    each row's mean and reciprocal deviation (RMSNorm: only the latter).
+    """
 
     @staticmethod
     def forward(
@@ -261,8 +270,8 @@ def _of_part(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
 def _keep(
     ctx: Any, x: Tensor, mean: Tensor, reciprocal: Tensor, weight: Tensor, shift: Tensor | None
 ) -> None:
-    """Save a norm's input and its numbers per row; the norm's weight and bias are read in the
-    backward pass, where they are then.
+    """Save a norm's input and row statistics for the backward pass. The norm's weight and bias are
+    not saved: the backward pass reads them from ``ctx``, wherever their storage is by then.
     """
     ctx.weight, ctx.shift = weight, shift
     if shift is None:
@@ -274,8 +283,8 @@ def _keep(
 def _of_norm(
     ctx: Any, of_normal: Tensor, residual: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The gradients of a norm's input, with the residual's added, and of its weight and bias, if it
-    has them and they are trained.
+    """The gradients of a norm's input (plus the ``residual`` gradient), and of its weight and bias;
+    None for a vector that is absent or not trained.
     """
     x, *mean, reciprocal = ctx.saved_tensors
     of_x, of_weight, of_shift = norm_and_add_backward(
@@ -307,7 +316,9 @@ def added_and_normed(
 
 
 def normed_beside(x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """The residual and its norm; the norm's backward pass also adds the residual's gradient."""
+    """The residual unchanged, and its norm. The norm's backward pass adds the residual's gradient
+    to that of the norm's input.
+    """
     made: tuple[Tensor, Tensor] = _norm_beside(x, *_vectors(norm))
     return made
 
@@ -320,7 +331,7 @@ def _vectors(norm: nn.Module) -> tuple[Tensor, Tensor | None, float]:
 
 
 def is_plain(norm: nn.Module) -> bool:
-    """Whether a norm is computed as torch does, so that it may be fused with the addition before
-    it.
+    """Whether a norm is torch's LayerNorm or RMSNorm without a function of its own that normalises,
+    so that it may be fused with the addition before it.
     """
     return not isinstance(norm, LayerNorm) or norm.normalise is None

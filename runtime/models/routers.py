@@ -1,7 +1,8 @@
-"""Routers with other rules than a softmax over the chosen experts, and their auxiliary losses.
+"""Routers of experts with other rules than a softmax over the chosen experts, and the routers'
+auxiliary losses.
 
-A sequence's tokens may lie on several ranks: what is said of whole sequences is gathered first, and
-no plan changes it.
+A sequence's tokens may lie on several ranks. What a rule or a loss needs of whole sequences is
+gathered first, so results do not depend on the plan.
 
 Axes: B batch, S sequence, T this rank's tokens, A experts a token takes, E experts, N
 context-parallel ranks.
@@ -17,19 +18,19 @@ from mistlab.plan.routers import Router
 from runtime.models.context import ContextRanks, by_rank, in_order
 from runtime.models.ranks import TensorParallel
 
-# A number added to the sum by which weights are normalised, as in DeepSeek's code.
+# A small number added to the sum that normalises routing weights, as in DeepSeek's code.
 TINY = 1e-20
 
 
 def scores_of(logits: Tensor, router: Router) -> Tensor:
-    """The scores (T, E) of all experts in 32 bits."""
+    """The scores (T, E) of all experts for each token, in 32 bits."""
     wide = logits.float()
     return wide.sigmoid() if router.scores == "sigmoid" else wide.softmax(-1)
 
 
 def choice_of(scores: Tensor, correction: Tensor | None, router: Router, active: int) -> Tensor:
-    """The experts (T, A) with the largest scores (biased, if there are biases) within the best
-    groups of experts.
+    """The experts (T, A) with the largest scores, plus ``correction`` if it is given, among the
+    best groups of experts.
     """
     by = scores if correction is None else scores + correction
     if router.groups > 1:
@@ -42,13 +43,15 @@ def choice_of(scores: Tensor, correction: Tensor | None, router: Router, active:
 
 
 class RouteBy(torch.autograd.Function):
-    """Chooses experts by a router's rule; keeps its logits and the chosen experts."""
+    """Autograd function that chooses experts by a router's rule; saves the logits and the chosen
+    experts.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, correction: Tensor | None, router: Router, active: int
     ) -> tuple[Tensor, Tensor]:
-        """The weights and the indices (T, A) of the chosen experts."""
+        """The routing weights and the indices (T, A) of the chosen experts."""
         scores = scores_of(logits, router)
         chosen = choice_of(scores, correction, router, active)
         weights = scores.gather(-1, chosen)
@@ -61,7 +64,7 @@ class RouteBy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        """The gradient of the weights, at the chosen experts or, for a softmax, at all."""
+        """The gradient of the logits, from the gradient of the chosen experts' weights."""
         logits, chosen = ctx.saved_tensors
         router: Router = ctx.router
         scores = scores_of(logits, router)
@@ -75,19 +78,19 @@ class RouteBy(torch.autograd.Function):
 
 
 def of_logits(of_scores: Tensor, scores: Tensor, router: Router) -> Tensor:
-    """The gradient of logits from that of scores."""
+    """The gradient of the router's logits from the gradient of its scores."""
     if router.scores == "sigmoid":
         return of_scores * scores * (1 - scores)
     return scores * (of_scores - (of_scores * scores).sum(-1, keepdim=True))
 
 
-# Values of all tokens of sequences, of which each rank has a part.
+# Values of all tokens of sequences, each of whose tokens one rank holds.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Whose:
-    """The tokens of ``batch`` sequences that this rank routes: its part among tensor-parallel
-    ``ranks``, which have a part among context-parallel ones.
+    """Which tokens of ``batch`` sequences this rank routes: its part among tensor-parallel
+    ``ranks`` of the part of the context-parallel rank ``context``.
     """
 
     batch: int
@@ -100,8 +103,8 @@ class Whose:
         return 1 if self.context is None else self.context.size
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """The values (B, S, ..) of all tokens of the sequences, from this rank's values ``own`` (T,
-        ..).
+        """The values (B, S, ..) of all tokens of the sequences, gathered from this rank's values
+        (T, ..) and other ranks'.
         """
         width = tensor.shape[-1]
         size = int(self.ranks.size)
@@ -115,7 +118,9 @@ class Whose:
         return in_order(self.context.gather(tensor.flatten()).view(self.parts, *tensor.shape))
 
     def own(self, whole: Tensor) -> Tensor:
-        """This rank's tokens (T, ..) of whole sequences (B, S, ..)."""
+        """The values (T, ..) of this rank's tokens, from the values of whole sequences (B, S,
+        ..).
+        """
         if self.context is not None and self.parts > 1:
             whole = by_rank(whole, self.parts)[self.context.rank]
         if self.ranks.splits_tokens:
@@ -123,7 +128,7 @@ class Whose:
         return whole.flatten(0, 1).chunk(int(self.ranks.size))[self.ranks.rank]
 
     def sequences(self, tokens: int, device: torch.device) -> Tensor:
-        """The sequence index (T) of each of this rank's tokens."""
+        """For each of this rank's tokens (T), the index of its sequence in the batch."""
         if self.ranks.splits_tokens:
             first, total = 0, tokens
         else:
@@ -133,7 +138,9 @@ class Whose:
 
 
 def shares_of_choices(chosen: Tensor, experts: int) -> Tensor:
-    """The frequency of each expert among each sequence's choices (B, S, A), times E: (B, E)."""
+    """How often each expert was chosen in a sequence (B, E), relative to an even distribution, from
+    each token's choices (B, S, A).
+    """
     batch = chosen.shape[0]
     flat = chosen.flatten(1).long()
     counts = flat.new_zeros(batch, experts, dtype=torch.float32)
@@ -142,15 +149,15 @@ def shares_of_choices(chosen: Tensor, experts: int) -> Tensor:
 
 
 def within_capacity(weights: Tensor, chosen: Tensor, experts: int, most: int) -> Tensor:
-    """The choices of experts (B, S, A) that are accepted, where each expert accepts at most
-    ``most`` tokens per sequence: those with the largest weights, ties in order.
+    """Which choices of experts (B, S, A) are accepted, where each expert accepts at most ``most``
+    tokens of a sequence: those with the largest weights, earlier tokens first among equals.
     """
     batch = chosen.shape[0]
     places = torch.arange(batch, device=chosen.device)[:, None]
     group = (chosen.flatten(1).long() + places * experts).flatten()
     falling = weights.flatten().argsort(descending=True, stable=True)
     order = falling[group[falling].argsort(stable=True)]
-    # ``bincount`` would synchronise the host.
+    # ``scatter_add_`` counts without making the host wait for the device, as ``bincount`` would.
     counts = group.new_zeros(batch * experts).scatter_add_(0, group, torch.ones_like(group))
     ends = counts.cumsum(0)
     begins = torch.cat([ends.new_zeros(1), ends[:-1]])
@@ -159,27 +166,28 @@ def within_capacity(weights: Tensor, chosen: Tensor, experts: int, most: int) ->
     return kept.view(chosen.shape)
 
 
-# The auxiliary losses of routers: their gradients are added where the gradients of router logits
-# are computed.
+# Auxiliary losses of routers: their gradients are added to the gradients of the router's logits.
 
 
 class RouterWatch(Protocol):
-    """The observer of a block's router in a training run: it scales the router's losses and counts
-    its choices.
+    """Observes the router of a block in a training run: scales the gradients of the router's
+    losses, and records its choices.
     """
 
     def share(self) -> Tensor:
-        """The factor of a micro-batch's mean loss on this rank, by which gradients are scaled."""
+        """The factor by which a micro-batch's mean loss on this rank counts, and by which gradients
+        of the router's losses are scaled.
+        """
 
     def note(self, counts: Tensor, loss: Tensor) -> None:
-        """Record the number of tokens (E) per expert in a micro-batch on this rank, and the rank's
-        summand of the router's losses.
+        """Record how many tokens each expert took (E) in a micro-batch on this rank, and this
+        rank's summand of the router's losses.
         """
 
 
 class Following(NamedTuple):
-    """The inputs of a router's losses besides its logits: the router's rule, its tokens' sequences,
-    and the scale of gradients.
+    """What a router's losses need besides its logits: the router's rule, the tokens' sequences, and
+    the observer that scales gradients.
     """
 
     router: Router
@@ -188,8 +196,8 @@ class Following(NamedTuple):
 
 
 class Watched(torch.autograd.Function):
-    """Passes the weights of chosen experts through unchanged; its backward pass adds gradients of
-    the router's losses to those of its logits, and records the choices.
+    """Autograd function that returns the weights of the chosen experts unchanged. Its backward pass
+    adds gradients of the router's losses to those of the logits, and records the choices.
     """
 
     @staticmethod
@@ -201,14 +209,18 @@ class Watched(torch.autograd.Function):
         shares: Tensor | None,
         following: Following,
     ) -> Tensor:
-        """The weights; ``shares`` (B, E) are experts' frequencies among each sequence's choices."""
+        """The routing weights unchanged; ``shares`` (B, E) says how often each expert was chosen in
+        each sequence.
+        """
         ctx.save_for_backward(logits, chosen, shares)
         ctx.following = following
         return weights.view_as(weights)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """The gradient of the weights, and that of the losses."""
+        """The gradient of the routing weights, unchanged, and the gradient of the logits from the
+        router's losses.
+        """
         logits, chosen, shares = ctx.saved_tensors
         router, whose, watch = ctx.following
         flat = chosen.flatten()
@@ -225,8 +237,8 @@ class Watched(torch.autograd.Function):
 def _losses(
     logits: Tensor, shares: Tensor | None, router: Router, whose: Whose
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of logits from a rank's summand of the losses, and the summand: a mean over the
-    tokens that it shares with tensor-parallel ranks, for its own tokens.
+    """The gradient of the logits from the router's losses, and this rank's summand of the losses:
+    the sum over its tokens, divided by the tokens of all tensor-parallel ranks.
     """
     wide = logits.float()
     tokens = len(wide) * int(whose.ranks.size)

@@ -1,7 +1,7 @@
-"""State-space blocks and their fused operators; a trace sees each as one operator.
+"""State-space blocks and their fused operators, each recorded as one operator by a trace.
 
 Axes: B batch, S sequence, H heads, P channels of a head, G groups, N channels of a state. Queries
-and keys (N each) belong to groups, values (P) to heads.
+and keys (N channels each) belong to groups, values (P channels) to heads.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,17 @@ from runtime.models.config import ModelConfig, Structure, shard
 from runtime.models.parallel import ColumnLinear, RowLinear
 from runtime.models.ranks import Size, TensorParallel, operator
 
-# Fused operators of state-space blocks; a trace sees each as one operator.
+# Fused operators of state-space blocks, each recorded as one operator by a trace.
 #
 # A state-space block reads a sequence into states of fixed size, head by head (Mamba-2, Dao and Gu
-# 2024). Kernels take the sequence in chunks: GEMMs inside a chunk, and a state passed from chunk to
-# chunk. The gated delta rule (Yang et al. 2024) also removes from a state its previous value for a
-# key.
+# 2024). GPU kernels process the sequence in chunks: GEMMs inside a chunk, and a state that is
+# passed from chunk to chunk. The gated delta rule (Yang et al. 2024) also removes from a state its
+# previous value for a key.
 #
-# This is a small CPU reference, which processes a sequence token by token.
+# The code below is a small CPU reference, which processes a sequence token by token.
 #
 # Axes: B batch, S sequence, H heads, P channels of a head, G groups, N channels of a state. Queries
-# and keys (N each) belong to groups, values (P) to heads.
+# and keys (N channels each) belong to groups, values (P channels) to heads.
 
 
 EPSILON = 1e-5
@@ -39,7 +39,7 @@ def _convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _parts(mixed: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Values (B, S, H, P), keys and queries (B, S, H, N) from a tensor with all three."""
+    """Values (B, S, H, P), keys and queries (B, S, H, N), as parts of one tensor."""
     groups, channels, states = sizes
     width = groups * states
     values, keys, queries = mixed.split([mixed.shape[2] - 2 * width, width, width], dim=-1)
@@ -54,7 +54,9 @@ def _parts(mixed: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
 def _scanned(
     mixed: Tensor, steps: Tensor, decay: Tensor, shift: Tensor, skip: Tensor, sizes: list[int]
 ) -> Tensor:
-    """Mamba-2's recurrence; ``steps`` (B, S, H) are the step sizes of each head's state."""
+    """Mamba-2's recurrence, token by token; ``steps`` (B, S, H) are the step sizes by which each
+    head's state changes.
+    """
     values, keys, queries = _parts(mixed, sizes)
     moved = torch.nn.functional.softplus(steps + shift)
     kept = torch.exp(-moved * torch.exp(decay))
@@ -70,7 +72,9 @@ def _scanned(
 def _by_delta_rule(
     mixed: Tensor, steps: Tensor, decay: Tensor, shift: Tensor, sizes: list[int]
 ) -> Tensor:
-    """The gated delta rule's recurrence; ``steps`` (B, S, 2H) has rates and decays."""
+    """The recurrence of the gated delta rule, token by token; ``steps`` (B, S, 2H) are each head's
+    write rates, then decays.
+    """
     values, keys, queries = _parts(mixed, sizes)
     keys, queries = (torch.nn.functional.normalize(one, dim=-1) for one in (keys, queries))
     rates, forgotten = steps.chunk(2, dim=-1)
@@ -95,9 +99,9 @@ def _gated(x: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
 def _gradients(
     forward: Callable[..., Tensor], gradient: Tensor, *inputs: Tensor
 ) -> tuple[Tensor, ...]:
-    """The gradients of the inputs, by autograd of a reference implementation.
+    """The gradients of the ``inputs`` of a reference implementation ``forward``, by autograd.
 
-    Inside of an operator torch records nothing; in a thread of its own it does.
+    Inside an operator torch records nothing for autograd; in another thread it does.
     """
 
     def derived() -> tuple[Tensor, ...]:
@@ -110,7 +114,7 @@ def _gradients(
 
 @operator("x")
 def short_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """SiLU of each channel's convolution (B, S, channels) with its last few tokens."""
+    """SiLU of a short causal convolution over each channel's last few tokens (B, S, channels)."""
     return _convolved(x, weight, bias).contiguous()
 
 
@@ -118,7 +122,9 @@ def short_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def short_convolution_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor, of_x: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of weight and bias; the gradient of ``x`` is written to ``of_x``."""
+    """The gradients of the convolution's weight and bias; the gradient of ``x`` is written to
+    ``of_x``.
+    """
     of_x_made, *others = _gradients(_convolved, gradient, x, weight, bias)
     of_x.copy_(of_x_made)
     return others[0], others[1]
@@ -128,7 +134,7 @@ def short_convolution_backward(
 def chunk_scan(
     mixed: Tensor, steps: Tensor, decay: Tensor, shift: Tensor, skip: Tensor, sizes: list[int]
 ) -> Tensor:
-    """The outputs of Mamba-2's states (B, S, H P); ``sizes`` are G, P and N."""
+    """The outputs (B, S, H P) of Mamba-2's recurrence; ``sizes`` are G, P and N."""
     return _scanned(mixed, steps, decay, shift, skip, sizes).contiguous()
 
 
@@ -150,7 +156,9 @@ def chunk_scan_backward(  # noqa: PLR0913, PLR0917 (a kernel takes what the forw
     sizes: list[int],
     of_steps: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of all but ``steps``, whose gradient is written to ``of_steps``."""
+    """The gradients of ``mixed``, ``decay``, ``shift`` and ``skip``; the gradient of ``steps`` is
+    written to ``of_steps``.
+    """
 
     def forward(*inputs: Tensor) -> Tensor:
         return _scanned(*inputs, sizes)  # type: ignore[call-arg, arg-type]
@@ -166,7 +174,7 @@ def chunk_scan_backward(  # noqa: PLR0913, PLR0917 (a kernel takes what the forw
 def delta_rule(
     mixed: Tensor, steps: Tensor, decay: Tensor, shift: Tensor, sizes: list[int]
 ) -> Tensor:
-    """The outputs of states under the gated delta rule (B, S, H P); ``sizes`` are G, P and N."""
+    """The outputs (B, S, H P) of the gated delta rule's recurrence; ``sizes`` are G, P and N."""
     return _by_delta_rule(mixed, steps, decay, shift, sizes).contiguous()
 
 
@@ -185,7 +193,9 @@ def delta_rule_backward(
     sizes: list[int],
     of_steps: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of all but ``steps``, whose gradient is written to ``of_steps``."""
+    """The gradients of ``mixed``, ``decay`` and ``shift``; the gradient of ``steps`` is written to
+    ``of_steps``.
+    """
 
     def forward(*inputs: Tensor) -> Tensor:
         return _by_delta_rule(*inputs, sizes)  # type: ignore[call-arg, arg-type]
@@ -197,7 +207,7 @@ def delta_rule_backward(
 
 @operator("x")
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
-    """RMSNorm of ``x`` times the gate's SiLU."""
+    """RMSNorm of the product of ``x`` and SiLU of the gate."""
     return _gated(x, gate, weight).contiguous()
 
 
@@ -205,7 +215,9 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
 def gated_norm_backward(
     gradient: Tensor, x: Tensor, gate: Tensor, weight: Tensor, of_gate: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of ``x`` and weight; the gate's gradient is written to ``of_gate``."""
+    """The gradients of ``x`` and weight of ``gated_norm``; the gate's gradient is written to
+    ``of_gate``.
+    """
     of_x, of_gate_made, of_weight = _gradients(_gated, gradient, x, gate, weight)
     of_gate.copy_(of_gate_made)
     return of_x, of_weight
@@ -222,7 +234,7 @@ def squared_relu(x: Tensor, weights: Tensor | None) -> Tensor:
 def squared_relu_backward(
     gradient: Tensor, x: Tensor, weights: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of ``squared_relu``; that of weights is empty if there are none."""
+    """The gradients of ``squared_relu``'s input and of its weights (empty if there are none)."""
     above = torch.relu(x)
     if weights is None:
         return 2 * above * gradient, x.new_empty((0,))
@@ -237,7 +249,7 @@ def _(gradient: Tensor, x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tens
 
 
 class SquaredRelu(torch.autograd.Function):
-    """Squared ReLU, with or without a weight for each row; keeps its input."""
+    """Autograd function of squared ReLU, with or without a weight for each row; saves its input."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor | None) -> Tensor:
@@ -247,20 +259,20 @@ class SquaredRelu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
-        """The gradients of the rows and of their weights."""
+        """The gradients of the input and of the rows' weights."""
         x, weights = ctx.saved_tensors
         of_x, of_weights = squared_relu_backward(gradient, x, weights)
         return of_x, None if weights is None else of_weights
 
 
-# A state-space mixer, in place of attention (Mamba-2; gated delta networks).
+# A state-space mixer, which takes the place of attention (Mamba-2; gated delta networks).
 #
-# One GEMM computes gate, values, keys, queries and steps. A short convolution mixes neighbouring
-# tokens, a scan reads them into states and queries the states, then a gated norm and a GEMM. Heads
-# and groups are split over tensor-parallel ranks.
+# One GEMM computes gate, values, keys, queries and step sizes. A short convolution mixes
+# neighbouring tokens. A scan then updates the states token by token and queries them. A gated norm
+# and a GEMM follow. Heads and groups are split over tensor-parallel ranks.
 #
-# Kernels keep the results of the first GEMM and of the scan, and recompute the convolution in the
-# backward pass.
+# GPU kernels save the results of the first GEMM and of the scan, and recompute the convolution in
+# the backward pass.
 
 
 # The number of tokens of a convolution's window, as in all published models.
@@ -268,7 +280,9 @@ CONVOLVED = 4
 
 
 class StateSpace(nn.Module):
-    """A scan between two GEMMs, on one tensor-parallel rank."""
+    """A state-space mixer on one tensor-parallel rank: a scan over the sequence between two
+    GEMMs.
+    """
 
     def __init__(self, config: ModelConfig, structure: Structure, ranks: TensorParallel) -> None:
         super().__init__()
@@ -302,7 +316,7 @@ class StateSpace(nn.Module):
         self.output = RowLinear(inner, config.hidden, ranks, biases=False, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output (B, S, hidden) of an input of this shape, whose tokens are mixed."""
+        """The output of the mixer for hidden states (B, S, hidden), in the same shape."""
         made = _Core.apply(
             self.enter(x),
             *(self.convolution, self.convolution_bias, self.decay, self.shift, self.skip),
@@ -312,7 +326,9 @@ class StateSpace(nn.Module):
 
 
 class _Core(torch.autograd.Function):
-    """All operators between the two GEMMs; keeps the first GEMM's result and the scan's."""
+    """All operators of a state-space mixer between its two GEMMs, as an autograd function; saves
+    the results of the first GEMM and of the scan.
+    """
 
     @staticmethod
     def forward(ctx: Any, made: Tensor, *inputs: Any) -> Tensor:
@@ -349,6 +365,6 @@ class _Core(torch.autograd.Function):
 
 
 def _split(made: Tensor, norm: Tensor, convolution: Tensor) -> tuple[Tensor, ...]:
-    """The gate, the convolution's input, and the steps, as parts of the first GEMM's result."""
+    """The gate, the convolution's input and the step sizes, as parts of the first GEMM's result."""
     inner, mixed = norm.shape[0], convolution.shape[0]
     return made.split([inner, mixed, made.shape[2] - inner - mixed], dim=-1)

@@ -1,7 +1,7 @@
-"""A transformer: embedding, identical blocks, head with loss.
+"""A transformer: embedding, blocks, head with loss.
 
-The three parts are modules of their own, so that a pipeline stage can hold some of them and a trace
-can tell them apart. Families of decoders and encoders differ only in their ``Structure``.
+The three parts are separate modules, so that a pipeline stage can hold some of them and a trace can
+tell them apart. Families of decoders and encoders differ only in their ``Structure``.
 """
 
 import dataclasses
@@ -35,15 +35,15 @@ from runtime.models.residuals import added, added_and_normed, is_plain, normed_b
 from runtime.models.state_space import SquaredRelu, StateSpace
 from runtime.models.wide_attention import CurrentDocuments
 
-# The weight of the mean multi-token prediction loss: DeepSeek V3's for two thirds of its training
-# (arXiv 2412.19437, section 4.2).
+# The weight of the mean multi-token prediction loss, as DeepSeek V3 used in two thirds of its
+# training (arXiv 2412.19437, section 4.2).
 FURTHER_SHARE = 0.3
 _gate = bare(SwiGLU)
 
 
 class MLP(nn.Module):
-    """The feed-forward network of a block: two GEMMs around an activation; if gated, the first GEMM
-    computes gate and value.
+    """The feed-forward network of a block: two GEMMs around an activation. In a gated network the
+    first GEMM computes gates and values.
     """
 
     def __init__(self, config: ModelConfig, structure: Structure, ranks: TensorParallel) -> None:
@@ -59,12 +59,12 @@ class MLP(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the network per token; input and output are (batch, sequence, hidden)."""
+        """The network's output for each token; input and output are (batch, sequence, hidden)."""
         return self.down(self._activated(self.up(x)))
 
     def _activated(self, inner: Tensor) -> Tensor:
-        """The input of the second GEMM. No variable references the first GEMM's output while the
-        second runs.
+        """The input of the second GEMM. No variable keeps the first GEMM's output in memory while
+        the second GEMM runs.
         """
         if self.structure.gated_mlp:
             gated: Tensor = _gate(inner)
@@ -82,7 +82,7 @@ def _gelu(x: Tensor, approximate: str) -> Tensor:
 
 
 class Embedding(nn.Module):
-    """Embedding of tokens, with learned positions if the structure has them."""
+    """The embedding of tokens, plus learned position embedding if the structure has it."""
 
     def __init__(self, config: ModelConfig, structure: Structure, ranks: TensorParallel) -> None:
         super().__init__()
@@ -92,9 +92,10 @@ class Embedding(nn.Module):
         if structure.position == "absolute":
             shape = (config.positions, config.hidden)
             self.positions = nn.Parameter(torch.empty(*shape, dtype=config.dtype))
-        # The positions of this rank's tokens, where its part of a sequence is not contiguous.
+        # The positions of this rank's tokens, where its part of a sequence is not contiguous; else
+        # None.
         self.places: Tensor | None = None
-        # The documents that sequences are packed from, if they are.
+        # The documents packed into each sequence; None for whole sequences.
         self.packed: CurrentDocuments | None = None
         self.norm: nn.Module | None = None
         if structure.encoder:
@@ -102,8 +103,8 @@ class Embedding(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Vectors (batch, sequence, hidden) of ``tokens`` (batch, sequence); with sequence
-        parallelism, of this rank's part of each sequence.
+        """The vectors (batch, sequence, hidden) of ``tokens`` (batch, sequence); under sequence
+        parallelism only for this rank's part of each sequence.
         """
         x = self.tokens(tokens)
         if self.positions is not None:
@@ -120,13 +121,14 @@ class Embedding(nn.Module):
 
 
 class PositionRows(torch.autograd.Function):
-    """The embedding of each token's position (B, S) in its document; keeps positions alone, which
-    the micro-batch has.
+    """Autograd function of learned position embedding in packed documents, from each token's
+    position (B, S) in its document; refers only to the positions, which the micro-batch holds
+    anyway.
     """
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, places: Tensor) -> Tensor:
-        """The rows (B, S, hidden) of the table of learned positions for each token."""
+        """The position embedding (B, S, hidden) of each token: rows of the table."""
         ctx.places, ctx.rows = places, len(table)
         return table[places]
 
@@ -138,30 +140,30 @@ class PositionRows(torch.autograd.Function):
 
 
 class RealLosses(torch.autograd.Function):
-    """Losses of tokens (T), with 0 where nothing is predicted; keeps the targets alone, which the
-    micro-batch has.
+    """Autograd function that sets losses of tokens (T) without a target to 0; refers only to the
+    targets, which the micro-batch holds anyway.
     """
 
     @staticmethod
     def forward(ctx: Any, losses: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each token, 0 where no token is predicted."""
+        """The loss of each token, 0 for tokens without a target."""
         ctx.targets = targets
         return losses * (targets.flatten() != NOT_HIDDEN)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        """The gradient of the logits, from that of each token's loss."""
+        """The gradient of each token's loss, 0 for tokens without a target."""
         return gradient * (ctx.targets.flatten() != NOT_HIDDEN), None
 
 
 class Block(nn.Module):
-    """Transformer block: attention and feed-forward network, each added to the residual,
-    sequentially or in parallel.
+    """Transformer block: attention and feed-forward network, each added to the residual, one after
+    the other or in parallel.
 
-    Side by side, attention and MLP share one normalisation and one sum over ranks. In place of
-    attention there may be a state-space mixer. In place of the MLP there may be experts, with or
-    without an MLP for all tokens beside them. Hybrid models have blocks with a mixer alone, and
-    blocks with a network alone. In an encoder norms come behind the sums.
+    In parallel, attention and network share one norm and one sum over ranks. A state-space mixer
+    may take the place of attention. Experts may take the place of the network; a network that all
+    tokens take (shared experts) may run beside them. Hybrid models have blocks with only a mixer,
+    and blocks with only a network. In an encoder norms follow the residual sums.
     """
 
     def __init__(
@@ -177,8 +179,7 @@ class Block(nn.Module):
         self.encodes = structure.encoder
         self.attention: Attention | LatentAttention | StateSpace | None = None
         self.mlp_norm: nn.Module | None = None
-        # Norms that are applied to the outputs of attention and of the network, if the model has
-        # them.
+        # Norms of the outputs of attention and of the network; None in models without them.
         self.attention_post_norm: nn.Module | None = None
         self.mlp_post_norm: nn.Module | None = None
         self.mlp: MLP | None = None
@@ -200,7 +201,7 @@ class Block(nn.Module):
         if structure.shared_experts:
             self.shared = MLP(dataclasses.replace(config, ffn=config.shared_ffn), structure, ranks)
         self.dropout = Dropout(config.dropout)
-        # Whether residual additions and norms are fused (``residuals``).
+        # Whether residual additions are fused with norms (``runtime.models.residuals``).
         self.fuses = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -219,7 +220,7 @@ class Block(nn.Module):
             return self._added(
                 x, leave(self.attention(inner) + self.mlp(inner), self.ranks), biases
             )
-        # No variable references attention's output: it would stay in memory until the block ends.
+        # No variable refers to attention's output, which would stay in memory until the block ends.
         post = self.attention_post_norm
         if self.mlp_norm is None:
             return self._added(x, leave(self.attention(inner), self.ranks), (bias,), post=post)
@@ -240,10 +241,12 @@ class Block(nn.Module):
         return self._added_and_normed(x, made, bias, self.mlp_norm, mask=SECOND_HALF)[1]
 
     def _through_network(self, x: Tensor, inner: Tensor) -> Tensor:
-        """The residual plus the output of the network, or of the experts, on its norm."""
+        """The residual ``x`` plus the output of the network, or of the experts, for ``inner``, the
+        residual's norm.
+        """
         post = self.mlp_post_norm
         if self.mlp is not None:
-            # The network's output is passed on directly: a variable would keep it in memory.
+            # The network's output is not assigned to a variable, which would keep it in memory.
             biases = (self.mlp.down.bias,)
             return self._added(
                 x,
@@ -266,7 +269,7 @@ class Block(nn.Module):
         return x + made
 
     def _normed(self, x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
-        """The residual itself, and its norm."""
+        """The residual unchanged, and its norm."""
         if self.fuses and is_plain(norm):
             return normed_beside(x, norm)
         return x, norm(x)
@@ -280,11 +283,13 @@ class Block(nn.Module):
         post: nn.Module | None = None,
         mask: int = FIRST_HALF,
     ) -> Tensor:
-        """The residual plus a reduced branch with bias, norm and dropout."""
+        """The residual ``x`` plus a branch's output ``part`` (already summed over ranks), after
+        biases, norm ``post`` and dropout.
+        """
         part, bias = self._biased(part, biases, post)
         if self.fuses and self.dropout.is_drawn:
             return added(x, part, bias, self.dropout.drawn(mask))
-        # No variable references the branch as it was before dropout, so its memory can be freed.
+        # No variable refers to the branch's output before dropout, so its memory can be freed.
         part = self.dropout(part if bias is None else part + bias, mask)
         return x + part
 
@@ -298,21 +303,21 @@ class Block(nn.Module):
         post: nn.Module | None = None,
         mask: int = FIRST_HALF,
     ) -> tuple[Tensor, Tensor]:
-        """``_added``, and the next norm of its result."""
+        """The residual sum that ``_added`` makes, and the norm of the sum."""
         part, bias = self._biased(part, (bias,), post)
         if self.fuses and is_plain(norm) and self.dropout.is_drawn:
             return added_and_normed(x, part, bias, self.dropout.drawn(mask), norm)
         part = self.dropout(part if bias is None else part + bias, mask)
         x = x + part
-        # No variable references a branch that has been added, so its memory can be freed.
+        # No variable refers to the branch's output after the addition, so its memory can be freed.
         del part
         return x, norm(x)
 
     def _biased(
         self, part: Tensor, biases: Sequence[Tensor | None], post: nn.Module | None
     ) -> tuple[Tensor, Tensor | None]:
-        """A branch with biases and norm applied, or a branch and the bias that a fused operator
-        will add.
+        """A branch's output with biases and norm applied, and None; or the output as it is, and the
+        bias that a fused operator will add.
         """
         given = [one for one in biases if one is not None]
         if self.fuses and post is None:
@@ -323,7 +328,7 @@ class Block(nn.Module):
 
 
 def let_fuse(module: nn.Module) -> None:
-    """Let blocks fuse residual additions with the norms after them."""
+    """Let a module's blocks fuse residual additions with the norms that follow."""
     for layer in module.modules():
         if isinstance(layer, Block):
             layer.fuses = True
@@ -346,8 +351,8 @@ def _mixer(
 
 
 def with_further(targets: Tensor, tokens: int) -> Tensor:
-    """Targets (batch, sequence) stacked with those of further tokens, (1 + tokens, batch,
-    sequence); -1 past the end of a sequence.
+    """Targets (batch, sequence), stacked with the targets of 1, 2, .. ``tokens`` positions further
+    on: (1 + tokens, batch, sequence); -1 beyond the end of a sequence.
     """
     pad = nn.functional.pad
     return torch.stack([pad(targets[:, k:], (0, k), value=-1) for k in range(tokens + 1)])
@@ -357,8 +362,9 @@ class FurtherHead(nn.Module):
     """A head that predicts one token further (multi-token prediction, as in DeepSeek V3, arXiv
     2412.19437).
 
-    What made the token before is normalised, as is this token's own vector. A product joins both,
-    and a block goes on from there. Its result has a norm of its own before the model's head.
+    Two vectors are normalised: the previous head's result and the embedding of the next token. A
+    GEMM joins them, and a block follows. Its result passes a norm of this head, and then the
+    model's output projection.
     """
 
     def __init__(
@@ -380,8 +386,8 @@ class FurtherHead(nn.Module):
         self.block = Block(config, structure, ranks, rotary)
 
     def forward(self, x: Tensor, vectors: Tensor) -> Tensor:
-        """Input of the head's norm, from the previous head's output and the embedding of the next
-        token.
+        """The input of this head's last norm, from the previous head's result ``x`` and the next
+        tokens' embedding ``vectors``.
         """
         both = torch.cat([self.norm(x), self.token_norm(vectors)], -1)
         joint = self.joint(enter(both, self.ranks))
@@ -390,8 +396,8 @@ class FurtherHead(nn.Module):
 
 
 class RunAgain(torch.autograd.Function):
-    """Autograd function that recomputes: saves ``x`` alone and runs a function of ``x`` and further
-    arguments again in the backward pass, where gradients of parameters are accumulated.
+    """Autograd function that recomputes: it saves only ``x``, and runs a function of ``x`` and
+    further arguments again in the backward pass, where gradients of parameters are accumulated.
     """
 
     @staticmethod
@@ -402,7 +408,8 @@ class RunAgain(torch.autograd.Function):
         return function(x, *others)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    # The gradient of the saved input ``x``, after running the function again.
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of the saved input ``x``, after the function has run again."""
         x = ctx.saved_tensors[0].detach().requires_grad_()
         with torch.enable_grad():
@@ -414,11 +421,10 @@ class RunAgain(torch.autograd.Function):
 class Head(nn.Module):
     """The head of a model: final norm, output projection to the vocabulary, and loss.
 
-    The head predicts further tokens by ``further`` heads, which use its product, and the table of
-    token vectors: ``table``, or with tied embeddings the product's matrix. Their mean loss counts
-    ``FURTHER_SHARE`` times.
-    An encoder's head has a network before, and its loss is of the tokens that were hidden: targets
-    of the others are ``NOT_HIDDEN``.
+    Heads in ``further`` predict later tokens; they share the output projection, and look up tokens
+    in ``table`` (with tied embeddings, the projection's matrix). Their mean loss is weighted by
+    ``FURTHER_SHARE``. An encoder's head has a dense layer before the norm, and a loss only for the
+    tokens that were masked: targets of other tokens are ``NOT_HIDDEN``.
     """
 
     def __init__(
@@ -441,7 +447,7 @@ class Head(nn.Module):
         # The number of tokens per chunk of logits; None for all tokens at once.
         self.chunk_tokens: int | None = None
         self.loss: LossOfTokens = eager_losses
-        # The documents that sequences are packed from, if they are.
+        # The documents packed into each sequence; None for whole sequences.
         self.packed: CurrentDocuments | None = None
         self.further = nn.ModuleList(further)
         self.table: VocabularyEmbedding | None = None
@@ -454,7 +460,7 @@ class Head(nn.Module):
             self.projection.weight = tied
 
     def logits(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
-        """This rank's slice of the logits; minus infinity at padding of the vocabulary."""
+        """This rank's slice of the logits; minus infinity for padding tokens of the vocabulary."""
         return without(self._product(x, norm or self.norm), self.ranks, self.unused)
 
     def _product(self, x: Tensor, norm: nn.Module) -> Tensor:
@@ -464,9 +470,9 @@ class Head(nn.Module):
         return made
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Mean loss against ``targets`` (batch, sequence), or all logits without targets; with
-        multi-token heads, targets are those of ``with_further``. In packed sequences, the mean over
-        all places, with 0 where nothing is predicted.
+        """The mean loss against ``targets`` (batch, sequence), or all logits without targets. With
+        multi-token heads the targets are those of ``with_further``. In packed sequences the mean is
+        over all positions, with loss 0 for positions without a target.
         """
         if targets is None:
             return self.ranks.all_gather(self.logits(x))
@@ -485,7 +491,8 @@ class Head(nn.Module):
             x = head(x, self._vectors(targets[number - 1]))
             ahead = targets[number]
             losses = self._losses(x, head.last_norm, ahead) * (ahead.flatten() >= 0)
-            # The last tokens of a sequence have no target this many tokens ahead.
+            # The last ``number`` tokens of a sequence have no target so far ahead: the mean is over
+            # the others.
             share = self.length / (self.length - number)
             loss = loss + losses.mean() * (share * FURTHER_SHARE / len(self.further))
         return loss
@@ -493,7 +500,7 @@ class Head(nn.Module):
     def _losses(self, x: Tensor, norm: nn.Module, targets: Tensor) -> Tensor:
         if self.chunk_tokens is None:
             return self._losses_at_once(x, norm, targets)
-        # With sequence parallelism, a chunk takes tokens from each rank's part of each sequence.
+        # Under sequence parallelism, a chunk takes tokens from each rank's part of each sequence.
         parts = self.ranks.size if self.ranks.splits_tokens else 1
         rows, length = x.shape[:2]
         each = max(1, self.chunk_tokens // (rows * parts)) if parts > 1 else self.chunk_tokens
@@ -521,9 +528,9 @@ class Head(nn.Module):
 class Transformer(nn.Module):
     """A transformer on one tensor-parallel rank: embedding, ``config.layers`` blocks and head.
 
-    Blocks have the model's ``structure``, or each its own of ``blocks``; those of heads that
-    predict ``further_tokens`` have that of the last. Parameters are not initialised: the code that
-    builds a model to train it fills them.
+    All blocks have the model's ``structure``, unless ``blocks`` gives each its own. The heads that
+    predict ``further_tokens`` have a block like the last. Parameters are not initialised here; the
+    code that builds a model for training fills them.
     """
 
     def __init__(
@@ -562,13 +569,15 @@ class Transformer(nn.Module):
             self.head.table.weight = self.embedding.tokens.weight
 
     def named_corrections(self) -> Iterator[tuple[str, Tensor]]:
-        """Bias corrections of routers' expert scores, which have no gradient."""
+        """The bias that corrects the scores of each router, by name. They are buffers without
+        gradients.
+        """
         for name, buffer in self.named_buffers():
             if name.endswith(CORRECTION):
                 yield name, buffer
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Mean loss, or logits without ``targets``."""
+        """The mean loss, or the logits if ``targets`` is None."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)

@@ -1,8 +1,8 @@
-"""Fused causal attention with sliding windows, sinks, values of another width than keys, and
-within packed documents.
+"""Fused causal attention with sliding windows, attention sinks, values wider or narrower than keys,
+or packed documents.
 
-PyTorch's fused attention has none of the four on every device. A trace sees one operator, which
-keeps what a fused GPU kernel keeps: its operands, its result, and one number for each query.
+PyTorch's fused attention supports these four on some devices only. A trace records one operator,
+which saves what a fused GPU kernel saves: its operands, its result, and a number per query.
 
 Axes: B batch, S sequence, H query heads, K key and value heads, D channels of queries and keys, C
 channels of values.
@@ -27,7 +27,7 @@ def attention(
     """Attention (B, S, H, C), and each query's log-sum-exp (B, H, S).
 
     A token attends to the last ``window`` tokens, itself included; 0 stands for all tokens so far.
-    A head's sink is one more score in its sum, without a value.
+    A head's sink is a further score in the softmax's sum, without a value.
     """
     scores = _scores(query, key, window)
     total = scores.logsumexp(-1)
@@ -73,15 +73,15 @@ def attention_backward(
 
 @operator("sinks")
 def sinks_backward(gradient: Tensor, mixed: Tensor, sinks: Tensor, total: Tensor) -> Tensor:
-    """The gradient of the attention sinks (H)."""
+    """The gradient of the attention sinks, one per head (H)."""
     of_total = (gradient.float() * mixed.float()).sum(-1).transpose(1, 2)
     shares = (sinks.float()[:, None] - total).exp()
     return -(shares * of_total).sum((0, 2)).to(sinks.dtype)
 
 
 class WideAttention(torch.autograd.Function):
-    """Fused attention of queries (B, S, H, D) on keys (B, S, K, D) and values (B, S, K, C) of
-    another width.
+    """Autograd function of fused attention of queries (B, S, H, D) to keys (B, S, K, D) and values
+    (B, S, K, C) of another width.
     """
 
     @staticmethod
@@ -121,25 +121,25 @@ def _repeated(shared: Tensor, query: Tensor) -> Tensor:
 
 
 def _summed(of_heads: Tensor, shared: Tensor) -> Tensor:
-    """The gradient of shared keys or values, summed over the query heads that share them."""
+    """The gradient of keys or values, summed over the query heads that share them."""
     groups = of_heads.unflatten(2, (shared.shape[2], -1))
     return groups.sum(3).to(shared.dtype)
 
 
-# Documents packed into sequences: a token attends to tokens of its own document, and positions
-# restart with each.
+# Documents packed into sequences: a token attends only within its document, and positions restart
+# in each document.
 #
-# Axes: T the tokens of all sequences of a micro-batch, N those of one document.
+# Axes: T tokens of all sequences of a micro-batch, N tokens of a document.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Documents:
-    """The documents of a micro-batch: their ``lengths``, one sequence after another, each token's
-    position in its document (B, S), and the number of the token (of T) with which each begins,
+    """The documents packed into a micro-batch's sequences: their ``lengths`` in order, each token's
+    position in its document (B, S), and the index (among T) of each document's first token,
     followed by T.
 
-    A micro-batch's mean loss over all places, with 0 where nothing is predicted, counts ``weight``
-    times.
+    The micro-batch's mean loss, over all positions and with 0 for positions without a target, is
+    multiplied by ``weight``.
     """
 
     lengths: Sequence[int]
@@ -149,42 +149,44 @@ class Documents:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> Self:
-        """Documents of these lengths in each sequence, which they fill."""
+        """The documents of sequences that they fill, from their lengths in each sequence."""
         lengths = [length for row in rows for length in row]
         positions = torch.cat([torch.arange(length) for length in lengths])
         begins = torch.tensor([*accumulate(lengths, initial=0)], dtype=torch.int32)
         return cls(lengths=lengths, positions=positions.view(len(rows), -1), begins=begins)
 
     def others(self) -> Tensor:
-        """Whether a token of a sequence is in another document than its query (B, S, S)."""
+        """Whether a token is in another document than the query (B, S queries, S tokens)."""
         numbers = (self.positions == 0).cumsum(1)
         return numbers[:, :, None] != numbers[:, None]
 
 
 @dataclass(slots=True, eq=False)
 class CurrentDocuments:
-    """The documents of a step's micro-batches, and of the one that a rank's layers compute ``now``:
-    None for whole sequences.
+    """The documents of a step's micro-batches, and ``now``, the documents of the micro-batch that a
+    rank's layers compute (None for whole sequences).
     """
 
     of_step: Sequence[Documents] = ()
     now: Documents | None = None
 
     def select(self, number: int) -> None:
-        """Compute the micro-batch of this number from now on."""
+        """Say that the rank's layers now compute the micro-batch with this number."""
         self.now = self.of_step[number] if self.of_step else None
 
     @property
     def weight(self) -> float:
-        """How often a micro-batch's mean loss counts, equal for all of a step."""
+        """The factor of each micro-batch's mean loss, the same for all micro-batches of a step."""
         return self.of_step[0].weight if self.of_step else 1.0
 
 
 class DocumentAttention(torch.autograd.Function):
-    """Fused causal attention within documents: keeps what attention of whole sequences keeps.
+    """Fused causal attention within documents, as an autograd function; saves the same tensors as
+    for whole sequences.
 
-    Plain attention is a GPU's FlashAttention-2 for sequences of varied lengths, or a CPU's kernel,
-    document by document. With sinks or a window it is ``attention``, document by document.
+    On a GPU plain attention is FlashAttention-2's kernel for sequences of unequal lengths; on a CPU
+    a kernel runs document by document. With sinks or a window ``attention`` runs document by
+    document.
     """
 
     @staticmethod
@@ -233,8 +235,8 @@ class DocumentAttention(torch.autograd.Function):
     def _gradients(
         ctx: Any, flat: Sequence[Tensor], mixed: Tensor, total: Tensor
     ) -> Sequence[Tensor]:
-        """Gradients of queries, keys and values (T, .., D); the output's is the first of
-        ``flat``.
+        """The gradients of queries, keys and values (T, .., D). ``flat`` has the output's gradient,
+        then the operands.
         """
         if ctx.random:
             return _varied_gradients(flat, mixed, total, ctx.random, ctx.documents)
@@ -259,26 +261,30 @@ def within_documents(
     sinks: Tensor | None = None,
     window: int = 0,
 ) -> Tensor:
-    """Fused attention (B, S, H, D) of queries on the keys and values of their own documents."""
+    """Fused causal attention (B, S, H, D) of queries to the keys and values of their own
+    documents.
+    """
     mixed: Tensor = DocumentAttention.apply(query, key, value, sinks, window, documents)
     return mixed
 
 
 def _spans(documents: Documents) -> list[slice]:
-    """For each document of a micro-batch, the range of its tokens."""
+    """For each document of a micro-batch, the slice of its tokens."""
     return [slice(*ends) for ends in pairwise(accumulate(documents.lengths, initial=0))]
 
 
 def _by_cpu(operands: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The output (1, N, H, D) of a CPU's kernel, and each query's log-sum-exp (1, H, N)."""
+    """The output (1, N, H, D) of the CPU's attention kernel for one document, and each query's
+    log-sum-exp (1, H, N).
+    """
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     made, total = kernel(*(one.transpose(1, 2) for one in operands), 0.0, True)
     return made.transpose(1, 2), total
 
 
 def _by_cpu_backward(parts: Sequence[Tensor], total: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of queries, keys and values, from ``parts``: the output's gradient, operands and
-    output.
+    """The gradients of queries, keys and values of one document by the CPU's kernel. ``parts`` has
+    the output's gradient, the operands and the output.
     """
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     made = kernel(*(one.transpose(1, 2) for one in parts), total, 0.0, True)
@@ -286,14 +292,16 @@ def _by_cpu_backward(parts: Sequence[Tensor], total: Tensor) -> tuple[Tensor, ..
 
 
 def _bounds(documents: Documents) -> tuple[Any, ...]:
-    """Where documents begin, for queries and for keys, and the longest, for FlashAttention-2."""
+    """The arguments of FlashAttention-2 that describe documents: where they begin (for queries and
+    for keys), and the longest length (likewise).
+    """
     longest = max(documents.lengths)
     return documents.begins, documents.begins, longest, longest, 0.0, True
 
 
 def _varied(operands: Sequence[Tensor], documents: Documents) -> tuple[Tensor, ...]:
-    """The output (T, H, D) of FlashAttention-2, each query's log-sum-exp (H, T), and the state of
-    its random numbers.
+    """The output (T, H, D) of FlashAttention-2 for documents of unequal lengths, each query's
+    log-sum-exp (H, T), and the state of its random numbers.
     """
     made = torch.ops.aten._flash_attention_forward(*operands, *_bounds(documents), False)
     return tuple(made[:4])
@@ -306,7 +314,9 @@ def _varied_gradients(
     random: Sequence[Tensor],
     documents: Documents,
 ) -> tuple[Tensor, ...]:
-    """Gradients of queries, keys and values, from ``operands``, the output's gradient first."""
+    """The gradients of queries, keys and values by FlashAttention-2. ``operands`` has the output's
+    gradient first.
+    """
     made = torch.ops.aten._flash_attention_backward(
         *operands, mixed, total, *_bounds(documents), *random
     )
