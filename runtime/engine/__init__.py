@@ -1,1 +1,1 @@
-"""Executes plans: issues each layer's tasks to the streams of a device."""
+"""Trains by a plan: the executor issues the tasks of each layer to the streams of a device."""

@@ -1,9 +1,10 @@
 """Training iterations as one CUDA graph: captured once, then replayed by a single launch.
 
-The first iteration has no optimizer step, and the second makes all memory that lasts: both are
-issued as usual. The third is captured, with all lanes, and replayed from then on: the same kernels
-on the same addresses. Batches and the learning rate are copied to their addresses before. After a
-checkpoint, which takes the last step by itself, one iteration is issued as usual.
+The first iteration has no optimizer step, and the second allocates all memory that lasts: both are
+issued as usual. The third iteration is captured, with all streams, and replayed from then on: the
+same kernels on the same addresses. Before each replay batches and the learning rate are copied to
+their addresses. A checkpoint runs the last optimizer step separately, so the iteration after it is
+issued as usual.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -22,15 +23,15 @@ FLAG = "--cuda-graphs"
 
 
 class CapturableLanes(Protocol):
-    """The interface of device streams whose work can be captured in a CUDA graph."""
+    """Streams of a device whose work can be captured in a CUDA graph."""
 
     def captured(self) -> AbstractContextManager[Graph]:
-        """Capture the work of all lanes within the ``with`` block instead of running it."""
+        """Capture the work of all streams within the ``with`` block, instead of running it."""
 
 
 def check_captures(job: Job, training: Training, device: str) -> None:
-    """Refuse a run whose iterations cannot be captured: the host computes or reads within them, or
-    chooses values anew in each.
+    """Raise an error for a run whose iterations cannot be captured in a CUDA graph, because the
+    host computes or reads values in them, or chooses values anew in each.
     """
     model, workload = job.workload.model, job.workload
     if driver_of(torch.device(device)) is None:
@@ -59,8 +60,8 @@ def check_captures(job: Job, training: Training, device: str) -> None:
 
 
 def own_compute(device: torch.device, *, captures: bool) -> AbstractContextManager[object]:
-    """A context in which compute runs on a stream of its own, if it will be captured: CUDA cannot
-    capture the default stream.
+    """A context in which computation runs on a stream other than the default, which CUDA cannot
+    capture; does nothing if the run is not captured.
     """
     driver = driver_of(device)
     if driver is None or not captures:
@@ -69,8 +70,8 @@ def own_compute(device: torch.device, *, captures: bool) -> AbstractContextManag
 
 
 class CapturedSteps:
-    """The training iterations of an executor as a CUDA graph; the report of each is read before the
-    next is launched.
+    """The training iterations of an executor as a CUDA graph; the host reads each iteration's
+    report before it launches the next.
     """
 
     def __init__(self, executor: Executor, lanes: CapturableLanes) -> None:

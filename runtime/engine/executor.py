@@ -1,8 +1,8 @@
-"""Runs a stage's program: issues each task to its lane, with the waits that it needs.
+"""Runs a stage's tasks in training: issues each task to its stream, behind the events it waits for.
 
-The host never waits for a device here. The tensors of a task are chosen when it is issued, in the
-order of the program. Memory that comes and goes is allocated then, while compute is the current
-lane, and dropped only when compute has been told to wait for its last use.
+The host never waits for the device here. It chooses a task's tensors, and allocates temporary
+memory, when it issues the task, while the compute stream is the current one. It drops such memory
+only after the compute stream has been made to wait for the memory's last use.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,22 +59,21 @@ from runtime.models.lean_operators import make_lean
 from runtime.models.transformer import let_fuse, with_further
 from runtime.models.wide_attention import Documents
 
-# The number of layers whose initial weights are drawn concurrently; drawing takes 8 bytes of host
-# memory per parameter.
+# How many layers draw initial weights at once; this takes 8 bytes per parameter on the host.
 MOST_DRAWN = 4
-# The tokens and targets (sequences, positions) of each micro-batch on this rank; a middle stage
-# needs none.
+# The tokens and targets (sequences, positions) of each micro-batch on this rank; empty on a stage
+# that needs neither.
 Batches = Sequence[tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The results of an iteration, equal on all ranks; but replicas that average weights, and ranks
-    of an asynchronous server, scale their losses independently.
+    """The results of a training iteration, equal on all ranks. Only loss scales may differ: between
+    replicas that average weights, and between ranks of an asynchronous server.
 
-    The norm is missing where it was not asked for, or where gradients overflowed and the step is
-    left out. The loss is missing where a stage without the head ran by itself. Routers' losses,
-    whose gradients are followed too, are no part of it, but ``router_loss``: their sum over blocks.
+    ``norm`` is None if no norm was computed, or if gradients overflowed and the step is skipped.
+    ``loss`` is None on a stage without the head that ran by itself. The loss excludes the routers'
+    auxiliary losses, although their gradients are used; ``router_loss`` is their sum over blocks.
     """
 
     loss: float | None
@@ -94,7 +93,7 @@ def _shape_of(workload: Workload, plan: Plan, stage: int, training: Training) ->
         steps_on_host=training.steps_on_host,
         routers=routers_of(workload.model),
     )
-    # Two tied embedding tables that are both frozen stay equal without an exchange.
+    # If both copies of a tied embedding table are frozen, they stay equal without an exchange.
     return shape if workload.train == "all" else replace(shape, ties=False)
 
 
@@ -172,22 +171,24 @@ class Executor:
         device: torch.device,
         seed: int | None,
     ) -> dict[int, LayerModule]:
-        """The stage's layers: the runtime's, or those of the user's own code."""
+        """The stage's layers: the runtime's models, or a user's own code."""
         if workload.model.family != "custom":
             return layer_modules(workload, self.shape, *ranks, device)
         drawn = self.training.dropout_seed if seed is None else seed
         return own_layers(workload, drawn, self.own.micro_batch, self.shape.layers, device)
 
     def _squares_of(self, workload: Workload, section: Section, sharers: Sharers) -> Squares:
-        """The sums of squared gradients, for clipping; with an asynchronous server, each rank's
-        gradients are clipped separately.
+        """The sums of squared gradients, by which gradients are clipped; with an asynchronous
+        server, each rank's gradients are clipped separately.
         """
         each = workload.reduction.asynchronous
         counted = self.parameters.counted(section, sharers, each=each)
         return Squares(counted, self.device, wanted=self.training.needs_norm)
 
     def _passes(self, ranks: StreamedRanks) -> Passes:
-        """Give the layers their parameters, and replace their operators by the runtime's."""
+        """The passes of the stage's layers, which get their parameters and the runtime's
+        operators.
+        """
         treatments = layer_treatments(self.own, self.shape.blocks)
         modules = {layer: one.module for layer, one in self.layers.items()}
         self.routers = RouterNotes(self.model, modules, self._share, self.device)
@@ -198,7 +199,7 @@ class Executor:
             let_fuse(module)
             if LAYER_RUNS[treatments.get(layer, PLAIN)].is_lean:
                 make_lean(module, SETS[self.own.degree(CHOICE)])
-        # A user's own code may save different tensors for each micro-batch.
+        # A user's own code may save other tensors in each micro-batch.
         has_own_code = self.model.family == "custom"
         passes = Passes(
             *(self.state, modules, treatments, ranks, self.streams, self.device),
@@ -209,7 +210,7 @@ class Executor:
         return passes
 
     def draw_on_device(self, seed: int) -> None:
-        """Draw the weights on the device; they depend only on the seed and on the kind of
+        """Draw the initial weights on the device; they depend only on the seed and on the kind of
         device.
         """
         for layer in self.layers:
@@ -217,12 +218,14 @@ class Executor:
         self.streams.synchronize()
 
     def iterate(self, batches: Batches, documents: Sequence[Documents] = ()) -> None:
-        """Issue the previous step of the optimizer, and passes; micro-batches may be packed."""
+        """Issue the optimizer step of the previous iteration, and the passes of all micro-batches,
+        into which ``documents`` may be packed.
+        """
         self._batches, self.packed.of_step = batches, documents
         for averages in self.averages:
             averages.step = self.steps
         if self.weight_averages is not None and self.weight_averages.begin():
-            # The first work of other lanes does not wait for earlier work of the compute lane.
+            # Other streams do not wait for earlier work on the compute stream, so the host does.
             self.streams.synchronize()
         self.issued = self.programs[1 if self._events else 0]
         self._issue(self.issued)
@@ -248,8 +251,8 @@ class Executor:
         self.steps += 1
 
     def report(self) -> Report:
-        """Wait for all issued tasks; returns the results of the last iteration. Replicas average
-        their weights afterwards if that is due, and report the mean of their losses.
+        """Wait for all issued tasks, and return the results of the last iteration. Replicas then
+        average their weights if an average is due, and report the mean of their losses.
         """
         self.streams.synchronize()
         self._average_weights()
@@ -281,7 +284,7 @@ class Executor:
             self._learn_at(None)
 
     def kept_by_averages(self) -> Iterator[tuple[str, Tensor]]:
-        """The states of averages over replicas that persist between steps, by checkpoint name."""
+        """The tensors that averages over replicas keep from step to step, by checkpoint name."""
         for section, averages in enumerate(self.averages):
             averages.settle()
             for name, vector in averages.named():
@@ -291,7 +294,7 @@ class Executor:
             for name, vector in self.weight_averages.named():
                 yield f"outer.{name}", vector
         if self.training.loss_scale is not None and self.cycle:
-            # Replicas, and ranks of an asynchronous server, scale losses independently.
+            # Replicas, and ranks of an asynchronous server, each have their own loss scale.
             self._replica_counts = self.counts()
             yield "counts", self._replica_counts
 
@@ -299,7 +302,7 @@ class Executor:
         averages, peers = self.weight_averages, self.connections.peers
         if averages is None:
             return
-        # The means of losses and of gradient norms over the replicas whose step is not skipped.
+        # The means over replicas of losses and (where the step is not skipped) gradient norms.
         steps = 1 - self.scaling.overflow
         norm = torch.where(steps > 0, self.scaling.norm, 0.0)
         sums = torch.stack([self._reported[0], norm, steps])
@@ -323,18 +326,18 @@ class Executor:
 
     @property
     def issuing(self) -> str:
-        """A description of the last issued task, for error messages."""
+        """A description of the task that was issued last, for error messages."""
         op = self._issuing
         return "" if op is None else f"{op.task} ({op.phase.replace('_', ' ')})"
 
     def release(self) -> None:
-        """Free pinned host memory, after all work has ended."""
+        """Return the pinned host memory; all work must have ended."""
         self.streams.synchronize()
         self.state.host.release()
         self.passes.host.release()
 
     def counts(self) -> Tensor:
-        """The counters that a checkpoint keeps: steps done and tried, and the loss scale with its
+        """The counters in a checkpoint: steps done, steps tried, and the loss scale with its
         counters.
         """
         done = next(iter(self.state.layers.values())).step.cpu()
@@ -342,7 +345,7 @@ class Executor:
         return torch.cat([torch.tensor([float(self.steps)]), done, scaling]).double()
 
     def set_counts(self, counts: Tensor) -> None:
-        """Restore the counters from ``counts``, or this rank's replica's from a checkpoint."""
+        """Restore the counters: ``counts``, or this replica's if a checkpoint has several."""
         if self._replica_counts is not None:
             counts = self._replica_counts
         for averages in self.averages:
@@ -360,7 +363,7 @@ class Executor:
         self.streams.synchronize()
 
     def held_bytes(self) -> dict[str, int]:
-        """The bytes currently on the device, by class of memory (weights, gradients, ..)."""
+        """The bytes now on the device, by class of memory (weights, gradients, ..)."""
         held = {**self.state.held_bytes(), "activations": self.passes.held_bytes}
         held["buffers"] += sum(one.nbytes for one in self.averages)
         if self.weight_averages is not None:
@@ -369,20 +372,18 @@ class Executor:
 
     @property
     def host_bytes(self) -> int:
-        """The bytes of offloaded states and activations on the host."""
+        """The bytes of offloaded states and activations in host memory."""
         return self.state.host.size_bytes + self.passes.host.size_bytes
 
     @property
     def peak_bytes(self) -> int:
-        """The peak bytes of states, ring buffers and saved activations so far, without temporary
-        tensors of layers.
-        """
+        """The peak bytes of states, ring buffers and saved activations, without temporaries."""
         remembered = sum(one.nbytes for one in self.averages)
         outer = 0 if self.weight_averages is None else self.weight_averages.nbytes
         return self.state.device.size_bytes + self.passes.peak_bytes + remembered + outer
 
     def _work_of_each_task(self) -> Works:
-        """For each kind of task, a function that prepares a task's work when the task is issued."""
+        """For each kind of task, the function that prepares its work when a task is issued."""
         return {
             **self._works_of(self.state.all_sections()),
             "F": later(self._forward),
@@ -425,14 +426,14 @@ class Executor:
             self.boundary.leave(op, y)
 
     def _targets(self, whole: Tensor) -> Tensor:
-        """This rank's target tokens, with those of multi-token prediction heads."""
+        """This rank's target tokens, with the targets of multi-token prediction heads."""
         further = self.model.further_tokens
         if not further:
             return self.own_tokens(whole)
         return torch.stack([self.own_tokens(one) for one in with_further(whole, further)])
 
     def _draw_for(self, op: Op) -> None:
-        """Select the documents and the dropout masks of a pass's micro-batch in this step."""
+        """Select the packed documents and dropout masks of the micro-batch of a pass."""
         self.packed.select(op.micro_batch)
         if not (self.model.dropout or self.model.attention_dropout):
             return
@@ -469,7 +470,7 @@ class Executor:
         self._square(op)
 
     def _square(self, op: Op) -> None:
-        """Sum the squares of gradients that no collective reduces over other ranks."""
+        """Sum the squares of the gradients that no collective reduces."""
         if op.phase == "last_backward" and self.shape.replicas == 1:
             for section, squares in zip(self.state.sections, self.squares, strict=True):
                 if op.layer in section.layers:
@@ -508,7 +509,7 @@ class Executor:
         return then(self.connections.world.all_reduce(mine), take)
 
     def _layouts(self, alignment: int) -> list[dict[int, Layout]]:
-        """Each layer's layouts, one per set of ranks that shards parameters: experts' last."""
+        """Each layer's layouts, one per group of ranks that shards parameters, experts' last."""
         zero, layouts = self.shape.zero, []
         for is_of_experts, sharers in enumerate(self.connections.sharers):
             parts = sharers.reduce.size if zero else 1
@@ -548,13 +549,13 @@ class Executor:
 
     def _learn_at(self, rate: Rate | None) -> None:
         if any(isinstance(one, TurnServer) for one in self.averages):
-            # The server has already stepped the weights that it sent: they are only rounded.
+            # The server has already applied the step to these weights; they are only rounded.
             rate = None
         for stepper in self.steppers:
             stepper.learning_rate = rate
 
     def _owned(self) -> Iterator[tuple[Section, Sharers]]:
-        """The groups of parameters that different sets of ranks shard, each with its ranks."""
+        """The groups of parameters that different groups of ranks shard, each with these ranks."""
         return zip(self.state.sections, self.connections.sharers, strict=True)
 
     def _swaps(self) -> list[Swaps]:
@@ -573,7 +574,7 @@ class Executor:
         return swaps
 
     def _works_of(self, sections: Sequence[Section]) -> Works:
-        """The functions that make copies, collectives and optimizer steps, by set of ranks."""
+        """For each kind of task, the function that makes the work of all groups of parameters."""
         steps = [stepper.works for stepper in self.steppers] + [{}]
         works = zip([swaps.works for swaps in self.swaps], steps, strict=False)
         return works_of_sections(
@@ -584,8 +585,8 @@ class Executor:
         )
 
     def _draw_on_host(self, seed: int) -> None:
-        """Draw the weights on the host; they depend only on the seed. Some layers are drawn
-        concurrently: drawing takes a second per hundred million weights.
+        """Draw the initial weights on the host; they depend only on the seed. Several layers are
+        drawn at the same time: drawing takes a second per hundred million weights.
         """
 
         def fill(layer: int) -> None:

@@ -1,5 +1,5 @@
-"""Training settings: AdamW, learning-rate schedule, clipping, loss scaling, and the seed of
-dropout.
+"""Training settings: AdamW, learning-rate schedule, gradient clipping, loss scaling, and dropout's
+seed.
 """
 
 import math
@@ -11,20 +11,20 @@ from mistlab.core.values import Checked, bounded
 Decay = Literal["constant", "linear", "cosine"]
 # The loss scale for fp16 gradients, whose 5 exponent bits would round small values to zero.
 FP16_LOSS_SCALE = 2.0**16
-# An upper limit for factors such as the learning rate and the clipping norm, far above any sensible
-# value: torch multiplies 32-bit numbers by them.
+# The upper limit of factors such as the learning rate and the clipping norm, far above any sensible
+# value, because torch multiplies 32-bit numbers by them.
 MOST_FACTOR = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training(Checked):
-    """The settings of training, independent of the plan.
+    """Training settings, which do not depend on the plan.
 
-    The learning rate rises over ``warmup_steps``. Then it stays, or falls to a tenth of
-    ``learning_rate`` at ``total_steps``. Gradients are clipped to the norm ``clip_norm`` if it is
-    given. ``loss_scale`` is the first factor on the loss: it doubles after ``growth_interval`` good
-    steps, and halves after an overflow, whose step is skipped. With ``steps_on_host`` the host
-    steps the optimizer state that is offloaded. The masks of dropout follow from ``dropout_seed``.
+    The learning rate rises over ``warmup_steps``. Then it stays or, if ``total_steps`` is given,
+    falls to a tenth of ``learning_rate`` by then. Gradients are clipped to the norm ``clip_norm``,
+    if given. ``loss_scale`` is the initial factor of the loss; it doubles after ``growth_interval``
+    good steps, and halves after an overflow, whose step is skipped. With ``steps_on_host`` the host
+    steps the offloaded optimizer states. ``dropout_seed`` determines the masks of dropout.
     """
 
     learning_rate: float = field(default=3e-4, metadata=bounded(minimum=0, most=MOST_FACTOR))
@@ -50,7 +50,9 @@ class Training(Checked):
 
     @property
     def norm_option(self) -> str:
-        """The option that makes a step wait for the norm of all gradients; empty if none does."""
+        """The option because of which a step waits for the norm of all gradients; empty if none
+        does.
+        """
         if self.clip_norm is not None:
             return "--clip-norm"
         return "" if self.loss_scale is None else "--loss-scale"

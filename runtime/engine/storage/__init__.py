@@ -1,1 +1,3 @@
-"""The storage of weights, gradients, optimizer states and activations on a device and its host."""
+"""Storage of weights, gradients, optimizer states and activations, on a device and in host
+memory.
+"""

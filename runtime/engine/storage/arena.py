@@ -1,6 +1,7 @@
-"""Memory for a whole run: one allocation of exactly the required size, divided into parts.
+"""Memory for a whole run: one allocation of exactly the required size, divided into tensors.
 
-The size comes from a rehearsal: code that takes parts runs twice, first with a ``Rehearsal``.
+The size comes from a rehearsal: the code that takes tensors runs twice, first with a ``Rehearsal``,
+which only counts bytes.
 """
 
 from collections import defaultdict
@@ -14,19 +15,20 @@ from torch import Tensor
 
 from runtime.devices.driver import Driver, lend
 
-# The alignment of each tensor in bytes, which suits every data type and vector instruction.
+# Tensors begin at multiples of this number of bytes, which suits every data type and vector
+# instruction.
 PLACE_BYTES = 256
 
 
 class Room(Protocol):
-    """The interface of memory from which flat tensors are taken one after another."""
+    """Memory from which flat tensors are taken one after another."""
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Take the next flat tensor of ``numel`` elements."""
 
 
 class Rehearsal:
-    """Returns tensors without memory, to count the bytes required."""
+    """Counts the bytes that tensors require, and returns tensors without memory."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
@@ -38,9 +40,9 @@ class Rehearsal:
 
 
 class Arena:
-    """One allocation of zeros on a device or on the host, divided into parts.
+    """One allocation of zeros on a device or in host memory, from which tensors are taken.
 
-    Host memory is pinned for the copies of the driver ``pins_for``, if it is given.
+    With ``pins_for`` the host memory is pinned, for copies by this driver.
     """
 
     def __init__(
@@ -66,19 +68,19 @@ class Arena:
         return part.view(dtype)
 
     def release(self) -> None:
-        """Return the pinned host memory, after its last use."""
+        """Return the pinned host memory to the system; nothing may use it any more."""
         _LENT.discard(self)
         if self._lent is not None:
             self._lent.give_back()
             self._lent = None
 
 
-# The allocations of pinned host memory that this process has not yet returned.
+# Allocations of pinned host memory that this process has not yet returned.
 _LENT: WeakSet[Arena] = WeakSet()
 
 
 def release_all() -> None:
-    """Return all pinned memory of this process, after a run has failed."""
+    """Return all pinned host memory of this process, after a run has failed."""
     for arena in tuple(_LENT):
         arena.release()
 
@@ -87,25 +89,28 @@ def _rounded_up(size_bytes: int) -> int:
     return -(-size_bytes // PLACE_BYTES) * PLACE_BYTES
 
 
-# Host memory for offloaded activations: buffers that all layers and micro-batches share.
+# Host memory for offloaded activations, in buffers that all layers and micro-batches share.
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class HostBuffer:
-    """Host memory of an offloaded storage, viewed as a tensor of the storage's shape."""
+    """A buffer in host memory for an offloaded storage, viewed as a tensor of the storage's
+    shape.
+    """
 
     memory: Tensor
     copy: Tensor
 
 
 class HostPool:
-    """Lends a buffer to each offloaded storage; buffers are allocated during the first iteration.
+    """Lends a host buffer to each offloaded storage; the buffers are allocated in the first
+    iteration.
 
-    A storage takes any free buffer of its size. One whose size ``varies`` with the routing of
-    tokens takes one of up to an eighth more, so that few sizes of buffers are made. The task that
-    copies a buffer home gives it back. A later storage may take the buffer at once: it leaves after
-    its layer has run forward, which computes after the layer whose backward pass waited for the
-    copy home.
+    A storage takes any free buffer of its size. If sizes vary with the routing of tokens
+    (``varies``), they are rounded up by at most an eighth, so that few sizes of buffers are needed.
+    The task that copies a buffer back to the device frees it, and a later storage may take it at
+    once: that storage is copied to the host after its layer's forward pass, which runs after the
+    backward pass that waited for the copy back.
     """
 
     def __init__(self, *, pins_for: Driver | None) -> None:
@@ -119,7 +124,7 @@ class HostPool:
         return sum(arena.size_bytes for arena in self._arenas)
 
     def take(self, storages: Sequence[Tensor], *, varies: bool = False) -> list[HostBuffer]:
-        """A host buffer with room for each offloaded storage; these are contiguous."""
+        """A host buffer for each offloaded storage, which must be contiguous."""
         taken = []
         for storage in storages:
             size_bytes = storage.nbytes

@@ -1,6 +1,6 @@
-"""Sends and receives activations and their gradients between stages: the tasks X and Y.
+"""Sends and receives activations and their gradients between pipeline stages (tasks X and Y).
 
-Between two chunks of one stage nothing is sent: the stage keeps what one makes for the other.
+Between two model chunks of one stage nothing is sent: the stage keeps the tensor.
 """
 
 import torch
@@ -15,8 +15,8 @@ from runtime.engine.streams.lanes import LaneWork, Streams
 
 
 class Boundary:
-    """Activations and gradients from and to neighbouring stages, in as many receive buffers as the
-    order of passes needs.
+    """The activations and gradients that a stage exchanges with neighbouring stages, received into
+    as many buffers as the order of passes needs.
     """
 
     def __init__(
@@ -33,12 +33,12 @@ class Boundary:
         self.streams = streams
         self.inbox: list[Tensor | None] = [None] * rooms
         self.outbox: list[Tensor | None] = [None] * RING
-        # Outputs that another model chunk of this stage takes as input, by the passes that produced
-        # them.
+        # Outputs that another model chunk of this stage takes as its input, by the pass that
+        # produced each.
         self._kept: dict[PassKey, Tensor] = {}
 
     def receive(self, op: Op) -> LaneWork:
-        """Allocate a receive buffer, and return the work that receives an activation or gradient
+        """Allocate a receive buffer; returns the work that receives an activation or a gradient
         into it.
         """
         tensor = torch.empty(self.shape, dtype=self.dtype, device=self.device)

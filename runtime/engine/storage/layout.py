@@ -1,9 +1,9 @@
 """The layout of a layer's parameters in one flat vector, and its division over ranks and host.
 
-Parameters begin at multiples of ``ALIGNMENT`` elements, or of a whole block where the optimizer's
-moments are quantised in blocks. The end is padded, so that data-parallel
-ranks own equal, aligned parts. An offload ratio cuts at such a multiple too, so that arithmetic on
-the two pieces gives the same bits as arithmetic on the whole.
+Parameters begin at multiples of ``ALIGNMENT`` elements (of a whole block where the optimizer's
+moments are quantised in blocks). The end is padded, so that data-parallel ranks hold equal, aligned
+parts. Offloading cuts the vector at such a multiple too, so that arithmetic on the two pieces gives
+the same bits as on the whole.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A parameter in the flat vector of its layer."""
+    """The name, shape and position of a parameter in the flat vector of its layer."""
 
     name: str
     shape: tuple[int, ...]
@@ -71,7 +71,7 @@ class Layout:
 
     @property
     def own(self) -> slice:
-        """The part of the flat vector of parameters that this rank holds."""
+        """The slice of the flat vector of parameters that this rank holds."""
         return slice(self.part * self.part_numel, (self.part + 1) * self.part_numel)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
@@ -85,8 +85,8 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def kept_elements(numel: int, ratio: float, alignment: int = ALIGNMENT) -> int:
-    """The number of ``numel`` elements that stay on the device when a share ``ratio`` of them is
-    offloaded, in multiples of ``alignment``.
+    """How many of ``numel`` elements stay on the device if the share ``ratio`` is offloaded, in
+    multiples of ``alignment``.
 
     >>> kept_elements(640, 0.37)
     448

@@ -1,10 +1,10 @@
 """Quantised frozen weights: packed once, and dequantised before each GEMM.
 
-Weights are taken in blocks of 64 inputs of a row, in the order in which ranks split a product: row
-by row where they split rows, else block column by block column. So a rank's part packs alike in all
-plans. With 4 bits (NF4, Dettmers et al. 2023, arXiv 2305.14314, appendix E) each block has a scale
-of 8 bits, of which 256 share one of 32 (double quantisation). With 8 bits 64 blocks, which are
-4,096 weights, share a scale of 32 bits.
+Weights are quantised in blocks of 64 neighbouring inputs of a row. Blocks are in row order where
+tensor-parallel ranks split rows, else in column order, so that a rank's part has the same bytes in
+all plans. With 4 bits (NF4, Dettmers et al. 2023, arXiv 2305.14314, appendix E) each block has an
+8-bit scale, and 256 of these share a 32-bit scale (double quantisation). With 8 bits 64 blocks
+(4,096 weights) share a 32-bit scale.
 
 Axes: N blocks, G groups of blocks.
 """
@@ -33,8 +33,8 @@ NF4 = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """How a rank's weight matrix (outputs, inputs) is quantised and packed; ``by_columns`` where
-    tensor parallelism splits its columns.
+    """How a rank's weight matrix (outputs, inputs) is quantised and packed; ``by_columns`` says
+    that tensor parallelism splits its columns.
     """
 
     base: Base
@@ -62,7 +62,8 @@ class Packing:
             units = self._each(_divisor(shared / _MOST))
             codes = (blocks / units[:, None]).round().to(torch.int8)
             return torch.cat([_bytes(shared), _bytes(codes)])
-        # A quantised scale of 0 would set all weights of a block to zero.
+        # The scale in 8 bits is at least 1: a scale of 0 would set all weights of the block to
+        # zero.
         units = self._each(_divisor(shared / _STEPS))
         steps = (largest / units).round().clamp(min=1)
         table = _table(matrix.device)
@@ -91,7 +92,9 @@ class Packing:
         return -(-self.blocks // BLOCKS_A_SCALE[self.base])
 
     def _blocks(self, matrix: Tensor) -> Tensor:
-        """A matrix's quantisation blocks of 64 elements, in order (N, 64)."""
+        """A matrix's quantisation blocks of 64 elements (N, 64), in the order in which they are
+        packed.
+        """
         parts = matrix.view(self.shape[0], -1, BLOCK)
         return (parts.transpose(0, 1) if self.by_columns else parts).reshape(-1, BLOCK)
 
@@ -102,14 +105,14 @@ class Packing:
         return blocks.view(-1, rows, BLOCK).transpose(0, 1).reshape(rows, columns)
 
     def _padded(self, scales: Tensor) -> Tensor:
-        """Block scales (N), padded and arranged in the groups (G, per group) in which the scales
-        themselves are quantised.
+        """Block scales (N) as groups (G, blocks per group), padded; the scales of a group are
+        quantised together.
         """
         size = BLOCKS_A_SCALE[self.base]
         return pad(scales, (0, self._groups * size - len(scales))).view(-1, size)
 
     def _each(self, shared: Tensor) -> Tensor:
-        """Repeat the value of each group (G) for each of its blocks (N)."""
+        """The value of each group (G), repeated for each of the group's blocks (N)."""
         return shared.repeat_interleave(BLOCKS_A_SCALE[self.base])[: self.blocks]
 
 
@@ -119,7 +122,7 @@ def _table(device: torch.device) -> Tensor:
 
 
 def _divisor(scales: Tensor) -> Tensor:
-    """Quantisation scales as divisors: 0 becomes 1, for blocks whose values are all 0."""
+    """Quantisation scales to divide by: 0, the scale of blocks of zeros, becomes 1."""
     return scales.masked_fill(scales == 0, 1.0)
 
 

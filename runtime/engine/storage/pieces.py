@@ -1,8 +1,9 @@
-"""Maps ranges of a rank's flat vectors to boxes: rectangular slices of whole tensors, as in
-checkpoints.
+"""Maps ranges of a rank's flat vectors to rectangular slices of whole tensors, in which checkpoints
+are written.
 
-A range of a flat vector is at most three boxes of a tensor: the end of a row, whole rows, the
-beginning of a row. There are more if the rank's rows are not neighbours in the whole tensor.
+A range of a flat vector is at most three rectangular slices of a tensor: the end of a row, whole
+rows, the beginning of a row. There are more if the rank's rows are not neighbours in the whole
+tensor.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,11 +18,11 @@ from runtime.models.parallel import OF_HEADS, ColumnLinear, RowLinear, Vocabular
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A rectangular slice of the whole tensor ``name``; its elements begin at ``begin`` in the
-    vector that the rank's optimizer steps.
+    """A rectangular slice of the whole tensor ``name``, whose elements begin at ``begin`` in the
+    flat vector that the rank's optimizer steps.
 
-    If the tensor is not split, all tensor-parallel ranks have the same piece; of experts, all ranks
-    with parts of the same experts.
+    Ranks that hold the same part have equal slices: all tensor-parallel ranks if the tensor is not
+    split; for experts, the ranks that share the experts.
     """
 
     name: str
@@ -39,8 +40,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Rows ``begin`` to ``end`` of a rank's tensor; ``first`` is the row of the whole tensor at
-    which they begin.
+    """Neighbouring rows of a rank's tensor, from ``begin`` to ``end``; ``first`` is the index in
+    the whole tensor of the first of these rows.
     """
 
     begin: int
@@ -50,8 +51,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Where a rank's part is in a whole tensor, or in each expert's tensor; ``expert`` is the index
-    of the rank's first expert.
+    """Which part of a whole tensor (or of each expert's tensor) a rank holds; ``expert`` is the
+    index of the rank's first expert.
     """
 
     rows: tuple[Rows, ...]
@@ -63,7 +64,7 @@ class Part:
 def part_of(
     module: nn.Module, leaf: str, shape: Sequence[int], *, rank: int, ranks: int, used: int
 ) -> Part:
-    """The rank's part of a module's parameter; rows from ``used`` on are padding."""
+    """The part of a module's parameter that the rank holds; rows from ``used`` on are padding."""
     size = shape[0]
     if isinstance(module, ExpertMatrices):
         return _part_of_experts(module, leaf, shape)
@@ -101,10 +102,10 @@ def _blocks(blocks: Sequence[int], rank: int, ranks: int, used: int) -> Iterator
 def pieces_of(
     name: str, shape: Sequence[int], part: Part, low: int, high: int, begin: int
 ) -> Iterator[Piece]:
-    """The rectangular slices of the whole tensor that elements ``low`` to ``high`` of a rank's
-    tensor fill.
+    """The rectangular slices of the whole tensor that contain elements ``low`` to ``high`` of a
+    rank's part.
 
-    Element ``low`` lies at ``begin`` in the vector that the rank steps.
+    Element ``low`` is at ``begin`` in the flat vector that the rank's optimizer steps.
     """
     if part.expert is not None:
         yield from _pieces_of_experts(name, shape, part, low, high, begin)
@@ -131,7 +132,7 @@ def pieces_of(
 def _pieces_of_experts(
     name: str, shape: Sequence[int], part: Part, low: int, high: int, begin: int
 ) -> Iterator[Piece]:
-    """The rectangular slices of each expert's tensor, where a rank has several experts in one
+    """The rectangular slices of each expert's tensor, where a rank holds several experts in one
     tensor.
     """
     assert part.expert is not None

@@ -1,10 +1,10 @@
-"""Holds the tensors that a layer saves for its backward pass, on the device or on the host.
+"""Holds the tensors that a layer saves for its backward pass, on the device or in host memory.
 
-Hooks see each tensor that autograd saves while a layer runs, and only number it. A view of the
-layer's weights is moved along if the weights are at another place in the backward pass. Any other
-tensor is a view of a storage. A storage is counted once, however many views it has, and may live on
-the host meanwhile. Which tensors share a storage is worked out once, for all micro-batches of a
-layer: its code is the same for each.
+Autograd's hooks give each saved tensor to this module, which returns a number in its place. A saved
+view of the layer's weights follows the weights if they lie elsewhere in the backward pass. Other
+saved tensors are views of storages. A storage counts once, however many views it has, and may be
+offloaded to the host until the backward pass. Which tensors share a storage is worked out once per
+layer, since the layer runs the same code for all micro-batches.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ from typing import Self, cast
 import torch
 from torch import Tensor
 
-# A storage smaller than this fraction of a layer's saved bytes stays on the device, such as
-# attention's random state: each copy costs a call, and each host buffer a registration.
+# A storage smaller than a layer's saved bytes divided by this number, such as attention's random
+# state, is not offloaded: each copy costs a call, and each host buffer a registration.
 LEAST_SHARE = 8192
 _Place = tuple[torch.dtype, torch.Size, tuple[int, ...], int]
 
@@ -24,8 +24,8 @@ _Place = tuple[torch.dtype, torch.Size, tuple[int, ...], int]
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _KeptStorage:
     """A storage that a layer saves for its backward pass: the indices of the saved tensors that are
-    views of it, and of one that covers it contiguously. ``dtype`` is the data type of all views, or
-    that of bytes.
+    views of it, and the index of one that covers it contiguously, if any. ``dtype`` is the data
+    type that all views have, or bytes if they differ.
     """
 
     size_bytes: int
@@ -36,11 +36,12 @@ class _KeptStorage:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SavedLayout:
-    """The arrangement of a layer's saved tensors in storages, equal for all of its micro-batches.
+    """Which storages a layer's saved tensors are views of, equal for all micro-batches of the
+    layer.
 
-    ``places`` are the type, size, strides and offset of each tensor. Tensors ``at_home`` are views
-    of the layer's weights; these, constants and empty tensors are ``staying``. ``by_size`` are the
-    numbers of storages that are worth a copy, the largest first.
+    ``places`` are each tensor's type, size, strides and offset. Tensors ``at_home`` are views of
+    the layer's weights; these, constants and empty tensors are ``staying`` on the device.
+    ``by_size`` are the indices of the storages large enough to offload, largest first.
     """
 
     places: tuple[_Place, ...]
@@ -58,8 +59,9 @@ class SavedLayout:
         constants: frozenset[int],
         left_out: int | None = None,
     ) -> Self:
-        """The arrangement of saved tensors: ``home`` is the storage of weights, and ``left_out``
-        that of a tensor that the next layer counts as its input.
+        """Which storages the saved tensors are views of. ``home`` is the storage of the layer's
+        weights. ``left_out`` is a storage that is not counted, because the next layer counts it as
+        its input.
         """
         views_of: dict[int, list[int]] = {}
         for number, tensor in enumerate(tensors):
@@ -116,9 +118,9 @@ def _storage(tensors: Sequence[Tensor], views: Sequence[int]) -> _KeptStorage:
 class Saved:
     """The tensors that one layer saves for one micro-batch.
 
-    ``size_bytes`` counts their storages that are on the device. ``weights`` is the layer's flat
-    vector of weights in the forward pass. ``constants`` are numbers of storages that stay in any
-    case. ``layout`` may be given by a micro-batch before, if all are alike.
+    ``size_bytes`` counts their storages on the device. ``weights`` is the layer's flat vector of
+    weights in the forward pass. ``constants`` are storages that always stay on the device.
+    ``layout`` may come from an earlier micro-batch, if all micro-batches save the same tensors.
     """
 
     weights: Tensor
@@ -126,8 +128,7 @@ class Saved:
     layout: SavedLayout | None = None
     _away_bytes: int = 0
     _moved: int = 0
-    # The saved tensors by the index that autograd holds in place of each; None once used or
-    # offloaded.
+    # The saved tensors, by the number that autograd holds instead; None once used or offloaded.
     _tensors: list[Tensor | None] = field(default_factory=list)
 
     @property
@@ -136,16 +137,17 @@ class Saved:
         return self.arranged().size_bytes - self._away_bytes
 
     def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
-        """A context for the layer's forward pass, which saves its tensors here."""
+        """A context in which a layer's forward pass saves its tensors here."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def keep(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Save a tensor as autograd would; returns a function that returns it."""
+        """Save a tensor as autograd would; returns a function that gives the tensor back."""
         return partial(self._unpack, self._pack(tensor))
 
     def arranged(self, leaves_out: Tensor | None = None) -> SavedLayout:
-        """The arrangement of all saved tensors, known after the layer has run; ``leaves_out`` is a
-        tensor that the next layer counts as its input.
+        """Which storages the saved tensors are views of, known once the layer has run;
+        ``leaves_out`` is a tensor that is not counted, because the next layer counts it as its
+        input.
         """
         known = self.layout
         if known is None or len(known.places) != len(self._tensors):
@@ -156,14 +158,14 @@ class Saved:
         return known
 
     def move_weights(self, weights: Tensor) -> None:
-        """Record that a layer's weights have moved for the backward pass, so that saved views of
-        weights follow.
+        """Say that a layer's weights have moved before its backward pass, so that saved views of
+        the weights follow.
         """
         self._moved = int(weights.storage_offset() - self.weights.storage_offset())
 
     def largest(self, most_bytes: float) -> list[int]:
-        """The indices of the largest saved storages, of at most ``most_bytes`` in total, largest
-        first; storages too small to be worth a copy are omitted.
+        """The indices of the largest saved storages, largest first, of at most ``most_bytes`` in
+        total; storages too small to offload are left out.
         """
         chosen, left, layout = [], most_bytes, self.arranged()
         for number in layout.by_size:
@@ -174,8 +176,8 @@ class Saved:
         return chosen
 
     def leave(self, numbers: Sequence[int]) -> list[Tensor]:
-        """Release saved storages; returns contiguous tensors of their bytes, for copies to the
-        host.
+        """Release saved storages on the device; returns contiguous tensors of their bytes, to be
+        copied to the host.
         """
         tensors, storages, left = self._tensors, self.arranged().storages, []
         for number in numbers:
@@ -200,9 +202,9 @@ class Saved:
             self._away_bytes -= storage.size_bytes
 
     def _pack(self, tensor: Tensor) -> int:
-        # A tensor without its autograd history is kept, since a parameter's data moves, and an
-        # output that saves itself would never be freed. ``data`` takes the host a fifth of the time
-        # of ``detach``.
+        # The tensor is saved without its autograd history: a parameter's data may move, and an
+        # output that saves itself would never be freed. ``data`` takes a fifth of the host time of
+        # ``detach``.
         tensors = self._tensors
         tensors.append(tensor.data)
         return len(tensors) - 1
@@ -215,16 +217,16 @@ class Saved:
                 offset = tensor.storage_offset() + self._moved
                 return tensor.as_strided(tensor.shape, tensor.stride(), offset)
             return tensor
-        # The reference is dropped when the one operator that needs the tensor takes it, so that its
-        # memory is freed after the operator, as without saved-tensor hooks.
+        # The reference is dropped when the operator that needs the tensor takes it, so that the
+        # memory is freed after this operator, as without hooks.
         self._tensors[number] = None
         return tensor
 
 
 def storage_of(tensor: Tensor) -> int:
-    """The identifier of a tensor's storage, unique while the storage lives.
+    """An identifier of a tensor's storage, unique while the storage lives.
 
-    Unlike an address of memory, tensors without memory have it too.
+    Unlike a memory address, it also exists for tensors without memory.
     """
     number: int = tensor.untyped_storage()._cdata
     return number
@@ -243,7 +245,9 @@ def _all_of(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def _view(
     flat: Tensor, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int
 ) -> Tensor:
-    """A view of a storage, which ``flat`` covers, with a tensor's shape and position in it."""
+    """A view with a tensor's type, size, strides and offset, of the storage that ``flat``
+    covers.
+    """
     if flat.dtype == dtype:
         return flat.as_strided(size, stride, offset)
     empty = torch.empty(0, dtype=dtype, device=flat.device)

@@ -1,4 +1,6 @@
-"""The weights, gradients and optimizer states of layers on the device and on the host."""
+"""The weights, gradients and optimizer states of a rank's layers, on the device and in host
+memory.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,18 +20,18 @@ from runtime.models.parallel import SmallMatrix
 
 # A rank's weights, gradients and optimizer states of each layer, and the ring buffers.
 #
-# A layer has a section for each set of ranks that shard its states. One section has all parameters
-# except those of experts, which other ranks share. Sections of a layer are consecutive in a ring
-# entry.
+# A section is the part of a layer's parameters that one group of ranks shards. One section has all
+# parameters except experts; experts, which another group of ranks shards, are a section of their
+# own. A layer's sections lie one after the other in an entry of a ring buffer.
 #
-# A partly offloaded vector is ``Split``. Sharded or offloaded weights and gradients are whole only
-# in a ring entry, which layers use in turn. The optimizer's vectors are never whole: their two
-# pieces are stepped separately.
+# A partly offloaded vector is a ``Split``. Sharded or offloaded weights and gradients are whole
+# only in the entries of a ring buffer, which layers use in turn. Optimizer states are never whole:
+# the part on the device and the part on the host are stepped separately.
 
 
 class Begin(NamedTuple):
-    """Where a group of parameters begins in a ring buffer entry: for whole vectors, for ranks'
-    parts, and for offloaded optimizer states.
+    """Where a section of a layer begins in an entry of a ring buffer: in vectors of whole
+    parameters, of this rank's part, and of offloaded optimizer states.
     """
 
     whole: int = 0
@@ -37,20 +39,19 @@ class Begin(NamedTuple):
     tail: int = 0
 
     def after(self, layout: Layout, tail: int) -> "Begin":
-        """Where the layer's next group of parameters begins."""
+        """Where the layer's next section begins."""
         return Begin(self.whole + layout.numel, self.part + layout.part_numel, self.tail + tail)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerState:
-    """One rank's weights, gradients and optimizer states of a section of a layer.
+    """One rank's weights, gradients and optimizer states for a section of a layer.
 
-    ``weights`` holds the layer's weights (with ZeRO-3, this rank's part). ``gradients`` holds the
-    sums over micro-batches (from ZeRO-2 on, this rank's part). ``optimizer`` holds master weights
-    and two moments (from ZeRO-1 on, this rank's part), followed by scales where moments are codes.
-    ``step`` counts the optimizer's steps on the device, ``host_step`` those on the host. Through
-    ``exchange`` the host gets gradients and, in the same memory (``exchanged_weights``), gives
-    weights back.
+    ``weights`` are the layer's weights (with ZeRO-3, this rank's part), ``gradients`` the sums over
+    micro-batches (from ZeRO-2 on, this rank's part), ``optimizer`` the master weights and two
+    moments (from ZeRO-1 on, this rank's part), then their scales if moments are quantised. ``step``
+    counts optimizer steps on the device, ``host_step`` those on the host. The host receives
+    gradients in ``exchange``, and returns weights in the same memory as ``exchanged_weights``.
     """
 
     layout: Layout
@@ -73,18 +74,18 @@ class Types(NamedTuple):
 
     @property
     def stepped(self) -> tuple[Kind, ...]:
-        """The kinds of vectors that the optimizer steps."""
+        """The types of the vectors that the optimizer steps."""
         return kinds_stepped(self.moments)
 
     @property
     def alignment(self) -> int:
-        """The number of elements at whose multiples parameters begin."""
+        """Parameters begin at multiples of this number of elements."""
         return alignment_of(self.moments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rings:
-    """Ring buffers of two entries each: for whole weights, for whole gradients and for ranks'
+    """Ring buffers of two entries each: for whole weights, for whole gradients, and for ranks'
     parts.
     """
 
@@ -95,7 +96,7 @@ class Rings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Section:
-    """The states of the parameters that one set of ranks shards, by layer index."""
+    """The states of the parameters that one group of ranks shards, by layer index."""
 
     shape: StageShape
     layers: Mapping[int, LayerState]
@@ -103,13 +104,13 @@ class Section:
     staging: Staging
 
     def whole_weights(self, layer: int, entry: int) -> Tensor:
-        """The vector of a layer's whole weights, valid while passes use them."""
+        """The flat vector of a layer's whole weights, valid while its passes use them."""
         if self.shape.rings_weights(layer):
             return self._entry(self.rings.weights, layer, entry)
         return self.layers[layer].weights.resident
 
     def own_weights(self, layer: int, entry: int) -> Tensor:
-        """This rank's part of a layer's whole weights."""
+        """This rank's part of the flat vector of a layer's weights."""
         whole, shape = self.whole_weights(layer, entry), self.shape
         return whole[self.layers[layer].layout.own] if shape.zero >= 3 else whole
 
@@ -120,9 +121,7 @@ class Section:
         return self.layers[layer].gradients.resident
 
     def sums(self, layer: int, entry: int) -> Tensor:
-        """The vector of gradients accumulated over micro-batches; from ZeRO-2 on, this rank's
-        part.
-        """
+        """The gradients of a layer summed over micro-batches; from ZeRO-2 on, this rank's part."""
         if not self.shape.offload_of(layer).gradients:
             return self.layers[layer].gradients.resident
         if self.shape.zero < 2:
@@ -131,12 +130,14 @@ class Section:
         return self.rings.sums[entry][state.begin.part :][: state.layout.part_numel]
 
     def stepped_gradients(self, layer: int, entry: int) -> Tensor:
-        """The gradients of the weights that the rank steps."""
+        """The gradients of the weights that this rank's optimizer steps."""
         sums = self.sums(layer, entry)
         return sums[self.layers[layer].layout.own] if self.shape.zero == 1 else sums
 
     def set_stepped(self, layer: int, entry: int, begin: int, values: Tensor) -> None:
-        """Write updated weights back, from element ``begin`` of the weights that the rank steps."""
+        """Write updated weights back, from element ``begin`` of the weights that this rank
+        steps.
+        """
         whole, state, shape = self.whole_weights(layer, entry), self.layers[layer], self.shape
         stepped = whole[state.layout.own] if shape.zero >= 1 else whole
         span = slice(begin, begin + values.numel())
@@ -145,7 +146,9 @@ class Section:
             state.weights.resident[span].copy_(stepped[span])
 
     def staged(self, layer: int, entry: int) -> list[Tensor]:
-        """The staging buffer of a layer's offloaded master weights and moments."""
+        """The buffers on the device into which a layer's offloaded master weights and moments are
+        copied.
+        """
         state = self.layers[layer]
         return self.staging.of(entry, state.begin.tail, state.optimizer[0].tail.numel())
 
@@ -156,9 +159,9 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageState:
-    """The state of all layers of a rank, in sections of parameters that the same ranks shard, and
-    the buffers that sections share. ``frozen`` is the section of frozen weights, which have neither
-    gradients nor optimizer states.
+    """The states of all layers of a rank, by section (the parameters that one group of ranks
+    shards), and the buffers that sections share. ``frozen`` is the section of frozen weights, which
+    have neither gradients nor optimizer states.
     """
 
     shape: StageShape
@@ -179,14 +182,15 @@ class StageState:
         device: torch.device,
         frozen: Mapping[int, Layout] | None = None,
     ) -> Self:
-        """Allocate the state: count the bytes in a rehearsal, allocate them at once, and divide the
+        """Allocate the state: count its bytes in a rehearsal, allocate them at once, and divide the
         allocation.
 
-        ``layouts`` are those of each section's layers, ``frozen`` those of frozen weights.
+        ``layouts`` has for each section the layouts of its layers, ``frozen`` the layouts of frozen
+        weights.
         """
         frozen = frozen or {}
         if types.moments == CODES:
-            # Made in a step, tables of codes would let the host wait for a copy.
+            # Make the tables of codes now: in a step, the host would wait for their copy.
             moment_codes(device)
         rehearsed = Rehearsal(), Rehearsal()
         _parts(shape, layouts, frozen, types, *rehearsed)
@@ -211,7 +215,7 @@ class StageState:
 
     @property
     def layers(self) -> Mapping[int, LayerState]:
-        """The section (parameters that the same ranks shard) that every layer has."""
+        """The section that every layer has: all trained parameters except experts."""
         return self.sections[0].layers
 
     def sections_of(self, layer: int) -> list[Section]:
@@ -223,8 +227,8 @@ class StageState:
         return [*self.sections, *([] if self.frozen is None else [self.frozen])]
 
     def held_bytes(self) -> dict[str, int]:
-        """The bytes on the device by class of memory, named as in predictions: weights, gradients,
-        optimizer states.
+        """The bytes on the device by class of memory, with the names of predictions: weights,
+        gradients, optimizer states.
         """
         layers = [layer for section in self.all_sections() for layer in section.layers.values()]
         rings = self.rings
@@ -288,7 +292,9 @@ def _staging(
     kinds: Sequence[Kind],
     device: torch.device,
 ) -> Staging:
-    """Staging buffers for the largest layer whose offloaded states are stepped on the device."""
+    """The buffers on the device for stepping offloaded optimizer states, as large as the largest
+    layer needs.
+    """
     sizes: dict[int, int] = {}
     for layers in sections:
         for layer, state in layers.items():
@@ -343,7 +349,7 @@ def _frozen_layer(
     device: Room,
     host: Room,
 ) -> LayerState:
-    """A layer's weights that are not trained."""
+    """The state of a layer's frozen weights."""
     numel = layout.part_numel if shape.zero >= 3 else layout.numel
     ratio, nothing = shape.offload_of(layer).weights, device.take(0, types.gradients)
     return LayerState(
@@ -366,22 +372,22 @@ def _ring(sizes: list[int], dtype: torch.dtype, device: Room) -> tuple[Tensor, .
 
 # Points a layer's parameters to their weights and gradients, which are views of flat vectors.
 #
-# Gathered or fetched weights and gradients are whole only in an entry of a ring of two. They
-# alternate between the entries, and the parameters follow them.
+# Weights and gradients that are gathered or fetched are whole only in a ring buffer of two entries,
+# which layers use in turn; the parameters follow them.
 #
 # Gradients of matrices are accumulated while a layer runs backward. Gradients of vectors are many
-# and small, and accumulating each would take a kernel. So autograd leaves them with their
-# parameters, and one kernel accumulates them all. Small matrices, such as routers', count as
+# and small, and accumulating each would take a kernel. So autograd leaves them in the parameters'
+# ``grad``, and one kernel accumulates them all. Small matrices, such as a router's, are treated as
 # vectors.
 
 
-# The name that the embedding gives to its table, which the head uses too if they are tied.
+# The embedding's name for its token table, which a tied head uses too.
 OWN_TABLE = "tokens.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _FlatVector:
-    """The flat vectors of a layer's sections, with the location of its parameters."""
+    """The flat vectors of a layer's sections, and where each parameter lies in them."""
 
     wholes: tuple[Tensor, ...]
     views: tuple[Tensor, ...]
@@ -391,7 +397,7 @@ class _FlatVector:
     def of(
         cls, layouts: Sequence[Layout], wholes: Sequence[Tensor], is_vector: Sequence[bool]
     ) -> Self:
-        """Locate a layer's parameters in the flat vectors ``wholes``, one for each section."""
+        """Find where a layer's parameters lie in ``wholes``, a flat vector for each section."""
         pairs = zip(layouts, wholes, strict=True)
         views = tuple(view for layout, whole in pairs for view in layout.views(whole).values())
         return cls(wholes=tuple(wholes), views=views, vectors=list(compress(views, is_vector)))
@@ -399,7 +405,9 @@ class _FlatVector:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Layer:
-    """A layer's parameters: their location for each ring buffer entry, and the current one."""
+    """A layer's parameters, where they lie in each entry of the ring buffer, and where they lie
+    now.
+    """
 
     parameters: tuple[nn.Parameter, ...]
     is_vector: tuple[bool, ...]
@@ -412,8 +420,8 @@ class _Layer:
 
 
 class ParameterPlaces:
-    """Points the parameters of a stage's layers to where their weights and gradients currently
-    are.
+    """Points the parameters of a stage's layers to where their weights and gradients lie at
+    present.
     """
 
     def __init__(self, state: StageState, modules: dict[int, nn.Module]) -> None:
@@ -424,12 +432,12 @@ class ParameterPlaces:
             borrower = "projection" if getattr(head, "table", None) is None else "table"
             table = modules[shape.first_layer].get_parameter(OWN_TABLE)
             head.get_submodule(borrower).weight = table
-            # The head's backward pass is the first to accumulate the table's gradients.
+            # Gradients of the shared table start with the head's backward pass.
             self.take_gradients(shape.first_layer, 0)
 
     def take_weights(self, layer: int, entry: int) -> Tensor:
-        """Point a layer's parameters to its whole weights in a ring buffer entry; returns the flat
-        vector of the layer's first section.
+        """Point a layer's parameters to its whole weights in an entry of the ring buffer; returns
+        the flat vector of the layer's first section.
         """
         of_layer = self._layers[layer]
         flat = of_layer.weights[entry]
@@ -440,7 +448,9 @@ class ParameterPlaces:
         return flat.wholes[0]
 
     def take_gradients(self, layer: int, entry: int) -> tuple[Tensor, ...]:
-        """Point a layer's gradients to their accumulators in an entry; returns the flat vectors."""
+        """Point a layer's gradients to their sums in an entry of the ring buffer; returns the flat
+        vectors.
+        """
         of_layer = self._layers[layer]
         flat = of_layer.gradients[entry]
         if flat is not of_layer.gradients_now:
@@ -453,8 +463,8 @@ class ParameterPlaces:
         return flat.wholes
 
     def take_vectors(self, layer: int) -> list[Tensor]:
-        """Remove and return the gradients that autograd has left with a layer's vector
-        parameters.
+        """Remove and return the gradients of a layer's vector parameters, which autograd has left
+        in ``grad``.
         """
         of_layer = self._layers[layer]
         gradients = [vector.grad for vector in of_layer.vectors if vector.grad is not None]
@@ -469,7 +479,9 @@ class ParameterPlaces:
     def add_vectors(
         self, layer: int, gradients: list[Tensor], of: Sequence[bool] | None = None
     ) -> None:
-        """Accumulate gradients of a layer's vector parameters; with ``of``, of the marked ones."""
+        """Add gradients of a layer's vector parameters to their sums. ``of`` marks the parameters
+        that the gradients belong to; None means all.
+        """
         of_layer = self._layers[layer]
         if gradients:
             assert of_layer.gradients_now is not None
@@ -477,14 +489,14 @@ class ParameterPlaces:
             if of is not None:
                 sums, widened = list(compress(sums, of)), list(compress(widened, of))
             if widened:
-                # One kernel adds tensors of one type only.
+                # One kernel adds only tensors of one type, so gradients are converted first.
                 torch._foreach_copy_(widened, gradients)
                 gradients = widened
             torch._foreach_add_(sums, gradients)
 
 
 def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
-    """Give the parameters of a module that was built without memory their memory."""
+    """Give memory to the parameters of a module that was built without."""
     shape = state.shape
     sections = [section for section in state.all_sections() if layer in section.layers]
     layouts = [section.layers[layer].layout for section in sections]
@@ -508,13 +520,13 @@ def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
     for entry, view, is_own in zip(entries, weights[0].views, is_trained, strict=True):
         path, _, leaf = entry.name.rpartition(".")
         parameters.append(nn.Parameter(view.data, requires_grad=is_own))
-        # Accumulators may be wider than weights.
+        # Gradient sums may be of a wider type than the weights.
         if is_own:
             parameters[-1].grad_dtype = None
         setattr(module.get_submodule(path), leaf, parameters[-1])
     vectors, types = list(compress(parameters, is_vector)), state.types
     is_wider = types.gradients != types.weights
-    # Weights and gradients outside ring buffers are at the same location for every entry.
+    # Outside ring buffers, weights and gradients lie in the same place for every entry.
     return _Layer(
         parameters=tuple(parameters),
         is_vector=tuple(is_vector),
@@ -527,7 +539,7 @@ def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
 
 
 def _is_vector(module: nn.Module, entry: Entry) -> bool:
-    """Whether a parameter is a vector, whose gradient autograd leaves in ``grad``."""
+    """Whether a parameter is treated as a vector, whose gradient autograd leaves in ``grad``."""
     path, _, leaf = entry.name.rpartition(".")
     is_small = isinstance(module.get_submodule(path), SmallMatrix)
     return len(entry.shape) == 1 or leaf == "bias" or is_small

@@ -1,5 +1,5 @@
-"""The flat vectors that the optimizer steps: their data types, their division over device and host,
-and staging buffers for offloaded ones.
+"""The flat vectors that the optimizer steps: their data types, their parts on the device and on the
+host, and buffers on the device for stepping offloaded parts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,15 +16,17 @@ from runtime.engine.streams.lanes import Streams
 
 
 class Kind(NamedTuple):
-    """The data type of a vector, and for how many parameters it has an element."""
+    """The data type of a vector that the optimizer steps, and how many parameters share an
+    element.
+    """
 
     dtype: torch.dtype
     each: int = 1
 
 
 def kinds_stepped(moments: torch.dtype) -> tuple[Kind, ...]:
-    """The vectors that the optimizer steps: master weights and two moments; scales of both follow
-    where moments are codes.
+    """The vectors that the optimizer steps: master weights, two moments, and the moments' scales if
+    they are quantised.
     """
     wide, moment = Kind(torch.float32), Kind(moments)
     scales = (Kind(torch.float32, BLOCK),) * 2 if moments == CODES else ()
@@ -32,18 +34,18 @@ def kinds_stepped(moments: torch.dtype) -> tuple[Kind, ...]:
 
 
 def alignment_of(moments: torch.dtype) -> int:
-    """The number of elements at whose multiples parameters, ranks' parts and offloaded tails begin:
-    with codes, whole blocks, so that these are a parameter's own.
+    """Parameters, ranks' parts and offloaded tails begin at multiples of this number of elements:
+    whole blocks if moments are quantised, so that no block spans two of them.
     """
     return BLOCK if moments == CODES else ALIGNMENT
 
 
-# A partly offloaded vector: its beginning stays on the device, and its tail is on the host.
+# A partly offloaded vector: its beginning stays on the device, and its tail is in host memory.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Split:
-    """A flat vector whose tail is on the host."""
+    """A flat vector whose tail is offloaded to host memory."""
 
     resident: Tensor
     tail: Tensor
@@ -58,8 +60,8 @@ class Split:
         host: Room,
         alignment: int = ALIGNMENT,
     ) -> Self:
-        """Allocate a vector for ``numel`` parameters, of which the share ``ratio`` is on the host,
-        in multiples of ``alignment``.
+        """Allocate a vector for ``numel`` parameters, of which the share ``ratio`` is in host
+        memory, in multiples of ``alignment``.
         """
         kept = kept_elements(numel, ratio, alignment)
         return cls(
@@ -69,28 +71,29 @@ class Split:
 
     @property
     def kept(self) -> int:
-        """The number of elements of the vector that are kept on the device."""
+        """The number of elements of the vector that stay on the device."""
         return self.resident.numel()
 
     def load(self, whole: Tensor) -> None:
-        """Copy the resident and the offloaded part of the vector into ``whole``."""
+        """Copy both parts of the vector, on the device and on the host, into ``whole``."""
         whole[: self.kept].copy_(self.resident)
         whole[self.kept :].copy_(self.tail, non_blocking=True)
 
     def store(self, whole: Tensor) -> None:
-        """Copy ``whole`` into the resident and the offloaded part of the vector."""
+        """Copy ``whole`` into both parts of the vector, on the device and on the host."""
         self.resident.copy_(whole[: self.kept])
         self.tail.copy_(whole[self.kept :], non_blocking=True)
 
 
-# Staging buffers on the device for offloaded optimizer states, during optimizer steps.
+# Buffers on the device into which offloaded optimizer states are copied for a step.
 #
-# Each step allocates the buffers and frees them, since other tensors need the memory in between.
+# They are allocated for each optimizer step and then freed, since other tensors need the memory in
+# between.
 
 
 class Staging:
-    """Staging buffers for offloaded optimizer states, used in turn: each has vectors for ``numel``
-    parameters of the ``kinds`` that are stepped.
+    """Buffers on the device for stepping offloaded optimizer states, which layers use in turn; each
+    has vectors of the given ``kinds`` for ``numel`` parameters.
     """
 
     def __init__(
@@ -106,11 +109,11 @@ class Staging:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes that the staging buffers occupy now."""
+        """The bytes that the buffers occupy at present."""
         return sum(slot.nbytes for slots in self._slots.values() for slot in slots)
 
     def open(self) -> None:
-        """Allocate the staging buffers for offloaded states."""
+        """Allocate the buffers."""
         for entry in self._entries:
             self._slots[entry] = tuple(
                 torch.empty(self._numel // kind.each, dtype=kind.dtype, device=self._device)
@@ -118,16 +121,14 @@ class Staging:
             )
 
     def close(self, streams: Streams) -> None:
-        """Free the staging buffers for offloaded states."""
+        """Free the buffers."""
         for slots in self._slots.values():
             for slot in slots:
                 streams.spoil(slot)
         self._slots.clear()
 
     def of(self, entry: int, begin: int, numel: int) -> list[Tensor]:
-        """The elements of ``numel`` parameters from ``begin`` on, of each vector of a staging
-        buffer.
-        """
+        """The elements for ``numel`` parameters from ``begin`` on, of each vector of a buffer."""
         return [
             slot[begin // kind.each : (begin + numel) // kind.each]
             for slot, kind in zip(self._slots[entry], self._kinds, strict=True)

@@ -1,1 +1,1 @@
-"""The work queues of one device: streams of a GPU, or simulated streams on a CPU."""
+"""The work queues (lanes) of one device: streams of a GPU, or simulated streams on a CPU."""

@@ -13,10 +13,10 @@ from runtime.models.context import chunks_of
 
 
 class StreamedContext:
-    """A group of ranks with parts of the same sequences, which exchange keys and values by ring,
+    """The context-parallel ranks that share each sequence; they exchange keys and values by ring,
     gather or all-to-all (``way``).
 
-    Ring messages run on the lane of collectives inside layers, while compute attends.
+    Ring messages run on the stream of collectives inside layers, while the compute stream attends.
     """
 
     def __init__(self, group: Group, streams: Streams, way: int) -> None:
@@ -33,8 +33,8 @@ class StreamedContext:
     def pass_on(
         self, given: Sequence[Tensor], taken: Sequence[Tensor], work: Callable[[], object]
     ) -> None:
-        """Send to the next rank of the ring and receive from the previous one, overlapped with
-        ``work``.
+        """Send tensors to the next rank of the ring and receive from the previous rank, overlapped
+        with ``work``.
         """
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         sends = [(one, after) for one in given]
@@ -48,10 +48,12 @@ class StreamedContext:
         return whole.view(self.size, -1)
 
     def scatter(self, whole: Tensor) -> Tensor:
-        """Reduce-scatter: this rank's row of the sum over the ranks."""
+        """Reduce-scatter of ``whole``, which has a row per rank: this rank's row, summed over the
+        ranks.
+        """
         flat = whole.flatten()
         self._streams.settle(self._group.reduce_scatter(flat))
-        # A view would keep the whole tensor allocated.
+        # A copy, because a view would keep the whole tensor in memory.
         return flat.view(self.size, -1)[self.rank].clone()
 
     def trade(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> None:

@@ -1,5 +1,5 @@
-"""The lanes of a device, which are queues of work: CUDA streams, simulated streams, and the host's
-thread.
+"""The lanes of a device, which are queues of work: CUDA streams, or simulated streams on a CPU, and
+a thread for work of the host.
 """
 
 import random
@@ -21,7 +21,7 @@ from runtime.devices.driver import Driver, Graph, Stream
 from runtime.devices.driver import Event as DeviceEvent
 from runtime.engine.streams.lanes import Event, LaneWork, Streams
 
-# The host's lane of a GPU: a thread for work on the host's processors.
+# The lane for host work beside a GPU: a thread that computes on the host's processors.
 
 
 Span = tuple[float, float]
@@ -29,10 +29,11 @@ HostEvent = Future[Span]
 
 
 class HostLane:
-    """Runs host work in order; its events are futures with start and end in seconds.
+    """Runs host work in order, in one thread; its events are futures that give start and end in
+    seconds.
 
-    ``thread`` runs one piece of work at a time. Within ``aside`` the work issues its own copies, on
-    a stream that no other lane uses: other lanes' streams have later work queued already.
+    Inside ``aside`` the work issues its copies on a stream that no other lane uses, since the
+    streams of other lanes have later work queued already.
     """
 
     def __init__(
@@ -60,13 +61,12 @@ class HostLane:
         return start, perf_counter()
 
 
-# The lanes of a GPU: a stream for each lane; compute uses the current stream.
+# The lanes of a GPU: one CUDA stream for each lane; computation uses the current stream.
 
 
 class _StreamWork:
-    """Work on a CUDA stream, with the events of its start and its end.
-
-    They are None once the host has waited for them.
+    """Work on a CUDA stream, with the events of its start and end; both are None once the host has
+    waited for them.
     """
 
     __slots__ = ("end", "start")
@@ -79,28 +79,29 @@ class _StreamWork:
 class CudaStreams:
     """The lanes of a GPU; with ``serialises`` all work runs in the order of its submission.
 
-    The thread that issues waits only in ``synchronize`` and ``spans``, and for unfinished work of
-    the host's lane that new work needs. Events that ``spans`` has read are used again: their work
-    has ended, so nobody waits for them any more.
+    The issuing thread waits only in ``synchronize`` and ``spans``, and when new work needs host
+    work that is not finished. ``spans`` reads events and then recycles them: their work has ended,
+    so nothing waits for them any more.
     """
 
     def __init__(self, device: torch.device, driver: Driver, *, serialises: bool = False) -> None:
         self._device, self._driver = device, driver
         self._serialises = serialises
         compute = driver.current_stream(device)
-        # Ready transfers precede ready computation, because later computation waits for them.
+        # Transfers have priority over computation that is also ready, because later computation
+        # waits for transfers.
         self._streams: dict[Lane, Stream] = {
             lane: compute if lane == "compute" else driver.stream(device, urgent=True)
             for lane in LANES
         }
-        # The context is never entered within itself, since no work launches other work.
+        # One context for all work is enough, since work never launches other work.
         self._without_gradients = torch.no_grad()
         self._host = HostLane(driver.threads("host lane"), self._on_host_stream)
         self._last: Event | None = None
         self._log: list[_StreamWork | HostEvent] = []
         self._free: list[DeviceEvent] = []
-        # The events that ``beside`` uses: the collective waits for the first, the compute lane for
-        # the second.
+        # Events for ``beside``: its collective waits for the first, and the compute lane for the
+        # second.
         self._made, self._reduced = driver.event(), driver.event()
         self._born_s = perf_counter()
         self._began = driver.event()
@@ -142,11 +143,11 @@ class CudaStreams:
         assert pending is None
 
     def beside(self, collective: LaneWork, work: Callable[[], object]) -> None:
-        """Run a collective on its lane after compute's current work, while ``work`` runs on the
-        compute lane.
+        """Run a collective on its lane after the compute lane's work so far, while ``work`` runs on
+        the compute lane.
 
-        Two events serve all of these collectives: a stream that is told to wait for an event waits
-        for the event's last recording before that.
+        Two events serve all these collectives: a stream that waits for an event waits for the
+        latest recording at the time of the call.
         """
         if self._serialises:
             self.settle(collective())
@@ -164,13 +165,13 @@ class CudaStreams:
     @contextmanager
     def captured(self) -> Iterator[Graph]:
         """Capture the work of all lanes within the ``with`` block as a graph, instead of running
-        it. Earlier work must have completed, and ``spans`` been called, which frees its events.
+        it. Earlier work must have ended, and ``spans`` must have been called to free its events.
         """
         compute = self._streams["compute"]
         lanes = [lane for lane in self._streams.values() if lane is not compute]
         with self._driver.capture(compute) as graph:
-            # During capture, all lanes branch from the compute lane at the start and join it at the
-            # end.
+            # For the capture, all lanes branch from the compute lane at the start, and join it at
+            # the end.
             self._made.record(compute)
             for lane in lanes:
                 lane.wait_event(self._made)
@@ -181,7 +182,7 @@ class CudaStreams:
         self._log.clear()
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
-        """Copy the values of a tensor that the compute lane has produced to the host."""
+        """The values of a tensor that the compute lane writes, copied to the host."""
         return self._driver.read(tensor, usual)
 
     def synchronize(self) -> None:
@@ -195,8 +196,8 @@ class CudaStreams:
         """Does nothing: CUDA streams do not check reads of freed memory."""
 
     def spans(self) -> list[Span]:
-        """The start and the end of each work in order of submission, in seconds since the lanes
-        began.
+        """The start and end of each work in order of submission, in seconds since the lanes were
+        made.
         """
         self.synchronize()
         spans = [self._span(ran) for ran in self._log]
@@ -205,14 +206,14 @@ class CudaStreams:
         return spans
 
     def close(self) -> None:
-        """Let the host lane's thread end; the device still finishes the issued work."""
+        """Let the host lane's thread end; the device still runs the work issued so far."""
         self._host.close()
 
     def _anchor(self) -> None:
-        """Record one moment on both the device's and the host's clock.
+        """Record one moment on the clocks of both device and host.
 
-        The time between two events is a 32-bit number of milliseconds, which over hours would lose
-        its resolution.
+        The time between two events is a 32-bit number of milliseconds, which loses resolution over
+        hours.
         """
         self._began.record(self._streams["compute"])
         self._began.synchronize()
@@ -242,18 +243,19 @@ class CudaStreams:
             yield
 
 
-# Simulated streams on a CPU, which can vary the progress of each lane, to uncover races.
+# Simulated streams on a CPU, whose progress can be varied to uncover races.
 #
-# Compute runs its work at once. Other lanes may delay work: ``eager`` runs all work that can run,
-# ``lazy`` runs nothing before it is waited for, ``random`` mixes both, by seed. A correct program
-# gives the same results with each. Memory that may no longer be read is overwritten with NaN.
+# The compute lane runs its work at once. Other lanes may delay theirs: ``eager`` runs all work that
+# can run, ``lazy`` runs work only when something waits for it, ``random`` mixes both, by a seed. A
+# correct program gives the same results with each. Memory that must not be read any more is filled
+# with NaN.
 
 
 Progress = Literal["eager", "lazy", "random"]
 
 
 def _done() -> None:
-    """A placeholder for the function of work that has run."""
+    """Stands for the function of work that has run."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -272,7 +274,7 @@ class _Item:
 
 @dataclass(slots=True, kw_only=True)
 class SimulatedStreams:
-    """Lanes as queues of calls; an event is the queued item itself."""
+    """The lanes of a CPU as queues of calls; an event is the queued item itself."""
 
     progress: Progress = "eager"
     seed: int = 0
@@ -287,7 +289,7 @@ class SimulatedStreams:
         self._draw = random.Random(self.seed)
 
     def submit(self, lane: Lane, work: LaneWork, waits: Sequence[Event]) -> Event:
-        """Queue work; work on compute waits and runs immediately."""
+        """Queue work; work on the compute lane waits for its events and runs at once."""
         item = _Item(lane=lane, work=work, waits=waits)
         self._log.append(item)
         self._queues[lane].append(item)
@@ -343,7 +345,7 @@ class SimulatedStreams:
         return spans
 
     def close(self) -> None:
-        """Drop all queued work, and the tensors that it holds."""
+        """Drop all queued work, and the tensors that it refers to."""
         for queue in self._queues.values():
             queue.clear()
         self._log.clear()
@@ -381,14 +383,14 @@ class SimulatedStreams:
         return True
 
     def _run_up_to(self, event: _Item) -> None:
-        """Run a lane up to an event, with all work that it waits for."""
+        """Run a lane up to an event, along with all work that the event waits for."""
         queue = self._queues[event.lane]
         while not event.is_done:
             item = queue[0]
             if item.started_s is None:
                 for before in item.waits:
                     self._run_up_to(before)
-            # This lane may have advanced while another collective was waited for.
+            # This lane may have advanced while it waited for another collective.
             if item.is_done:
                 continue
             if item.started_s is None:
@@ -408,7 +410,7 @@ class SimulatedStreams:
 
     def _start(self, item: _Item) -> None:
         item.started_s = perf_counter()
-        # Work holds tensors and the log holds items, so work that has run is dropped.
+        # Forget the function, since it holds tensors, and the log holds all items.
         work, item.work = item.work, _done
         with torch.no_grad() if item.lane != "compute" else torch.enable_grad():
             item.pending = work()
@@ -417,16 +419,18 @@ class SimulatedStreams:
         head = self._queues[item.lane].popleft()
         assert head is item
         item.ended_s = perf_counter()
-        # Later work keeps items to wait for; the tensors of messages and earlier items are dropped
-        # immediately.
+        # Items that later work waits for live on, so drop the tensors of messages and the earlier
+        # items.
         item.pending, item.waits = None, ()
 
 
-# Chooses the streams for a device.
+# Chooses the lanes for a device.
 
 
 def streams_of(device: torch.device, *, serialises: bool = False) -> Streams:
-    """A GPU's streams, or simulated streams on a CPU; with ``serialises`` no two tasks overlap."""
+    """CUDA streams for a GPU, or simulated streams for a CPU; with ``serialises`` no two tasks
+    overlap.
+    """
     driver = driver_of(device)
     if driver is None:
         return SimulatedStreams(spoils=False)

@@ -1,12 +1,12 @@
-"""Sends copies of tokens to their experts on other ranks, and returns the experts' outputs, as
-all-to-alls on a device's streams.
+"""Exchanges copies of tokens with the ranks that hold their experts, by all-to-alls on a device's
+streams.
 
-Copies lie in the order of experts, so each rank's are neighbouring rows. Where they arrive they
-come rank by rank, and are put in the order of the rank's experts. Ranks with parts of the same
-experts take one another's rows too, and sum what they make of them.
+Copies are sorted by expert, so the copies for each rank are neighbouring rows. They arrive rank by
+rank, and are sorted again by the receiving rank's experts. Ranks that split the same experts gather
+one another's rows, and sum their results.
 
 Axes: R rows, E experts of the model, G experts of a rank, P ranks with different experts, Q ranks
-with parts of the same.
+that split the same experts.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ from runtime.models.config import ExpertRanks
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamedTrip:
-    """The all-to-all of a micro-batch's token copies, with row counts that every rank knows.
+    """The all-to-all of a micro-batch's copies of tokens, whose numbers of rows this rank knows.
 
     ``sent`` and ``received`` are the rows to and from each of the P ranks, ``parts`` the rows that
-    each of the Q ranks has received. ``order`` puts all of them in the order of experts; None
-    leaves them as they are. ``counts`` (G) are the numbers of each expert's rows.
+    each of the Q ranks has received. ``order`` sorts all received rows by expert; None if they are
+    sorted. ``counts`` (G) are the rows of each expert.
     """
 
     ranks: "StreamedExperts"
@@ -39,12 +39,12 @@ class StreamedTrip:
 
     @property
     def rows(self) -> int:
-        """The number of token copies that this rank sends."""
+        """The number of copies of tokens that this rank sends."""
         return sum(self.sent)
 
     def there(self, rows: Tensor) -> Tensor:
-        """Send token copies to their experts: the rows (R, ..) that this rank's experts receive,
-        sorted by expert.
+        """Send this rank's copies to their experts; returns the rows (R, ..) that this rank's
+        experts receive, sorted by expert.
         """
         ranks = self.ranks
         if ranks.experts.size > 1:
@@ -56,8 +56,8 @@ class StreamedTrip:
         return rows if self.order is None else rows.index_select(0, self.order)
 
     def back(self, rows: Tensor) -> Tensor:
-        """Return experts' outputs: the rows (R, ..) of this rank's token copies, sorted by
-        expert.
+        """Send the outputs of this rank's experts back; returns the rows (R, ..) for this rank's
+        copies, sorted by expert.
         """
         ranks = self.ranks
         if self.order is not None:
@@ -72,7 +72,7 @@ class StreamedTrip:
 
 
 class StreamedExperts:
-    """The groups of this rank for experts: the ranks with different ``experts``, and the ranks that
+    """This rank's groups for experts: the ranks that hold different ``experts``, and the ranks that
     split the same experts.
     """
 
@@ -81,7 +81,7 @@ class StreamedExperts:
 
     @property
     def counts(self) -> ExpertRanks:
-        """The number of expert-parallel ranks, and this rank's index."""
+        """How many ranks hold and split experts, and this rank's index among them."""
         return ExpertRanks(
             parallel=self.experts.size,
             tensor=self.tensor.size,
@@ -90,15 +90,16 @@ class StreamedExperts:
         )
 
     def trip(self, chosen: Tensor, each_has: int) -> StreamedTrip:
-        """The all-to-all of token copies to the ``chosen`` experts, of which each rank has ``own``;
-        an index beyond the last expert marks a copy that is not sent.
+        """Plan the all-to-all of copies to the ``chosen`` experts, of which each rank holds
+        ``each_has``. An index beyond the last expert marks a copy that is not sent.
 
-        The host waits here until it knows how many rows come: their memory is allocated next.
+        The host waits here until it knows how many rows arrive, because it allocates their memory
+        next.
         """
         ranks, parts = self.experts.size, self.tensor.size
         flat = chosen.flatten()
-        # ``bincount`` would synchronise the host twice. Dropped copies have the index after the
-        # last expert.
+        # ``scatter_add_`` counts without making the host wait, as ``bincount`` would twice. Dropped
+        # copies have the index after the last expert, and are not counted.
         to_each = flat.new_zeros(ranks * each_has + 1).scatter_add_(0, flat, torch.ones_like(flat))
         to_each = to_each[:-1]
         from_each = to_each
@@ -134,8 +135,8 @@ class StreamedExperts:
 
 
 def _order(taken: Tensor, rows: int) -> Tensor:
-    """The permutation that sorts received rows by expert (G); ``taken`` (sources, G) has the number
-    of rows by source rank and expert.
+    """The permutation that sorts received rows by expert; ``taken`` (sources, G) has the number of
+    rows from each source rank for each expert.
     """
     ends = taken.flatten().cumsum(0)
     places = torch.arange(rows, device=taken.device)

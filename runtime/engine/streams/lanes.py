@@ -1,4 +1,4 @@
-"""Interface of lanes, the queues on which a plan's executor runs concurrent work, and
+"""The interface of lanes, the queues on which a plan's executor runs concurrent work, and
 tensor-parallel collectives on them.
 """
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from mistlab.schedule.stage_passes import Lane
 from runtime.comm.group import Group, Pending, together
 
-# The interface of lanes, the queues on which the executor of a plan runs concurrent work.
+# A lane is a queue (on a GPU a stream) on which the executor of a plan runs work in order.
 #
-# A lane runs its work in order. All lanes are the device's except one, which is the host's. Work
-# can wait for events, which are the ends of other work; apart from these waits, lanes run
-# concurrently. The issuing thread runs ahead of all lanes.
+# All lanes are the device's except one, which is the host's. Work can wait for events, which mark
+# the end of other work; apart from these waits, lanes run concurrently. The issuing thread runs
+# ahead of all lanes.
 
 
 LaneWork = Callable[[], Pending | None]
@@ -27,44 +27,46 @@ class Streams(Protocol):
     """The lanes of one device, each a queue of work."""
 
     def submit(self, lane: Lane, work: LaneWork, waits: Sequence[Event]) -> Event:
-        """Queue work that waits for events; return the event of the work's end."""
+        """Queue work that waits for events; returns the event that marks the end of the work."""
 
     def settle(self, pending: Pending | None) -> None:
-        """Make the current work wait for a collective that it has started."""
+        """Let the current work wait for a collective that it has started."""
 
     def beside(self, collective: LaneWork, work: Callable[[], object]) -> None:
-        """Run a collective on the tensor-parallel lane, while ``work`` runs on compute.
+        """Run a collective on the tensor-parallel lane, while ``work`` runs on the compute lane.
 
-        Called inside work on compute. Compute's next work waits for both.
+        It is called inside work on the compute lane, whose next work waits for both.
         """
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
-        """The values of a tensor, for which the host blocks; ``usual`` where a simulation has
-        tensors without values.
+        """The values of a tensor; the host waits for them. Where tensors are simulated without
+        values, all values are ``usual``.
         """
 
     def synchronize(self) -> None:
         """Block the calling thread until all work has ended."""
 
     def spoil(self, *tensors: Tensor) -> None:
-        """Overwrite memory that must not be read any more, on streams that check reads."""
+        """Overwrite memory that must not be read any more, on lanes that check for such reads."""
 
     def spans(self) -> list[tuple[float, float]]:
-        """Wait for all work; return start and end of each work since the last call, in seconds."""
+        """Wait for all work; returns the start and end of each work since the last call, in
+        seconds.
+        """
 
     def close(self) -> None:
         """Accept no more work, because the run is over or has failed."""
 
 
-# Tensor-parallel ranks of an executed model: collectives inside a layer.
+# Tensor-parallel ranks of an executed model, with collectives inside a layer.
 
 
 class StreamedRanks:
-    """A group whose collectives run inside a layer, while other lanes continue.
+    """A tensor-parallel group whose collectives run inside a layer, while other lanes continue.
 
-    In the backward pass some products give results that the layer itself does not need. They are
-    put off, and done beside the layer's next reduction, that of its input's gradient; or they are
-    kept for a pass of their own.
+    In the backward pass the GEMMs of weight gradients are deferred, because the layer itself does
+    not need their results. They overlap with the layer's next reduction, that of its input's
+    gradient, or are collected for a separate weight-gradient pass.
     """
 
     def __init__(self, group: Group, streams: Streams, *, splits_tokens: bool = False) -> None:
@@ -90,7 +92,9 @@ class StreamedRanks:
         return self._kept is not None
 
     def put_off(self, product: Callable[[], object]) -> None:
-        """Defer a GEMM to overlap with the next reduction; run it now if there is only one rank."""
+        """Defer a GEMM, so that it overlaps with the next reduction; with one rank it runs at
+        once.
+        """
         if self.size > 1 and self._kept is None:
             self._put_off.append(product)
         else:
@@ -119,10 +123,10 @@ class StreamedRanks:
         return torch.cat(parts.view(self.size, *tensor.shape).unbind(), -1)
 
     def gather_tokens(self, tensor: Tensor, *, again: bool = False) -> Tensor:
-        """Concatenate the group's parts of sequences (batch, tokens, ..).
+        """Concatenate the ranks' parts of sequences (batch, tokens, ..).
 
-        Each sequence is gathered into its place by a call of its own: one call for all would leave
-        ranks in front of sequences, and a copy to put them right.
+        Each sequence is gathered by a call of its own: one call for all would put ranks before
+        sequences, and need a copy to reorder them.
         """
         del again
         batch, tokens, width = tensor.shape
@@ -134,7 +138,7 @@ class StreamedRanks:
         return whole
 
     def scatter_tokens(self, tensor: Tensor, *, of_input: bool = False) -> Tensor:
-        """Reduce-scatter whole sequences over the group, overlapped with the deferred GEMMs; one
+        """Reduce-scatter whole sequences over the ranks, overlapped with the deferred GEMMs; one
         call per sequence.
         """
         del of_input
@@ -156,6 +160,6 @@ class StreamedRanks:
     def _catch_up(self) -> None:
         products, self._put_off = self._put_off, []
         while products:
-            # Run deferred GEMMs one at a time, so that each one's tensors are freed as soon as it
-            # has run.
+            # Each deferred GEMM is removed from the list as it runs, so that its tensors are freed
+            # at once.
             products.pop(0)()

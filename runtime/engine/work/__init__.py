@@ -1,1 +1,1 @@
-"""The work of tasks: forward and backward passes, copies, collectives and optimizer steps."""
+"""What tasks run: forward and backward passes, copies, collectives and optimizer steps."""

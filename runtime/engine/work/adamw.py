@@ -8,7 +8,7 @@ from torch import Tensor
 from runtime.engine.storage.moment_codes import CODES, read_moments, write_moments
 from runtime.engine.training import Training
 
-# A learning rate: a number, or a scalar tensor on the device, which captured steps read.
+# A learning rate: a number, or a scalar tensor on the device, which steps in a CUDA graph read.
 Rate = float | Tensor
 # The data types of the moments, by optimizer.
 MOMENTS: Mapping[str, torch.dtype] = {
@@ -26,11 +26,11 @@ def step_adamw(
     learning_rate: Rate,
     scaling: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> None:
-    """Update master weights and moments in place; ``scaling`` is the gradients' divisor, and
+    """Update master weights and moments in place; ``scaling`` is the divisor of gradients, and
     whether the step is skipped.
 
-    Moments of 16 and 8 bits are stepped as 32-bit copies, and rounded: those of a skipped step, as
-    they were.
+    Moments of 16 or 8 bits are stepped as 32-bit copies and rounded back; in a skipped step they
+    stay as they were.
     """
     master, *moments = vectors
     are_codes = moments[0].dtype == CODES

@@ -1,5 +1,5 @@
-"""The averaging of gradients or weights over replicas that a plan's reduction requires of a
-rank.
+"""Builds a rank's averages of gradients or weights over replicas, as a plan's ``reduction``
+says.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from runtime.engine.work.scaling import Scaling
 from runtime.engine.work.turn_server import TurnServer
 from runtime.engine.work.weight_averages import WeightAverages
 
-# A rank's averages over data-parallel ranks: those of gradients, one for each section of
-# parameters, and that of weights.
+# A rank's averages over data-parallel ranks: one of gradients for each section (the parameters that
+# one group of ranks shards), and one of weights, if any.
 Averages = tuple[Sequence[GradientAverages | TurnServer], WeightAverages | None]
 
 
@@ -30,11 +30,12 @@ def averages_of(
     *,
     replicas: int,
 ) -> Averages:
-    """Averages of compressed gradients, or those of servers, for each section of parameters, and
-    the average of weights over replicas; none with a plain all-reduce.
+    """The averages that a plan's reduction ``how`` requires: for each section, compressed gradients
+    or an asynchronous server; and the average of weights over replicas. A plain all-reduce requires
+    none.
 
-    ``replicas`` is the number of ranks that reduce gradients. A ``scaling`` has what a norm of all
-    gradients decides, if the ``training`` needs it.
+    ``replicas`` is the number of ranks that reduce gradients. ``scaling`` has the loss scale and
+    what follows from the norm of all gradients, for ``training`` that needs the norm.
     """
     if how.is_apart and connections.peers.size > 1:
         return [], WeightAverages(how=how, peers=connections.peers, sections=sections)

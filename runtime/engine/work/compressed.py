@@ -1,6 +1,6 @@
-"""Compressed gradients as messages: encoding a vector to bytes, and decoding it.
+"""Compressed gradients as messages: encodes a vector into bytes, and decodes it.
 
-The bytes of a message are those that ``Compressor.sent_bytes`` counts.
+A message has exactly the bytes that ``Compressor.sent_bytes`` counts.
 """
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mistlab.reduction.compression import SCALE_BYTES, Compressor, matrix_shape
 
-# The number of codes packed at once; a multiple of eight, so that their bits fill whole bytes.
+# How many codes are packed at once: a multiple of eight, so that they fill whole bytes.
 CODES_AT_ONCE = 2**20
 
 
@@ -52,20 +52,20 @@ def vector_of(how: Compressor, message: Tensor, size: int) -> Tensor:
 
 
 def as_matrix(vector: Tensor) -> Tensor:
-    """A vector as the squarest matrix that holds it, padded with zeros."""
+    """A vector as a matrix, as nearly square as possible, padded with zeros."""
     rows, columns = matrix_shape(vector.numel())
     return torch.nn.functional.pad(vector, (0, rows * columns - vector.numel())).view(rows, columns)
 
 
 def first_factor(how: Compressor, vector: Tensor, draw: torch.Generator) -> Tensor:
-    """The initial random right factor of a low-rank approximation by power iteration."""
+    """The random right factor with which a low-rank approximation by power iteration starts."""
     rows, columns = matrix_shape(vector.numel())
     rank = min(how.rank, rows, columns)
     return torch.randn(columns, rank, generator=draw, device=vector.device)
 
 
 def orthogonal(columns: Tensor) -> Tensor:
-    """Orthonormal columns that span the same space as the given columns."""
+    """An orthonormal basis of the space that the given columns span."""
     return torch.linalg.qr(columns).Q
 
 
@@ -93,9 +93,7 @@ def unpacked(message: Tensor, bits: int, size: int) -> Tensor:
 
 
 def _steps(how: Compressor, vector: Tensor, scale: Tensor, draw: torch.Generator) -> Tensor:
-    """Quantise values with stochastic rounding to integers; 0 stands for the most negative
-    level.
-    """
+    """Values quantised to integers by stochastic rounding; 0 stands for the most negative level."""
     steps = how.levels - 1
     scaled = vector.abs() / scale.clamp(min=torch.finfo(torch.float32).tiny) * steps
     low = scaled.floor()
@@ -112,5 +110,5 @@ def _bytes(numbers: Tensor) -> Tensor:
 
 
 def _numbers(message: Tensor, kind: torch.dtype = torch.float32) -> Tensor:
-    # A slice of a message may be misaligned for its data type.
+    # A copy, since a slice of a message may be misaligned for the data type.
     return message.clone().view(kind)

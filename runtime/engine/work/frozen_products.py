@@ -1,8 +1,8 @@
-"""GEMMs with frozen weights: the backward pass computes only the gradient of the input, and keeps
+"""GEMMs with frozen weights: the backward pass computes only the input's gradient, and saves
 nothing for it.
 
-A frozen weight lies as it is, or packed in few bits. It is read where its parameter points now: it
-may have moved since the forward pass.
+A frozen weight is stored plainly, or packed in few bits. The backward pass reads it where its
+parameter points then, since it may have moved since the forward pass.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,9 @@ Dense = Callable[[Tensor], Tensor]
 
 
 class _Frozen(torch.autograd.Function):
-    """``x @ weight.T + bias`` of a frozen weight; saves neither input nor weight."""
+    """Autograd function of ``x @ weight.T + bias`` with a frozen weight; saves neither input nor
+    weight.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dense: Dense) -> Tensor:
@@ -36,8 +38,8 @@ class _Frozen(torch.autograd.Function):
 
 
 class _FrozenGathered(torch.autograd.Function):
-    """``_Frozen`` where each rank has its part of the tokens: the GEMM is on the whole
-    sequences.
+    """Autograd function of ``x @ weight.T + bias`` with a frozen weight, on sequences gathered from
+    the ranks' parts; saves neither input nor weight.
     """
 
     @staticmethod
@@ -63,7 +65,7 @@ class _FrozenGathered(torch.autograd.Function):
 
 
 def frozen(x: Tensor, weight: Tensor, bias: Tensor | None, dense: Dense) -> Tensor:
-    """Multiply an input by a frozen weight, and add the bias."""
+    """``x @ weight.T + bias`` with a frozen weight, for which nothing is saved."""
     return product(x, weight, bias, lambda *matrices: _Frozen.apply(*matrices, dense))
 
 
@@ -78,7 +80,7 @@ def _gathered_by(dense: Dense, ranks: StreamedRanks) -> MultiplyGathered:
 def multiply_frozen(
     layer: nn.Module, packings: Mapping[str, Packing], ranks: StreamedRanks
 ) -> None:
-    """Replace the GEMMs of a layer's frozen weights by ones that save nothing, and dequantise
+    """Replace a layer's GEMMs with frozen weights by GEMMs that save nothing, and that dequantise
     packed weights.
     """
     for name, linear in frozen_products(layer):
@@ -90,7 +92,7 @@ def multiply_frozen(
 
 
 def packings_of(block: nn.Module, base: Base) -> dict[str, Packing]:
-    """The quantisation and packing of each frozen weight of a block, by name."""
+    """How each frozen weight of a block is quantised and packed, by name."""
     if base == "16bit":
         return {}
     return {

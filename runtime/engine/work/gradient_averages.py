@@ -1,5 +1,5 @@
-"""Averages of compressed gradients over a group, by all-to-all messages or through servers, with
-the compression errors that ranks carry over (``mistlab.reduction.feedbacks``).
+"""Averages of compressed gradients over a group of ranks, by gathering all messages or through
+servers, with the compression errors that ranks carry over (``mistlab.reduction.feedbacks``).
 """
 
 from collections.abc import Generator, Iterator, Mapping
@@ -24,25 +24,26 @@ from runtime.engine.work.compressed import (
 from runtime.engine.work.scaling import Scaling
 
 Answer = TypeVar("Answer")
-# An exchange with other ranks: a generator that yields each collective it waits for, and then
+# An exchange with other ranks, as a generator: it yields each collective that it waits for, and
 # returns its result.
 Exchange = Generator[Pending | None, None, Answer]
-# Multipliers that combine step, layer and rank into a seed; servers count as one rank.
+# Multipliers by which step, layer and rank are combined into a seed; in place of a rank, SERVER
+# stands for a server.
 _STEPS, _LAYERS = 1_000_003, 1_009
 SERVER = 1_008
 
 
 def drawing(device: torch.device, step: int, layer: int, rank: int) -> torch.Generator:
-    """A random generator seeded by step, layer and rank alone."""
+    """A random generator whose seed depends only on step, layer and rank."""
     seed = (step * _STEPS + layer) * _LAYERS + rank
     return generator_of(device).manual_seed(seed)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Remembered:
-    """The compression errors of a layer's section that a rank carries over to the next step: its
-    ``own``, and that of the ``mean`` on a server; empty where none are kept. ``before`` has their
-    values before the last step, where steps can be skipped.
+    """The compression errors of one section of a layer that a rank carries over to the next step:
+    ``own`` of its messages, and ``mean`` of a server's answers; empty where none are kept. If steps
+    may be skipped, ``before`` has their values before the last step.
     """
 
     own: Tensor
@@ -53,7 +54,7 @@ class Remembered:
     def of(
         cls, how: Reduction, group: Group, size: int, device: torch.device, *, skips: bool
     ) -> "Remembered":
-        """Compression errors that are zero, for the first step."""
+        """Compression errors of zero, for the first step."""
         kept_size = size if VECTORS_KEPT[how.feedback] and group.size > 1 else 0
         mean = size if OF_THE_MEAN[how.feedback] and group.size > 1 else 0
         if how.kind == "server":
@@ -63,8 +64,8 @@ class Remembered:
         return cls(own=of_rank, mean=of_mean, before=before)
 
     def settle(self, overflow: Tensor) -> None:
-        """After a skipped step, restore the compression errors from before it; otherwise make the
-        current errors final.
+        """If the last step was skipped, restore the compression errors from before it; otherwise
+        make the current ones final.
         """
         if self.before is None:
             return
@@ -86,7 +87,7 @@ class Remembered:
 
 
 def _part(size: int, shards: int, shard: int) -> slice:
-    """The slice of a vector that a server averages; empty for ranks that do not serve."""
+    """The slice of a vector that a server averages; empty for ranks that are no servers."""
     each = -(-size // shards)
     begin = min(size, shard * each) if shard < shards else size
     return slice(begin, min(size, begin + each) if shard < shards else size)
@@ -94,11 +95,11 @@ def _part(size: int, shards: int, shard: int) -> slice:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class GradientAverages:
-    """Averages the gradients of a section's layers over ``group``.
+    """Averages the gradients of a section's layers over ``group``, in compressed messages.
 
-    Gradients of a scaled loss are averaged without the scale, which may be another in the next
-    step: what is remembered is always of the loss itself. A rank whose gradients overflow says so
-    with every value, and what a skipped step changed is taken back.
+    Gradients are divided by the loss scale before they are averaged, since the scale may change
+    from step to step, and compression errors are carried over. A rank whose gradients overflow
+    sends NaN in every element. After a skipped step the compression errors of before are restored.
     """
 
     how: Reduction
@@ -117,8 +118,8 @@ class GradientAverages:
         }
 
     def average(self, layer: int, whole: Tensor) -> Exchange[None]:
-        """Replace a layer's gradients, each rank's share of a sum, by the sum as received; a single
-        rank keeps its gradients.
+        """Replace a layer's gradients, of which each rank has a summand, by their sum as the ranks
+        receive it after compression. In a group of one rank they stay.
         """
         if self.group.size == 1:
             return
@@ -142,7 +143,9 @@ class GradientAverages:
         whole.copy_(mean if self.scaling is None else mean * self.scaling.scale)
 
     def settle(self) -> None:
-        """Restore the compression errors if the last step was skipped, and make them final."""
+        """Make the compression errors final; if the last step was skipped, restore those from
+        before it.
+        """
         if self.scaling is not None:
             for kept in self.remembered.values():
                 kept.settle(self.scaling.overflow)
@@ -150,8 +153,8 @@ class GradientAverages:
     def _sent(
         self, layer: int, wanted: Tensor, kept: Remembered
     ) -> Exchange[tuple[Tensor, Tensor]]:
-        """This rank's vector as the other ranks decode it from its message, and the mean that all
-        ranks receive.
+        """This rank's vector as other ranks decode it from its message, and the mean that all ranks
+        receive.
         """
         if self.how.kind == "server":
             return (yield from self._by_servers(layer, wanted, kept))
@@ -164,8 +167,8 @@ class GradientAverages:
         return sent, self._answer(layer, mean, kept)[0]
 
     def _trimmed(self, vector: Tensor) -> Exchange[Tensor]:
-        """The trimmed mean: each rank receives a part of every rank's vector, and sends the part's
-        mean.
+        """The trimmed mean over the ranks: each rank receives its part of every rank's vector, and
+        sends the part's trimmed mean to all.
         """
         group, size = self.group, vector.numel()
         each = -(-size // group.size)
@@ -179,7 +182,7 @@ class GradientAverages:
         return whole[:size]
 
     def _middle(self, rows: Tensor) -> Tensor:
-        """The mean over ranks (rows) without the smallest and the largest values."""
+        """The mean over ranks (rows) of each column, without its smallest and largest values."""
         trimmed = self.how.trimmed
         if not trimmed:
             return rows.mean(dim=0)
@@ -193,8 +196,8 @@ class GradientAverages:
         return drawing(self.device, self.step * self._rounds + turn, layer, rank)
 
     def _gathered(self, layer: int, vector: Tensor, turn: int) -> Exchange[tuple[Tensor, Tensor]]:
-        """This rank's vector as the other ranks decode it from its message, and the mean of all
-        decoded vectors, where every rank gathers all messages.
+        """This rank's vector as other ranks decode it from its message, and the mean of all ranks'
+        decoded vectors; every rank gathers all messages.
         """
         how, group = self.how.compressor, self.group
         if how.kind == "power":
@@ -206,8 +209,8 @@ class GradientAverages:
         return read[group.rank], torch.stack(read).mean(dim=0)
 
     def _in_factors(self, vector: Tensor, draw: torch.Generator) -> Exchange[tuple[Tensor, Tensor]]:
-        """This rank's vector and the mean as low-rank factors, which an all-reduce sums; the mean
-        shares the left factor.
+        """Low-rank approximations of this rank's vector and of the mean over ranks. All-reduces
+        average the factors; both approximations have the same left factor.
         """
         matrix, group = as_matrix(vector), self.group
         left = matrix @ first_factor(self.how.compressor, vector, draw)
@@ -221,7 +224,9 @@ class GradientAverages:
         return own_read, mean
 
     def _answer(self, layer: int, mean: Tensor, kept: Remembered) -> tuple[Tensor, list[Tensor]]:
-        """The mean as a server returns it, and its encoded messages where it is compressed."""
+        """The mean as a server returns it to the ranks, and the messages in which it is encoded
+        (none if it is not compressed).
+        """
         feedback, how = self.how.feedback, self.how.compressor
         if feedback == "ef21":
             kept.mean += mean
@@ -240,7 +245,7 @@ class GradientAverages:
     def _by_servers(
         self, layer: int, wanted: Tensor, kept: Remembered
     ) -> Exchange[tuple[Tensor, Tensor]]:
-        """This rank's vector as servers decode it, one slice each, and the mean that they
+        """This rank's vector as servers decode it, a slice per server, and the mean that servers
         return.
         """
         how, group, shards = self.how.compressor, self.group, self.how.shards
@@ -287,7 +292,7 @@ class GradientAverages:
         mean: Tensor,
         messages: list[Tensor],
     ) -> Exchange[None]:
-        """Exchange the slices of the mean among servers and ranks, as compressed ``messages`` or
+        """Send each server's slice of the mean to all ranks, as compressed ``messages`` or
         uncompressed.
         """
         group, rounds = self.group, self._rounds
@@ -314,12 +319,12 @@ class GradientAverages:
                 mean[part] = room
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """The compression errors that ranks carry over, by their names in a checkpoint."""
+        """The compression errors that this rank carries over, by their names in a checkpoint."""
         for layer, kept in self.remembered.items():
             for name, vector in kept.named():
                 yield f"{name}.{layer}", vector
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all compression errors that ranks carry over."""
+        """The bytes of all compression errors that this rank carries over."""
         return sum(one.nbytes for one in self.remembered.values())

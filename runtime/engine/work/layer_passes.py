@@ -1,9 +1,10 @@
-"""Runs single layers forward and backward (tasks F, B and W), and offloads their activations (A).
+"""Runs single layers forward and backward (tasks F, B and W), and offloads their activations (task
+A).
 
-Each layer has its own autograd graph; no graph reaches from one layer to the next. If nothing of a
-layer moves until its backward pass, the layer runs as in any program. Otherwise its saved tensors
-are taken apart: its input enters through a boundary that hands the input's gradient over, and only
-the saved tensors refer to the input.
+Each layer has its own autograd graph, which ends at the layer's input and output. If nothing that a
+layer saves moves until its backward pass, autograd keeps the saved tensors. Otherwise they are kept
+here: the input enters the graph through a function that hands its gradient over, so that only the
+saved tensors refer to the input.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +32,8 @@ from runtime.models.ranks import bare
 
 
 class _Boundary(torch.autograd.Function):
-    """Receives the gradient of a layer's input; unlike an autograd leaf, it does not keep the input
-    alive.
+    """Autograd function at a layer's input that collects the input's gradient; unlike a leaf of the
+    graph, it does not keep the input in memory.
     """
 
     @staticmethod
@@ -52,11 +53,11 @@ _ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-de
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Kept:
-    """The tensors that a layer saves for a micro-batch, between its forward and backward pass;
-    ``again`` returns the input for recomputation.
+    """What one layer keeps of one micro-batch between its forward and backward pass; for a
+    recomputed layer, ``again`` returns its input.
 
-    Its tensors are in ``saved``, or autograd keeps them and they are only counted. The gradient of
-    its input is in ``handed``, or is the gradient of ``entered``.
+    The saved tensors are in ``saved``; if autograd keeps them, ``counted_bytes`` is their size. The
+    gradient of the input arrives in ``handed``, or as the gradient of ``entered``.
     """
 
     targets: Tensor | None
@@ -70,14 +71,14 @@ class Kept:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the saved tensors on the device."""
+        """The bytes of the saved tensors that are on the device."""
         return self.counted_bytes if self.saved is None else self.saved.size_bytes
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LeftForWeights:
-    """The work on a layer that an input-gradient pass leaves to the weight-gradient pass: GEMMs
-    that accumulate gradients of matrices, and gradients of vectors.
+    """The work that a backward pass for inputs leaves to the pass for weights: GEMMs that
+    accumulate gradients of matrices, and gradients of vectors.
     """
 
     add: Sequence[Callable[[], object]]
@@ -86,7 +87,9 @@ class LeftForWeights:
 
 
 class Passes:
-    """Runs the passes of a stage's layers, and keeps the tensors that they save."""
+    """Runs the forward and backward passes of a stage's layers, and keeps the tensors that they
+    save.
+    """
 
     def __init__(
         self,
@@ -99,8 +102,8 @@ class Passes:
         *,
         alike: frozenset[int] = frozenset(),
     ) -> None:
-        """Prepare the passes of layers; those that are ``alike`` save equal tensors for each
-        micro-batch, except for experts.
+        """Prepare the passes. Layers in ``alike`` save tensors of the same shapes for each
+        micro-batch, unless they have experts.
         """
         self.state = state
         self.modules = modules
@@ -113,7 +116,7 @@ class Passes:
         self.leaving: list[list[Tensor]] = [[], []]
         self.host = HostPool(pins_for=driver_of(device))
         self.carried_bytes = 0.0
-        # The bytes kept on the device for later backward passes: the current value, and the peak.
+        # The bytes on the device that are kept for later backward passes: now, and at their peak.
         self.held_bytes = 0
         self.peak_bytes = 0
         self._anchor = torch.zeros((), device=device, requires_grad=True)
@@ -123,16 +126,17 @@ class Passes:
         }
         self._places = ParameterPlaces(state, modules)
         self.shared = SharedVectors(state, modules, self._places, ranks, device)
-        # The bytes that a layer keeps for a micro-batch, counted once for layers that offload none
+        # The bytes that a layer keeps of a micro-batch, counted once, for layers that offload none
         # of them.
         self._sizes: dict[int, int] = {}
-        # Layers whose saved bytes depend on values: on which experts tokens are routed to.
+        # Layers whose saved bytes depend on values, namely on the routing of tokens to experts.
         self._varying = {
             layer
             for layer, module in modules.items()
             if any(isinstance(one, Experts) for one in module.modules())
         }
-        # The layouts of saved tensors, for layers whose layout is equal for each micro-batch.
+        # Where saved tensors lie, for layers that save tensors of the same shapes for each
+        # micro-batch.
         self._layouts: dict[int, SavedLayout] = {}
         self._alike = alike - self._varying
         self._first_of_chunks = {chunk.blocks.start for chunk in state.shape.chunks}
@@ -141,8 +145,8 @@ class Passes:
         self._lean_layers = {
             one for one in modules if LAYER_RUNS[treatments.get(one, PLAIN)].is_lean
         }
-        # Layers already searched for lean norms with small gains, whose inputs cannot be
-        # reconstructed and are saved.
+        # Lean layers already searched for norms with small gains, whose normalised values must be
+        # saved because the output does not determine them.
         self._looked_at: set[int] = set()
         # The layers before the first trained parameter, which have no backward pass.
         self._without_gradients = {
@@ -155,8 +159,8 @@ class Passes:
         self, layer: int, micro_batch: int, entry: int, x: Tensor, targets: Tensor | None
     ) -> Tensor:
         """Run a layer forward; returns its output, or the loss of the head."""
-        # The compute lane has waited for the copies of storages that were offloaded from this
-        # entry.
+        # The compute lane has waited for the copies to the host of what was offloaded from this
+        # entry, so these storages can be freed.
         self.leaving[entry].clear()
         kept = self.kept[layer, micro_batch] = Kept(targets=targets)
         if layer in self._without_gradients:
@@ -174,8 +178,8 @@ class Passes:
         return y.detach()
 
     def backward(self, op: Op, gradient: Tensor) -> Tensor | None:
-        """Run a layer backward: accumulate its weight gradients, or leave them to another pass.
-        Returns the gradient of its input, if it has one.
+        """Run a layer backward; returns the gradient of its input, None if it has none. Gradients
+        of weights are accumulated, or left to a separate pass.
         """
         layer, entry = op.layer, op.entry
         kept = self.kept.pop((layer, op.micro_batch))
@@ -190,12 +194,12 @@ class Passes:
         if kept.saved is not None:
             kept.saved.move_weights(self._places.take_weights(layer, entry))
         if splits and layer == EMBEDDING:
-            # An embedding's only gradient is that of its table.
+            # All that an embedding's backward pass computes is the gradient of its table.
             add: list[Callable[[], object]] = [lambda: self._run_backward(layer, kept, gradient)]
             self._leave(op, add, kept)
             return None
         if splits and self.state.shape.adds_table_in_b(layer):
-            # The token table is the only matrix of the head.
+            # The token table is the head's only matrix.
             self._begin_table(op)
             self._run_backward(layer, kept, gradient)
             self._leave(op, (), kept)
@@ -211,7 +215,7 @@ class Passes:
         return kept.handed[0] if kept.handed else None
 
     def of_weights(self, op: Op) -> None:
-        """Accumulate the weight gradients that a layer's backward pass has deferred."""
+        """Accumulate the weight gradients that a layer's backward pass left to this pass."""
         layer = op.layer
         left = self.left.pop((layer, op.micro_batch))
         self.held_bytes -= left.size_bytes
@@ -234,8 +238,8 @@ class Passes:
         if kept.again is not None:
             self._plainly(layer, kept.again(), kept)
         assert kept.edge is not None
-        # ``torch.autograd.backward`` without its checks of arguments, which take the host as long
-        # as several kernels.
+        # The engine is called directly: ``torch.autograd.backward`` checks its arguments, which
+        # takes the host as long as several kernels.
         _ENGINE.run_backward(
             *((kept.edge,), (gradient,), False, False, ()),
             allow_unreachable=True,
@@ -243,8 +247,8 @@ class Passes:
         )
 
     def leave(self, op: Op) -> LaneWork:
-        """Copy saved storages to the host, as large a share of the layers' bytes so far as the
-        offloading ratio says.
+        """Copy saved storages of a layer to the host: as many as bring the offloaded share of the
+        bytes of all layers so far to the plan's ratio.
         """
         layer, entry = op.layer, op.entry
         kept, shape = self.kept[layer, op.micro_batch], self.state.shape
@@ -262,8 +266,8 @@ class Passes:
         self.carried_bytes -= left_bytes
         self.held_bytes -= left_bytes
         self.leaving[entry] = storages
-        # Copies to the host run later, while the list ``leaving`` is emptied, so they get a tuple
-        # of their own.
+        # The copies run later, when the list ``leaving`` may have been emptied, so they refer to a
+        # tuple instead.
         copies, sources = [buffer.copy for buffer in buffers], tuple(storages)
 
         def work() -> None:
@@ -274,12 +278,14 @@ class Passes:
         return work
 
     def let_go(self) -> None:
-        """Free offloaded storages on the device, after their copies to the host."""
+        """Free the device memory of offloaded storages; their copies to the host must have
+        ended.
+        """
         for leaving in self.leaving:
             leaving.clear()
 
     def come_back(self, layer: int, micro_batch: int) -> LaneWork:
-        """Fetch a layer's storages back to the device."""
+        """Copy a layer's offloaded storages back to the device."""
         kept = self.kept[layer, micro_batch]
         saved = kept.saved
         assert saved is not None
@@ -301,7 +307,7 @@ class Passes:
         return work
 
     def _plainly(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
-        """Run a layer forward, saving the tensors that autograd saves by default."""
+        """Run a layer forward and let autograd keep the saved tensors."""
         if self._drops_input(layer):
             x = _enter(x, self._anchor, kept.handed)
         elif x.is_floating_point():
@@ -311,14 +317,14 @@ class Passes:
         return y
 
     def _drops_input(self, layer: int) -> bool:
-        """Whether a layer may free its input and keep other tensors; the caller must not hold the
-        input then.
+        """Whether a layer keeps other tensors than its input, so that the input may be freed; then
+        the caller must not refer to it.
         """
         return layer in self._lean_layers
 
     def _taken_apart(self, layer: int, entry: int, x: Tensor, kept: Kept) -> Tensor:
-        """Run a layer forward as its treatment says (plain, recomputed or lean); keep its saved
-        tensors and count their bytes.
+        """Run a layer forward as its treatment says (plain, recomputed or lean); its saved tensors
+        are kept here, and their bytes counted.
         """
         weights = self._places.take_weights(layer, entry)
         kept.saved = Saved(
@@ -330,8 +336,8 @@ class Passes:
         return y
 
     def keeping_input(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
-        """Run a layer forward and keep only its input: the layer is recomputed before its backward
-        pass.
+        """Run a layer forward and keep only its input, because the layer is recomputed before its
+        backward pass.
         """
         assert kept.saved is not None
         kept.again = kept.saved.keep(x)
@@ -339,7 +345,7 @@ class Passes:
             return self._run(layer, x, kept.targets)
 
     def keeping_all(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
-        """Run a layer forward and keep its saved tensors."""
+        """Run a layer forward and keep all tensors that it saves."""
         saved = kept.saved
         assert saved is not None
         with saved.hooks():
@@ -355,9 +361,7 @@ class Passes:
         return y
 
     def keeping_less(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
-        """Run a layer with lean operators forward, and keep the tensors that these operators
-        need.
-        """
+        """Run a layer with lean operators forward, and keep the tensors that they save."""
         if layer not in self._looked_at:
             self._looked_at.add(layer)
             keep_lost_channels(self.modules[layer])
@@ -369,7 +373,9 @@ class Passes:
         return y
 
     def _collect(self, op: Op) -> None:
-        """Make autograd accumulate a layer's gradients in their accumulators."""
+        """Point a layer's gradients to their sums, which are zeroed if this backward pass is their
+        first.
+        """
         layer, shape = op.layer, self.state.shape
         gradients = self._places.take_gradients(layer, op.entry)
         if shape.zero >= 2 or (op.is_of_first and self._starts_sums(layer)):
@@ -378,15 +384,17 @@ class Passes:
             self._begin_table(op)
 
     def _starts_sums(self, layer: int) -> bool:
-        """Whether the first backward pass of an iteration begins a layer's gradient sums."""
+        """Whether a layer's gradient sums start from zero in the first backward pass of an
+        iteration.
+        """
         shape = self.state.shape
         adds_to_fetched = shape.zero < 2 and shape.offload_of(layer).gradients > 0
         has_begun = shape.shares_table and layer == shape.first_layer
         return not adds_to_fetched and not has_begun
 
     def _begin_table(self, op: Op) -> None:
-        """Initialise the gradient sum of a token table that the head shares with the embedding; the
-        head's gradients come first.
+        """Zero the gradient sum of the token table that the head shares with the embedding, if this
+        is the head's first backward pass.
         """
         shape = self.state.shape
         if op.is_of_first and shape.borrows_table(op.layer):
@@ -395,8 +403,8 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRun:
-    """How a block with a treatment runs forward, whether it is recomputed before its backward pass,
-    and whether it ``is_lean``, saving operators' outputs in place of inputs.
+    """How a block with a treatment runs forward, whether it is recomputed before its backward pass
+    (``runs_again``), and whether its operators save outputs instead of inputs (``is_lean``).
     """
 
     forward: Callable[[Passes, int, Tensor, Kept], Tensor]
@@ -404,7 +412,7 @@ class LayerRun:
     is_lean: bool = False
 
 
-# The ways to run a block, by names of treatments (``mistlab.graph.treatments.TREATMENTS``).
+# The ways to run a block, by the name of its treatment (``mistlab.graph.treatments.TREATMENTS``).
 LAYER_RUNS: dict[str, LayerRun] = {
     PLAIN: LayerRun(forward=Passes.keeping_all),
     "recomputed": LayerRun(forward=Passes.keeping_input, runs_again=True),
@@ -413,8 +421,8 @@ LAYER_RUNS: dict[str, LayerRun] = {
 
 
 def layer_treatments(stage: StagePlan, blocks: Sequence[int]) -> dict[int, str]:
-    """How each of a stage's blocks runs (plain, recomputed, lean), by index; refuses ways that
-    cannot be trained.
+    """How each of a stage's blocks runs (plain, recomputed, lean), by block index; raises an error
+    for a treatment that the runtime cannot train.
     """
     names = treatments_of(stage.value)
     for name in names:

@@ -1,4 +1,4 @@
-"""The optimizer step of one layer, and the swaps of its states between host and device."""
+"""The optimizer step of a layer, and the copies of its states between host and device."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -19,33 +19,35 @@ from runtime.engine.work.parameters import Squares
 from runtime.engine.work.scaling import Scaling
 from runtime.engine.work.turn_server import TurnServer
 
-# The optimizer step of one layer, one iteration after its gradients: the task S.
+# The optimizer step of a layer (task S), which runs in the iteration after its gradients.
 #
-# The step never blocks the host: the divisor of gradients, and whether the step is skipped, are
+# The host never waits for a step: the divisor of gradients, and whether the step is skipped, are
 # tensors on the device.
 
 
-# A function that makes a task's work when the task is issued.
+# The type of a function that makes the work of a task when the task is issued.
 MakeWork = Callable[[Op], LaneWork]
 Works = Mapping[str, MakeWork]
 
 
 def later(run: Callable[[Op], Pending | None]) -> MakeWork:
-    """Make the work of a task when its lane (queue) comes to it, not when the task is issued."""
+    """A function that makes a task's work only when its lane (queue) reaches the task, not when the
+    task is issued.
+    """
     return partial(partial, run)
 
 
-# The number of elements stepped at a time, which limits the memory for 32-bit copies of gradients
-# and moments. A quarter of them where moments are codes, whose copies are more.
+# How many elements are stepped at once, which limits the memory for 32-bit copies of gradients and
+# moments. If moments are quantised, which takes more copies, a quarter of this.
 CHUNK = 2**24
 
 
 class Stepper:
-    """Runs optimizer steps on the layers of a section, with the gradients of the previous
-    iteration.
+    """Runs optimizer steps on the layers of a section (the parameters that one group of ranks
+    shards), with the gradients of the previous iteration.
 
-    ``learning_rate`` is that iteration's. It is None before the first gradients; then a step only
-    rounds the 32-bit masters to weights.
+    ``learning_rate`` is that of the previous iteration. Before the first gradients it is None, and
+    a step only rounds the 32-bit master weights to weights.
     """
 
     def __init__(
@@ -59,13 +61,13 @@ class Stepper:
         self.works: Works = {"S": self.step, "host step": self.step_on_host}
 
     def step(self, op: Op) -> LaneWork:
-        """The device's share of one layer's optimizer step."""
+        """The part of a layer's optimizer step that runs on the device."""
         learning_rate = self.learning_rate
         return lambda: self._step(op, learning_rate)
 
     def step_on_host(self, op: Op) -> LaneWork:
-        """The host's share of one layer's optimizer step, from reduced gradients to updated
-        weights.
+        """The part of a layer's optimizer step that runs on the host: it takes reduced gradients,
+        and writes updated weights.
         """
         learning_rate = self.learning_rate
         return lambda: self._step_on_host(op, learning_rate)
@@ -92,8 +94,8 @@ class Stepper:
         layer_state.exchanged_weights.copy_(master)
 
     def _pieces(self, op: Op) -> list[list[Tensor]]:
-        """The master weights and moments to step on the device: the resident and the staged
-        ones.
+        """The master weights and moments that are stepped on the device: those that stay there, and
+        the offloaded ones that were copied there.
         """
         splits = self.state.layers[op.layer].optimizer
         pieces = [[split.resident for split in splits]]
@@ -117,7 +119,9 @@ class Stepper:
 
 
 def chunks(piece: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """Divide vectors of the same parameters, which may have an element for several of them."""
+    """Cut the vectors that the optimizer steps into chunks of the same parameters. Scales have one
+    element for several parameters.
+    """
     numel = len(piece[0])
     most = CHUNK // 4 if piece[1].dtype == CODES else CHUNK
     for begin in range(0, numel, most):
@@ -125,13 +129,13 @@ def chunks(piece: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
         yield tuple(one[begin * len(one) // numel : end * len(one) // numel] for one in piece)
 
 
-# Copies between device and host, and collectives of weights and gradients.
-#
-# These are the tasks P, G, O, U and R.
+# Copies between device and host, and collectives of weights and gradients: tasks P, G, O, U and R.
 
 
 class Swaps:
-    """Makes the copies and collectives of the parameters that one set of ranks shards."""
+    """Makes the copies and collectives of a section, that is, of the parameters that one group of
+    ranks shards.
+    """
 
     def __init__(
         self,
@@ -156,8 +160,8 @@ class Swaps:
             "R": later(self._reduce),
         }
         if state.shape.steps_on_host:
-            # Optimizer states stay on the host: gradients are offloaded, and updated weights
-            # fetched.
+            # The host steps the optimizer states, so gradients go to the host and updated weights
+            # come back.
             self.works["O>"] = later(self._give_gradients)
             self.works["O<"] = later(self._take_weights)
 
@@ -220,7 +224,7 @@ class Swaps:
         state, layer = self.state, op.layer
         whole = state.whole_weights(layer, op.entry)
         if not whole.numel():
-            # A layer without trained parameters has no optimizer work.
+            # A layer without trained parameters gathers nothing.
             return None
         part = own_part(whole, self.gatherers)
         is_elsewhere = state.shape.zero >= 3 and not state.shape.offload_of(layer).weights
@@ -253,8 +257,8 @@ class Swaps:
 
 
 class FrozenSwaps(Swaps):
-    """Copies and gathers of frozen weights, which are fetched where trained weights would stay in
-    place after a step.
+    """Copies and gathers of frozen weights. They are fetched or gathered also where trained weights
+    would be left in place by an optimizer step.
     """
 
     def __init__(
@@ -270,10 +274,12 @@ class FrozenSwaps(Swaps):
 
 
 def works_of_sections(of_each: Sequence[tuple[Section, Works]]) -> Works:
-    """For each kind of task, a function that makes the work of all sections of the task's layer."""
+    """For each kind of task, a function that makes the work of a task for all sections of its
+    layer. A section has the parameters that one group of ranks shards.
+    """
 
     if len(of_each) == 1:
-        # This section (parameters that the same ranks shard) has all layers.
+        # The first section has every layer.
         return of_each[0][1]
 
     def work_of(name: str, op: Op) -> LaneWork:

@@ -1,9 +1,11 @@
-"""The layers of a user's own model: the part before its blocks, each block, the part after.
+"""The layers of a user's own model: the part before its blocks, each block, and the part after
+them.
 
-A model's code is one function. It is run for one layer at a time: what comes before the blocks ends
-where the first block is called, and what comes after them begins where the last one returns; blocks
-that do not run give what they are told to. So code between blocks, and all that blocks take beside
-the hidden states, must not depend on tokens or parameters: two runs at the start find that out.
+The user's code is one function, which is run for one layer at a time. The part before the blocks
+ends at the call of the first block; the part after them begins where the last block returns. Blocks
+that are not to run are replaced by functions that return given values. So code between blocks, and
+arguments of blocks besides the hidden states, must not depend on tokens or parameters; two runs at
+the start check this.
 """
 
 import inspect
@@ -26,29 +28,29 @@ from mistlab.plan.workload import Workload
 from runtime.engine.work.stage_modules import HOST, LayerModule
 from runtime.models.config import TYPE_OF_PRECISION
 
-# The position of a call's hidden states: an argument's index, or its name.
+# Where the hidden states are among the arguments of a call: an index, or a name.
 Place = int | str
 _FACTORIES = Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OwnLayer(LayerModule):
-    """A layer of a user's own model; its ``first`` weights are those of the user's modules, until
-    the runtime takes them.
+    """A layer of a user's own model. Its ``first`` weights are those that the user's code drew;
+    once the runtime has copied them, they are dropped.
     """
 
     first: dict[str, Tensor]
 
     def initial(self, seed: int, *, tied: bool, device: torch.device = HOST) -> dict[str, Tensor]:
-        """The layer's initial weights, which the factory drew by the seed."""
+        """The initial weights of the layer, which the user's factory drew by the seed."""
         del seed, tied
         return {name: self.first.pop(name).to(device) for name in self.whole_shapes}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class BlockCall:
-    """How the code of a user's model calls a block, and the results that the block returns besides
-    hidden states.
+    """How the user's code calls a block: the arguments, and what the block returns besides hidden
+    states.
     """
 
     arguments: tuple[Any, ...]
@@ -57,14 +59,14 @@ class BlockCall:
     returned: tuple[Any, ...] | None = None
 
     def hidden(self) -> Tensor:
-        """The hidden states among the arguments of a call of a block."""
+        """The hidden states among the arguments of the call."""
         at = self.place
         states = self.arguments[at] if isinstance(at, int) else self.named[at]
         assert isinstance(states, Tensor)
         return states
 
     def of(self, block: nn.Module, x: Tensor) -> Tensor:
-        """The block's output for other hidden states, with the call's further arguments."""
+        """The block's output for the hidden states ``x``, with the other arguments of the call."""
         arguments, named = list(self.arguments), dict(self.named)
         if isinstance(self.place, int):
             arguments[self.place] = x
@@ -74,17 +76,19 @@ class BlockCall:
         return made if isinstance(made, Tensor) else made[0]
 
     def without_hidden(self) -> "BlockCall":
-        """The call without its hidden states, which take memory."""
+        """The call without its hidden states, so that it keeps less memory."""
         arguments = tuple(None if n == self.place else one for n, one in enumerate(self.arguments))
         named = {name: None if name == self.place else one for name, one in self.named.items()}
         return replace(self, arguments=arguments, named=named)
 
     def returning(self, x: Tensor) -> Any:
-        """Hidden states packed as the block returns them, with its further results."""
+        """The hidden states ``x`` in the form in which the block returns them, with its further
+        results.
+        """
         return x if self.returned is None else (x, *self.returned)
 
     def others(self) -> list[Any]:
-        """The arguments of a call of a block other than its hidden states."""
+        """The arguments of the call except the hidden states."""
         of = [one for n, one in enumerate(self.arguments) if n != self.place]
         return [*of, *(one for name, one in self.named.items() if name != self.place)]
 
@@ -98,9 +102,7 @@ class _ReachedError(BaseException):
 
 
 class PartedModel:
-    """A user's model, run in three parts: before its blocks, the blocks themselves, and after the
-    blocks.
-    """
+    """A user's model, run in three parts: before its blocks, the blocks, and after the blocks."""
 
     def __init__(self, model: nn.Module, path: str) -> None:
         self.model, self.path = model, path
@@ -109,7 +111,7 @@ class PartedModel:
         self.blocks = list(blocks)
         self.takes_targets = "targets" in inspect.signature(model.forward).parameters
         self.calls: list[BlockCall] = []
-        # Modules with parameters that run before the blocks, and the shapes of their outputs.
+        # The modules with parameters that run before the blocks, and the shapes of their outputs.
         self.early: dict[str, torch.Size] = {}
 
     def before_blocks(self, tokens: Tensor) -> Tensor:
@@ -131,8 +133,8 @@ class PartedModel:
 
         def hand_on(number: int, _: tuple[Any, ...], __: dict[str, Any]) -> Any:
             if number == last:
-                # The part before the blocks runs again without gradients, for its shapes only;
-                # gradients are recorded from here on.
+                # The part before the blocks ran without gradients, only for its shapes; from here
+                # on gradients are recorded.
                 torch.set_grad_enabled(learns)
             return self.calls[number].returning(x)
 
@@ -155,7 +157,9 @@ class PartedModel:
 
     @contextmanager
     def _instead(self, run: Callable[..., Any]) -> Iterator[None]:
-        """Within the ``with`` block, call a function with a block's index in place of the block."""
+        """Within the ``with`` block, calls of each block run a function instead, which also gets
+        the block's index.
+        """
         for number, block in enumerate(self.blocks):
             block.__dict__["forward"] = _numbered(run, number)
         try:
@@ -166,8 +170,8 @@ class PartedModel:
 
     @contextmanager
     def _shapes_alone(self, x: Tensor) -> Iterator[None]:
-        """Within the ``with`` block, modules before the blocks return shapes without values, since
-        their parameters may be elsewhere.
+        """Within the ``with`` block, modules before the blocks return tensors with shapes but no
+        values, since their parameters may be on other stages.
         """
         nothing, modules = x.new_zeros(()), dict(self.model.named_modules())
         for name, shape in self.early.items():
@@ -179,7 +183,9 @@ class PartedModel:
                 del modules[name].__dict__["forward"]
 
     def note_calls(self, tokens: Tensor) -> list[BlockCall]:
-        """Record how blocks are called; refuses code between blocks."""
+        """Run the model and record how its blocks are called; raises an error if there is code
+        between blocks.
+        """
         calls: list[BlockCall] = []
         made: list[Tensor] = []
 
@@ -217,8 +223,8 @@ def _numbered(run: Callable[..., Any], number: int) -> Callable[..., Any]:
 
 
 def _called(number: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> BlockCall:
-    """A call of a block, with the position of its hidden states: the first floating-point tensor
-    among the arguments.
+    """A call of a block. The hidden states are its first argument that is a floating-point
+    tensor.
     """
     given: list[tuple[Place, Any]] = [*enumerate(arguments), *named.items()]
     places = [place for place, one in given if isinstance(one, Tensor) and one.is_floating_point()]
@@ -239,7 +245,7 @@ def own_shapes_of(workload: Workload) -> dict[str, tuple[int, ...]]:
 def own_layers(
     workload: Workload, seed: int, sequences: int, wanted: Sequence[int], device: torch.device
 ) -> dict[int, LayerModule]:
-    """The ``wanted`` layers of a workload's own model, by index in the whole model."""
+    """The ``wanted`` layers of a user's own model, by index in the whole model."""
     parted = built(workload, seed)
     blocks = workload.model.layers
     if len(parted.blocks) != blocks:
@@ -252,7 +258,7 @@ def own_layers(
     first = {name: one.detach().float().clone() for name, one in parameters.items()}
     scalar = torch.zeros((), dtype=TYPE_OF_PRECISION[workload.precision], device=device)
     for tensor in parameters.values():
-        # Each keeps its shape, and takes no memory until it has its place in a stage's state.
+        # Parameters keep their shapes, but take no memory until a stage's state gives it to them.
         tensor.data = scalar.expand(tensor.shape)
     for buffer in parted.model.buffers():
         buffer.data = buffer.data.to(device)
@@ -278,12 +284,12 @@ def own_layers(
 
 
 def built(workload: Workload, seed: int) -> PartedModel:
-    """The user's model with weights drawn by a seed, in the workload's precision."""
+    """The user's model with weights drawn by the seed, in the workload's precision."""
     from runtime.tracing.trace import find_blocks  # noqa: PLC0415 (needs SymPy)
 
     factory = _factory_of(workload)
-    # A factory may take the sequence length and the tensor-parallel degree as arguments, as in
-    # tracing.
+    # As in tracing, a factory may take the sequence length and the tensor-parallel degree as
+    # arguments.
     taken = inspect.signature(factory).parameters
     needed = [name for name, one in taken.items() if one.default is one.empty]
     given = dict.fromkeys(needed, 1)
@@ -319,7 +325,7 @@ def _factory_of(workload: Workload) -> Callable[..., nn.Module]:
 
 
 def _parted(parted: PartedModel, workload: Workload, sequences: int) -> dict[int, list[str]]:
-    """The names of the parameters of each layer; also records how blocks are called."""
+    """The names of the parameters of each layer; also records how the blocks are called."""
     shape, vocab = (sequences, workload.sequence_length), min(workload.model.vocab, 2)
     ones, others = (torch.full(shape, token) for token in (0, vocab - 1))
     parted.calls = parted.note_calls(ones)
@@ -351,7 +357,7 @@ def _parted(parted: PartedModel, workload: Workload, sequences: int) -> dict[int
 
 
 def _learning(parameters: Mapping[str, nn.Parameter], run: Callable[[], Tensor]) -> set[str]:
-    """The parameters on which a scalar depends, found from its gradients."""
+    """The names of the parameters on which a scalar depends, known from its gradients."""
     run().backward()
     learning = {name for name, one in parameters.items() if one.grad is not None}
     for parameter in parameters.values():
@@ -360,7 +366,7 @@ def _learning(parameters: Mapping[str, nn.Parameter], run: Callable[[], Tensor])
 
 
 def _results_of(parted: PartedModel, names: set[str], tokens: Tensor) -> dict[str, torch.Size]:
-    """The shapes of the outputs of the modules that own certain parameters."""
+    """The shapes of the outputs of the modules that hold the parameters ``names``."""
     modules, shapes = dict(parted.model.named_modules()), {}
     hooks = []
     for name in {one.rpartition(".")[0] for one in names} - {""}:
@@ -378,7 +384,9 @@ def _results_of(parted: PartedModel, names: set[str], tokens: Tensor) -> dict[st
 
 
 def _check_calls(parted: PartedModel, again: Sequence[BlockCall]) -> None:
-    """Refuse blocks with arguments, beside hidden states, that depend on tokens or parameters."""
+    """Raise an error for blocks whose arguments besides the hidden states depend on tokens or
+    parameters.
+    """
     for number, (call, other) in enumerate(zip(parted.calls, again, strict=True)):
         pairs = zip(tree_leaves(call.others()), tree_leaves(other.others()), strict=True)
         for given, then in pairs:
@@ -410,14 +418,16 @@ def _check_model(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> No
 
 
 class _Delegating(nn.Module):
-    """A part of the user's model as a module, whose submodules are those of the whole model."""
+    """A part of the user's model as a module; its submodules and buffers are those of the whole
+    model.
+    """
 
     def __init__(self, parted: PartedModel, whole: nn.Module) -> None:
         super().__init__()
         self.__dict__["own"], self.__dict__["whole"] = parted, whole
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
-        """The buffers of the whole model, and the blocks' further tensor arguments."""
+        """The buffers of the whole model, and the tensors among the blocks' further arguments."""
         del recurse
         parted: PartedModel = self.__dict__["own"]
         yield from parted.model.buffers()
@@ -442,8 +452,8 @@ class _OwnEnds(_Delegating):
         self.after = after
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """The hidden states of tokens, for the part before the blocks; the loss, for the part after
-        them.
+        """The hidden states for tokens ``x`` (the part before the blocks), or the loss for hidden
+        states ``x`` (the part after them).
         """
         parted: PartedModel = self.__dict__["own"]
         return parted.before_blocks(x) if targets is None else parted.after_blocks(x, targets)

@@ -18,20 +18,20 @@ from runtime.engine.storage.state import Section, StageState
 from runtime.engine.streams.lanes import LaneWork
 from runtime.engine.work.stage_modules import TABLE, LayerModule, twin_of
 
-# The norm of all gradients of a model, with every parameter counted once over all ranks.
+# The norm of all gradients of a model, in which each parameter counts once over all ranks.
 
 
 TIED_TABLE = -1
-# Squares are summed within rows of this many elements, then the rows' sums are added.
+# The number of elements in a row: squares are summed within each row, and then over the rows.
 ROW = 1024
 
 
 class Squares:
-    """The sums of squared gradients on a rank: one for each layer, and one for a tied token table.
+    """The sums of squared gradients on a rank: one per layer, and one for a tied token table.
 
-    ``counted`` has, for each layer, the ranges of the stepped vector that count on this rank. If no
-    norm is ``wanted``, nothing is computed. Gradients are not copied, because compute cannot reuse
-    memory that another lane allocates.
+    ``counted`` has for each layer the ranges of the stepped vector that count on this rank, so that
+    no element counts twice over all ranks. If no norm is ``wanted``, nothing is computed. Gradients
+    are not copied, because the compute lane cannot reuse memory that another lane allocates.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Squares:
             self._note(layer, [gradients[part] for part in self._counted[layer]])
 
     def take_table(self, gradients: Tensor, *, counts: bool) -> None:
-        """Sum the squares of the gradients of a table that embedding and head share."""
+        """Add up the squares of the gradients of a table that embedding and head share."""
         if self._wanted:
             self._note(TIED_TABLE, [gradients] if counts else [])
 
@@ -71,11 +71,11 @@ class Squares:
 
 
 # Relates a rank's flat vectors to the model's whole tensors, for initial weights, checkpoints, the
-# norm of gradients and tied tables.
+# norm of gradients, and tied tables.
 
 
 class Parameters:
-    """The part of each parameter that this rank holds and its optimizer steps."""
+    """The part of each parameter that this rank holds, and that its optimizer steps."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Parameters:
         self._table: Tensor | None = None
 
     def set_masters(self, layer: int, tensors: Mapping[str, Tensor]) -> None:
-        """Set a layer's master weights from the layer's unsplit tensors."""
+        """Set a layer's master weights from the layer's whole tensors."""
         parts = self.layers[layer].part_of(tensors, self.connections.tensor)
         for section in self.state.sections_of(layer):
             layout = section.layers[layer].layout
@@ -116,10 +116,10 @@ class Parameters:
         weights.store(flat[layout.own] if self.shape.zero >= 3 else flat)
 
     def pieces(self, layer: int) -> Iterator[Piece]:
-        """The rectangular slices of the model's tensors that the rank steps in a layer, section by
-        section.
+        """The rectangular slices of the model's tensors that this rank's optimizer steps in a
+        layer.
 
-        Each box is either on the device or on the host, like the optimizer state in it.
+        Each slice is entirely on the device or entirely on the host, like its optimizer states.
         """
         before = 0
         for section in self.state.sections_of(layer):
@@ -147,8 +147,8 @@ class Parameters:
                 )
 
     def values(self, layer: int, kind: int, piece: Piece) -> tuple[Tensor, CodedSlice | None]:
-        """The memory of a slice's master weights (0) or moments (1, 2), on the device or on the
-        host; with the scales, where moments are codes.
+        """The memory of a slice's master weights (``kind`` 0) or moments (1, 2), on the device or
+        on the host; if moments are quantised, also their codes and scales.
         """
         begin, end = piece.begin, piece.begin + piece.numel
         for section in self.state.sections_of(layer):
@@ -172,21 +172,21 @@ class Parameters:
     def counted(
         self, section: Section, sharers: Sharers, *, each: bool = False
     ) -> dict[int, list[slice]]:
-        """For each layer of a section, ranges of the stepped vector that this rank counts in the
-        gradient norm, so that no element is counted twice; with ``each``, all ranges, for ranks
-        that hold copies of all parameters.
+        """For each layer of a section, the ranges of the stepped vector that this rank counts in
+        the norm of gradients, so that no element counts twice over all ranks. With ``each`` all
+        ranges count, for ranks that each hold all parameters.
         """
         if self.shape.zero == 0 and sharers.replica > 0 and not each:
             return {layer: [] for layer in section.layers}
         return {layer: self._counted(section, sharers, layer) for layer in section.layers}
 
     def add_up(self, squares: Squares) -> LaneWork:
-        """The work that sums the gradients of a tied table over embedding and head.
+        """The work that sums the gradients of a tied token table over embedding and head.
 
-        A rank's gradients are a range of the table's elements, whatever the degrees and ZeRO levels
-        of the two stages. So each rank adds its range into a whole table of zeros, the table is
-        summed over the ranks, and each rank takes its range out again. The whole table is compute's
-        memory until ``drop_table``.
+        On each rank the gradients are a range of the table's elements, which depends on the degrees
+        and ZeRO levels of its stage. So each rank copies its range into a whole table of zeros, the
+        table is summed over the ranks, and each rank copies its range back. The whole table is in
+        memory of the compute lane until ``drop_table``.
         """
         group = self.connections.tied
         assert group is not None
@@ -211,7 +211,7 @@ class Parameters:
         return work
 
     def drop_table(self) -> None:
-        """Free the memory of the whole table, after the compute lane has waited for its use."""
+        """Free the memory of the whole table, once the compute lane has waited for its use."""
         self._table = None
 
     def _counted(self, section: Section, sharers: Sharers, layer: int) -> list[slice]:
@@ -227,8 +227,8 @@ class Parameters:
         return slices
 
     def _table_gradients(self) -> Iterator[tuple[Tensor, int]]:
-        """This rank's gradients of the token table, and the index of their first element in the
-        whole table.
+        """This rank's gradients of the token table, and the index in the whole table of their first
+        element.
         """
         for layer, module in self.layers.items():
             for entry in self.state.layers[layer].layout.entries:
@@ -247,12 +247,12 @@ class Parameters:
         return min(entry.numel, self.table_numel - self.connections.place.tensor * entry.numel)
 
     def masters(self, layer: int) -> Tensor:
-        """A host copy of the master weights that the rank steps in a layer."""
+        """A copy in host memory of the master weights that this rank steps in a layer."""
         splits = [one.layers[layer].optimizer[0] for one in self.state.sections_of(layer)]
         return torch.cat([part for one in splits for part in (one.resident.cpu(), one.tail)])
 
     def writes(self, piece: Piece) -> bool:
-        """Whether this rank, of the several that hold a slice, writes it to a checkpoint.
+        """Whether this rank writes a slice to a checkpoint, if several ranks hold it.
 
         Of two tied tables only the embedding's is written.
         """
@@ -264,7 +264,7 @@ class Parameters:
 
 
 def _stepped(section: Section, layer: int) -> range:
-    """The range of a layer's flat vector that the rank steps."""
+    """The range of a layer's flat vector that this rank's optimizer steps."""
     layout = section.layers[layer].layout
     part = layout.own if section.shape.zero >= 1 else slice(0, layout.numel)
     return range(part.start, part.stop)

@@ -1,13 +1,12 @@
-"""Linear layers whose backward pass accumulates weight gradients directly.
+"""Linear layers whose backward pass adds weight gradients directly to their sums.
 
-Autograd would make the gradient as a new tensor and then add it to the sum, with three more passes
-over the weight's bytes. Here the product that makes the gradient adds it to the sum, which is in
-place before the backward pass begins (``runtime.engine.storage.state``). If the gradient of a
-layer's input is summed over tensor-parallel ranks, products for weights' gradients are put off, to
-run while this sum is under way. A stage whose gradients of weights have passes of their own keeps
-the products for these passes; by then the sum of gradients may be elsewhere. If ranks split tokens,
-such a pass gathers the sequences that each rank keeps a part of; gradients that were gathered stay
-whole until then.
+Autograd would compute the gradient as a new tensor and then add it to the sum, which passes three
+more times over the weight's bytes. Here the GEMM that computes the gradient adds it to the sum. If
+the gradient of a layer's input is summed over tensor-parallel ranks, GEMMs of weight gradients are
+deferred, to run during this sum. A stage with separate backward passes for weights keeps the GEMMs
+for these passes; by then the sum may be elsewhere in memory. Under sequence parallelism such a pass
+gathers again the sequences of which each rank keeps a part; gradients that were gathered stay whole
+until then.
 """
 
 from collections.abc import Callable
@@ -32,40 +31,41 @@ from runtime.models.parallel import (
 from runtime.models.ranks import bare
 from runtime.models.transformer import Head
 
-# A scheduler for part of the backward work: it takes a function without arguments, and calls it now
-# or later in the same backward pass of the layer.
+# The type of a scheduler for part of the backward work: it gets a function without arguments, and
+# calls it now or later in the layer's backward pass.
 RunBeside = Callable[[Callable[[], object]], None]
 
 
 def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add a GEMM's result to an accumulator that may be wider than its operands; the result is not
-    rounded.
+    """Add the product of two matrices to an accumulator, which may be of a wider type; the product
+    is not rounded first.
     """
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     elif total.is_cuda:
         torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, out=total)
     else:
-        # On a CPU a GEMM's result has the type of its operands, so they are converted to the wider
+        # On a CPU a GEMM's result has the type of its operands, so these are converted to the wider
         # type first.
         total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 
 class _AddingLinear(torch.autograd.Function):
-    """``x @ weight.T + bias`` over the last dimension; autograd gets no gradient for the weight.
+    """Autograd function of ``x @ weight.T + bias`` whose backward pass adds the weight's gradient
+    to ``weight.grad``, and returns none to autograd.
 
-    Tensors are flattened in here, which takes the host less time than autograd's own views.
+    Tensors are flattened here, which takes the host less time than autograd's own views.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, schedule: RunBeside
     ) -> Tensor:
-        # With its autograd history, the input would keep earlier tensors alive until the GEMM has
-        # run.
+        # ``data`` has no autograd history, which would keep earlier tensors in memory until the
+        # GEMM has run.
         flat = x.data.flatten(0, -2)
         ctx.save_for_backward(flat)
-        # The weight is read where its parameter points in the backward pass, and the accumulator is
+        # The backward pass reads the weight where its parameter points then; the gradient sum is
         # the parameter's ``grad``.
         ctx.parameter, ctx.has_bias, ctx.schedule, ctx.shape = (
             *(weight, bias is not None, schedule),
@@ -85,15 +85,15 @@ class _AddingLinear(torch.autograd.Function):
 
 
 def _shaped_like(x: Tensor, rows: Tensor) -> Tensor:
-    """Copy rows into a tensor with the leading dimensions of ``x``, which may be overwritten, since
-    it is no view.
+    """A copy of ``rows`` with the leading dimensions of ``x``. It may be overwritten, since it is
+    no view.
     """
     return rows if x.dim() == 2 else rows.view(*x.shape[:-1], -1).data
 
 
 def _add_gradient(parameter: Tensor, gradient: Tensor, x: Tensor) -> None:
-    """Add the gradient of a matrix to its parameter's ``grad``, which may be elsewhere in memory by
-    now.
+    """Add a matrix's gradient to its parameter's ``grad``, which may have moved since the forward
+    pass.
     """
     total = parameter.grad
     assert total is not None
@@ -101,8 +101,9 @@ def _add_gradient(parameter: Tensor, gradient: Tensor, x: Tensor) -> None:
 
 
 class _AddingOwnTokens(torch.autograd.Function):
-    """``x @ weight.T + bias`` on this rank's tokens, with a matrix that each rank holds whole. The
-    ranks' gradients are reduced before they are accumulated, so that accumulators stay equal.
+    """Autograd function of ``x @ weight.T + bias`` for a matrix that each rank holds whole and
+    applies to its own tokens. The gradient is reduced over the ranks before it is accumulated, so
+    that all ranks' sums stay equal.
     """
 
     @staticmethod
@@ -132,13 +133,16 @@ class _AddingOwnTokens(torch.autograd.Function):
 
 
 def adding_up_own(x: Tensor, weight: Tensor, bias: Tensor | None, ranks: StreamedRanks) -> Tensor:
-    """``adding_up`` with a matrix that all ranks hold whole, where each rank has its own tokens."""
+    """``x @ weight.T + bias`` with a matrix that all ranks hold whole and apply to their own
+    tokens; the backward pass adds the reduced gradient to ``weight.grad``.
+    """
     return product(x, weight, bias, lambda *matrices: _AddingOwnTokens.apply(*matrices, ranks))
 
 
 class _AddingGatheredLinear(torch.autograd.Function):
-    """``_AddingLinear`` on whole sequences, of which each rank saves its own tokens only and
-    gathers the others again for its backward pass.
+    """Autograd function of ``x @ weight.T + bias`` on sequences gathered from all ranks, whose
+    backward pass adds the weight's gradient to ``weight.grad``. Each rank saves only its own
+    tokens, and gathers the others again in the backward pass.
     """
 
     @staticmethod
@@ -177,7 +181,9 @@ class _AddingGatheredLinear(torch.autograd.Function):
 def adding_up_gathered(
     x: Tensor, weight: Tensor, bias: Tensor | None, ranks: StreamedRanks
 ) -> Tensor:
-    """``adding_up`` on the tokens of all ranks, gathered from each rank's ``x``."""
+    """``x @ weight.T + bias`` on the tokens of all ranks, gathered from each rank's ``x``; the
+    backward pass adds the weight's gradient to ``weight.grad``.
+    """
     made: Tensor = _AddingGatheredLinear.apply(x, weight, bias, ranks)
     return made
 
@@ -186,16 +192,16 @@ _add_linear = bare(_AddingLinear)
 
 
 def adding_up(x: Tensor, weight: Tensor, bias: Tensor | None, schedule: RunBeside) -> Tensor:
-    """torch's ``linear``, except that its backward pass accumulates in ``weight.grad``, which must
-    exist.
+    """torch's ``linear``, except that the backward pass adds the weight's gradient to
+    ``weight.grad``, which must exist.
     """
     made: Tensor = _add_linear(x, weight, bias, schedule)
     return made
 
 
 class _AddingRows(torch.autograd.Function):
-    """A table lookup whose weight gradient is accumulated directly; autograd gets none for the
-    table.
+    """Autograd function of a table lookup whose backward pass adds the table's gradient to
+    ``grad``, and returns none to autograd.
     """
 
     @staticmethod
@@ -219,16 +225,16 @@ class _AddingRows(torch.autograd.Function):
 
 
 def adding_up_rows(tokens: Tensor, weight: Tensor, schedule: RunBeside) -> Tensor:
-    """torch's ``embedding``, except that its backward pass accumulates in ``weight.grad``, which
-    must exist.
+    """torch's ``embedding``, except that the backward pass adds the table's gradient to
+    ``weight.grad``, which must exist.
     """
     made: Tensor = _AddingRows.apply(tokens, weight, schedule)
     return made
 
 
 class _AddingGroups(torch.autograd.Function):
-    """A grouped GEMM whose weight gradients are accumulated directly; autograd gets none for the
-    matrices.
+    """Autograd function of a grouped GEMM whose backward pass adds the matrices' gradients to
+    ``grad``, and returns none to autograd.
     """
 
     @staticmethod
@@ -256,7 +262,7 @@ class _AddingGroups(torch.autograd.Function):
 
 
 def _by_groups(rows: Tensor, matrices: Tensor, counts: tuple[int, ...]) -> Tensor:
-    """Multiply each group of rows by the group's own matrix; a group may have no rows."""
+    """Each group of rows times the group's matrix; a group may have no rows."""
     made = rows.new_empty((len(rows), matrices.shape[2]))
     groups = zip(rows.split(counts), matrices, made.split(counts), strict=True)
     for group, matrix, output in groups:
@@ -265,29 +271,29 @@ def _by_groups(rows: Tensor, matrices: Tensor, counts: tuple[int, ...]) -> Tenso
 
 
 def adding_up_groups(rows: Tensor, weight: Tensor, counts: Counts, schedule: RunBeside) -> Tensor:
-    """A grouped GEMM whose backward pass accumulates in ``weight.grad``, which must exist; the host
-    knows the counts.
+    """A grouped GEMM whose backward pass adds the matrices' gradients to ``weight.grad``, which
+    must exist; the host must know the counts.
     """
     made: Tensor = _AddingGroups.apply(rows, weight, counts, schedule)
     return made
 
 
 def _gathered_by(ranks: StreamedRanks) -> MultiplyGathered:
-    """``adding_up_gathered`` for a given group of ranks, in place of the layer's tensor-parallel
-    ranks.
+    """``adding_up_gathered`` for this group of ranks, instead of the ranks that the layer
+    passes.
     """
     return lambda x, weight, bias, _: adding_up_gathered(x, weight, bias, ranks)
 
 
 def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
-    """Make all linear layers of a module accumulate their weight gradients themselves.
+    """Make the GEMMs, tables and experts of a module add their weight gradients to the gradient
+    sums in their backward passes.
 
-    Layers whose rows are split over ranks do so beside the sum of their input's gradient over
-    ranks.
+    Layers whose rows are split over ranks do so while their input's gradient is summed over ranks.
     """
     for layer in module.modules():
         if isinstance(layer, ColumnLinear | RowLinear | Down) and not layer.weight.requires_grad:
-            # A frozen layer accumulates no weight gradient.
+            # A frozen layer has no weight gradient.
             continue
         if isinstance(layer, ColumnLinear):
             layer.multiply = partial(adding_up, schedule=ranks.put_off)
@@ -304,8 +310,9 @@ def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
 
 
 def add_up_shared(module: nn.Module, ranks: StreamedRanks) -> None:
-    """Make backward passes reduce the gradients of matrices that each rank holds whole, where a
-    rank has only its own tokens; gradients of vectors are accumulated first (``SharedVectors``).
+    """Make backward passes reduce the gradients of matrices that all ranks hold whole, where each
+    rank has only its own tokens. Gradients of vectors are reduced elsewhere, after accumulation
+    (``SharedVectors``).
     """
 
     def summed(gradient: Tensor) -> Tensor:

@@ -1,11 +1,10 @@
-"""Statistics and losses of the expert routers of a rank's blocks in an iteration, combined over all
-ranks.
+"""Statistics and losses of the expert routers on a rank in one iteration, combined over all ranks.
 
-A micro-batch's choices are noted in its backward pass, which runs once, even where a block runs
-forward again. The iteration's report sums them over all ranks: each token of the model's batch is
-counted once for each expert that it chose, whatever the plan.
+A micro-batch's choices are recorded in its backward pass, which runs once even where a block is
+recomputed. The iteration's report sums them over all ranks, so that each token of the batch counts
+once for each expert that it chose, whatever the plan.
 
-Axes: L blocks of the model that have experts, those of its head too, E experts.
+Axes: L blocks of the model with experts (including those in the head), E experts.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,15 +18,15 @@ from mistlab.stages.stage_shape import Routers
 from runtime.engine.work.stage_modules import layer_of
 from runtime.models.experts import CORRECTION, Experts
 
-# A router has collapsed if an expert is chosen by at least this share of all tokens, and at least
-# this many times as often as the mean.
+# A router has collapsed if at least this share of all tokens chooses one expert, and at least this
+# many times the mean.
 MOST_TOKENS, TIMES_THE_MEAN = 0.9, 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lopsided:
-    """A block whose router sends most tokens to one expert: the block's index, and that expert's
-    ``share`` of the tokens.
+    """A block whose router sends most tokens to one expert: the block's index, and the ``share`` of
+    the tokens that this expert takes.
     """
 
     block: int
@@ -87,8 +86,8 @@ class RouterNotes:
                         experts.correction = torch.zeros(count, device=device)
 
     def taken(self, micro_batches: int) -> Tensor:
-        """Read and reset this rank's statistics as one vector: the mean router loss of all
-        replicas' micro-batches, then the counts of tokens by layer and expert (L E).
+        """This rank's statistics as one vector, which are then reset: the mean router loss over all
+        replicas' micro-batches, then the number of tokens by block and expert (L E).
         """
         made = torch.cat([self.loss[None] / micro_batches, self._counts.flatten()])
         self._counts.zero_()
@@ -96,8 +95,8 @@ class RouterNotes:
         return made
 
     def learn(self, notes: Tensor, overflow: Tensor) -> None:
-        """Update the biases of this rank's routers from all ranks' statistics, unless the step is
-        skipped.
+        """Update the biases of this rank's routers from the statistics of all ranks, unless the
+        step is skipped.
         """
         assert self.experts is not None
         self._reported = notes
@@ -113,7 +112,7 @@ class RouterNotes:
 
     @property
     def reported_loss(self) -> float | None:
-        """The loss of all routers in the last iteration; None if they have none."""
+        """The loss of all routers in the last iteration; None if routers have no losses."""
         follows = self.experts is not None and self.experts.router.has_losses
         return self._reported[0].item() if follows else None
 
@@ -126,8 +125,8 @@ class RouterNotes:
         }
 
     def _name(self, block: int) -> str:
-        """The name of a block in the router statistics; multi-token prediction blocks are numbered
-        after the model's other blocks.
+        """The name of a block in the statistics. Blocks of multi-token prediction heads are
+        numbered after the model's other blocks.
         """
         further = block - self._layers
         return f"blocks.{block}" if further < 0 else f"head.further.{further}.block"
@@ -149,7 +148,9 @@ class RouterNotes:
 
 
 def routers_of(spec: ModelSpec) -> Routers:
-    """The functions by which each kind of task updates and reads the routers of its blocks."""
+    """For each kind of task that concerns a block's router, the function that updates or reads the
+    router.
+    """
     if spec.experts is None:
         return "none"
     return "corrected" if spec.experts.router.correction_rate else "noted"

@@ -9,19 +9,19 @@ GROWTH, BACKOFF = 2.0, 0.5
 
 
 class Scaling:
-    """The loss scale, and the norm and overflow of the last gradients."""
+    """The loss scale, and the norm and the overflow of the latest gradients."""
 
     def __init__(self, training: Training, device: torch.device) -> None:
         self._training = training
         self.scale = torch.full((), training.loss_scale or 1.0, device=device)
         self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
-        # The divisor of gradients in the step, and whether the step is skipped.
+        # What the optimizer step divides gradients by, and whether the step is skipped (1 or 0).
         self.divisor = torch.ones((), device=device)
         self.overflow = torch.zeros((), device=device)
         self.norm = torch.zeros((), device=device)
 
     def judge(self, squares: Tensor) -> None:
-        """Set the divisor of gradients, the overflow flag and the loss scale from the sum of
+        """Set the divisor of gradients, the overflow flag and the loss scale, from the sum of
         squares of all scaled gradients.
         """
         training = self._training
@@ -38,7 +38,7 @@ class Scaling:
             )
 
     def said(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The divisor of gradients and the overflow flag, copied to a device for its optimizer
+        """The divisor of gradients and the overflow flag, copied to the device that runs optimizer
         steps.
         """
         return self.divisor.to(device), self.overflow.to(device)

@@ -1,11 +1,11 @@
-"""Sums of gradients of norms and biases that each tensor-parallel rank holds whole, where a rank
-has gradients of its own tokens only.
+"""Gradient sums of norms and biases that every tensor-parallel rank holds whole, where each rank's
+gradients cover only its own tokens.
 
-Norms and biases of row-split products have a few gradients each, in every block and micro-batch.
-They add up here, on each rank; a layer's last backward pass of an iteration sums them over the
-ranks, in one call, and adds them to the layer's gradients. Matrices that all ranks hold, which is
-the table of positions alone, are summed by a hook in each backward pass: their sums may be cut over
-data-parallel ranks by then.
+These gradients are few numbers each, in every block and micro-batch. Each rank accumulates them
+here; a layer's last backward pass of an iteration sums them over the ranks in one call, and adds
+them to the layer's gradients. The only matrix that all ranks hold whole is the table of positions.
+Its gradient is summed over the ranks by a hook in each backward pass, because its accumulated sum
+may be sharded over data-parallel ranks by the end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ from runtime.models.parallel import parameters_of_own_tokens
 
 
 class SharedVectors:
-    """The sums of a stage's gradients of shared vectors, by layer; empty unless tensor parallelism
-    splits tokens or experts' tokens, or heads have norms.
+    """A stage's gradient sums of shared vectors, by layer. They are empty unless tensor-parallel
+    ranks split tokens (sequence parallelism, or tokens of experts), or heads have norms.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class SharedVectors:
         device: torch.device,
     ) -> None:
         self._places, self._ranks = places, ranks
-        # By layer: which of its vectors are shared, and their gradient sums as one tensor and
+        # For each layer: which of its vectors are shared, and their gradient sums as one tensor and
         # separately.
         self._is_shared: dict[int, list[bool]] = {}
         self._sums: dict[int, Tensor] = {}
@@ -60,8 +60,8 @@ class SharedVectors:
     def add(
         self, layer: int, gradients: Sequence[Tensor], *, is_first: bool, is_last: bool
     ) -> None:
-        """Add a backward pass's vector gradients of a layer, which may be the first or the last of
-        the iteration.
+        """Add the vector gradients of one backward pass of a layer; ``is_first`` and ``is_last``
+        say whether it is the layer's first or last in the iteration.
         """
         if layer not in self._sums:
             self._places.add_vectors(layer, list(gradients))

@@ -1,6 +1,6 @@
-"""The modules of a stage, with unfused attention in place.
+"""The layers of a stage as modules, and unfused attention that works in place.
 
-Axes: B batch, S sequence, H the rank's heads, D channels a head.
+Axes: B batch, S sequence, H this rank's heads, D channels of a head.
 """
 
 import math
@@ -38,19 +38,19 @@ from runtime.runnable import check_model
 # Unfused attention without copies: its GEMMs read and write heads in place.
 #
 # A batched GEMM needs its matrices at a constant stride. In the tensor of queries, keys and values,
-# and in the layer's output, the heads of one sequence are at a constant stride, but the heads of
-# several sequences are not. So there is one GEMM for each sequence, and operands, results and
-# gradients need no copies. This works only if each head has keys and values of its own.
+# and in the layer's output, the heads of one sequence have a constant stride, but the heads of
+# several sequences do not. So there is one GEMM per sequence, and operands, results and gradients
+# need no copies. This requires keys and values for each query head.
 #
-# Axes: B batch, S sequence, H the rank's heads, D channels per head.
+# Axes: B batch, S sequence, H this rank's heads, D channels of a head.
 
 
 class _InPlace(torch.autograd.Function):
-    """Attention of packed queries, keys and values (B, S, 3 H, D) with results (B, S, H, D),
-    without copies.
+    """Autograd function of attention from packed queries, keys and values (B, S, 3 H, D) to results
+    (B, S, H, D), without copies.
 
-    Keeps its input and the shares (B, H, S, S). Dropout of shares draws by the numbers of ``rows``,
-    again in the backward pass.
+    It saves its input and the attention probabilities (B, H, S, S). Dropout of these depends on the
+    row numbers ``rows``, so the backward pass makes the same masks again.
     """
 
     @staticmethod
@@ -103,7 +103,7 @@ class _InPlace(torch.autograd.Function):
 
 
 def attend_in_place(qkv: Tensor, of: Attention) -> Tensor:
-    """Unfused attention with as many key heads as query heads."""
+    """Unfused attention without copies, where each query head has keys and values of its own."""
     dropout = of.config.dropped_shares
     rows = of.rows_of_shares() if dropout else None
     mixed: Tensor = _InPlace.apply(qkv, rows, dropout, of.is_causal, of.documents)
@@ -111,7 +111,9 @@ def attend_in_place(qkv: Tensor, of: Attention) -> Tensor:
 
 
 def let_attend_in_place(module: nn.Module) -> None:
-    """Make a module's unfused attention work without copies, if its heads share no keys."""
+    """Let a module's unfused attention work without copies, if each query head has keys and
+    values.
+    """
     for attention in module.modules():
         if isinstance(attention, Attention) and _is_written_out(attention.config):
             attention.attend = attend_in_place
@@ -130,7 +132,7 @@ def _factor(qkv: Tensor) -> float:
 
 
 def _product(left: Tensor, right: Tensor, factor: float = 1.0, out: Tensor | None = None) -> Tensor:
-    """``factor * left @ right`` of four-dimensional tensors, a GEMM for each sequence."""
+    """``factor * left @ right`` of four-dimensional tensors, by one GEMM per sequence."""
     if out is None:
         out = left.new_empty(*left.shape[:-1], right.shape[-1])
     for matrix, other, result in zip(left, right, out, strict=True):
@@ -138,21 +140,21 @@ def _product(left: Tensor, right: Tensor, factor: float = 1.0, out: Tensor | Non
     return out
 
 
-# Builds a stage's layers as modules without storage, and draws their initial weights by seed.
+# Builds a stage's layers as modules without memory, and draws their initial weights by a seed.
 
 
 INITIAL_STD = 0.02
 HOST = torch.device("cpu")
-# The names of the token table, and of the head's weight, which may be tied to it.
+# The name of the token table, and of the head's weight, which may be tied to the table.
 TABLE, TIED = "embedding.tokens.weight", "head.projection.weight"
-# The head's own copy of the token table, for multi-token prediction on a model with an untied head.
+# The name of the head's copy of the token table, for multi-token prediction with an untied head.
 COPIED = "head.table.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerModule:
-    """A layer on one tensor-parallel rank; the full names of its parameters begin with ``prefix``.
-    Frozen weights may be packed.
+    """A layer on one tensor-parallel rank. ``prefix`` begins the full names of its parameters;
+    frozen weights may be quantised and packed.
     """
 
     prefix: str
@@ -162,8 +164,8 @@ class LayerModule:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the rank's parts of the layer's own parameters, without a table that it
-        borrows.
+        """The shapes of the rank's parts of the layer's parameters, without a token table that the
+        head borrows from the embedding.
         """
         shapes = shapes_of(self.module)
         return {name: shape for name, shape in shapes.items() if name in self.whole_shapes}
@@ -175,7 +177,7 @@ class LayerModule:
 
     @property
     def frozen_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the rank's parts of frozen weights, as they are stored: packed ones are
+        """The shapes of the rank's parts of frozen weights as they are stored; packed weights are
         flat.
         """
         return {
@@ -185,13 +187,11 @@ class LayerModule:
         }
 
     def is_frozen(self, name: str) -> bool:
-        """Whether a parameter of the stage is frozen, that is, not trained."""
+        """Whether a parameter of the layer is frozen, that is, not trained."""
         return not self.module.get_parameter(name).requires_grad
 
     def kept_as(self, name: str, part: Tensor) -> Tensor:
-        """This rank's part of a frozen weight in the form in which it is stored: packed or
-        plain.
-        """
+        """This rank's part of a frozen weight as it is stored, packed or plain."""
         packing = self.packings.get(name)
         if packing is None:
             return part
@@ -209,7 +209,7 @@ class LayerModule:
         return self.whole_shapes[name.removeprefix(self.prefix)]
 
     def is_of_experts(self, name: str) -> bool:
-        """Whether a parameter belongs to experts, which other ranks share."""
+        """Whether a parameter belongs to experts, which another group of ranks shares."""
         return isinstance(self._owner(name), ExpertMatrices)
 
     def is_split(self, name: str) -> bool:
@@ -225,7 +225,7 @@ class LayerModule:
         return self.module.get_submodule(name.rpartition(".")[0])
 
     def part_of(self, tensors: Mapping[str, Tensor], ranks: Group) -> dict[str, Tensor]:
-        """The rank's parts of the layer's whole tensors; padding of the vocabulary is zeros."""
+        """This rank's parts of the layer's whole tensors; padding of the vocabulary is zero."""
         padded = {
             name: _padded(tensor, ranks.size * self.module.get_parameter(name).shape[0])
             if self.prefix + name in (TABLE, TIED, COPIED)
@@ -247,9 +247,9 @@ def initial_tensor(
 ) -> Tensor:
     """The initial weights of a parameter, drawn on a device.
 
-    They depend on the seed and the parameter's name, so they are the same for every plan. Kinds of
-    devices draw different values. What an adapter adds is 0 at first; its other factor keeps the
-    size of what it takes.
+    They depend on the seed and the parameter's name, so they are the same for every plan; different
+    kinds of devices draw different values. An adapter's output is 0 at first: its last factor is 0,
+    and its first keeps the magnitude of its input.
     """
     if begins_as_zeros(name):
         return torch.zeros(shape, device=device)
@@ -259,8 +259,8 @@ def initial_tensor(
     if len(shape) == 1:
         fill = 1.0 if name.endswith("weight") else 0.0
         return torch.full(shape, fill, device=device)
-    # A CPU generator uses only 32 bits of a seed, which must depend on both the name and the run's
-    # seed.
+    # A CPU generator uses only 32 bits of a seed, so the name and the run's seed are hashed to 32
+    # bits.
     generator = generator_of(device).manual_seed(crc32(name.encode(), seed & 0xFFFFFFFF))
     return torch.empty(shape, device=device).normal_(std=std, generator=generator)
 
@@ -273,8 +273,8 @@ def layer_modules(
     experts: StreamedExperts,
     device: torch.device,
 ) -> dict[int, LayerModule]:
-    """A stage's layers, by index in the whole model; ``context`` are the context-parallel ranks,
-    ``experts`` the expert-parallel ones.
+    """A stage's layers, by index in the whole model; ``context`` is the group of context-parallel
+    ranks, ``experts`` that of expert-parallel ranks.
     """
     check_model(workload)
     config = config_of(workload, tensor_parallel=ranks.size, expert_ranks=experts.counts)
@@ -301,8 +301,8 @@ def layer_modules(
 
 
 def let_draw(layers: Mapping[int, LayerModule], draws: Draws) -> CurrentDocuments:
-    """Set up dropout in all layers, with masks that depend on position alone, and packed documents,
-    which are returned.
+    """Set up dropout in all layers, with masks that depend only on position, and packed documents;
+    returns the documents of the current micro-batch.
     """
     packed = CurrentDocuments()
     for layer, layer_module in layers.items():
@@ -314,15 +314,17 @@ def let_draw(layers: Mapping[int, LayerModule], draws: Draws) -> CurrentDocument
 
 
 def layer_of(layer: int, name: str) -> int:
-    """The index of the layer or block that a module of this name in a layer belongs to; multi-token
-    prediction blocks, which the head has, are numbered from the head's index on.
+    """The index of the layer or block that a module's ``name`` in a layer belongs to. Blocks of
+    multi-token prediction heads are numbered from the head's index on.
     """
     within, _, rest = name.partition(".")
     return layer + int(rest.partition(".")[0]) if within == "further" and rest else layer
 
 
 def twin_of(model: ModelSpec) -> str:
-    """The name of the head's parameter that is the embedding table; empty for an untied head."""
+    """The name of the head's parameter that is a copy of the token table; empty if the head has
+    none.
+    """
     if model.tied_embeddings:
         return TIED
     return COPIED if model.further_tokens else ""
@@ -358,14 +360,14 @@ class LayerBuilder:
         self.config, self.ranks, self.rotary = config, ranks, rotary
 
     def with_norms(self, layer: int) -> nn.Module:
-        """A layer whose norms use the epsilon of the model."""
+        """A layer whose norms have the model's epsilon."""
         module = self.layer(layer)
         add_in_norms(module, self.spec.norm_epsilon)
         return module
 
     def layer(self, layer: int) -> nn.Module:
-        """Build a layer by index; in training of adapters, its weights are frozen and blocks get
-        adapters.
+        """Build a layer by index; if adapters are trained, its weights are frozen and its blocks
+        get adapters.
         """
         module = self._layer(layer)
         if self.trains_adapters:
@@ -394,7 +396,7 @@ class LayerBuilder:
             return head
 
     def _joined(self, block: Block) -> Block:
-        """A block connected to the groups of expert-parallel and context-parallel ranks."""
+        """A block connected to its groups of expert-parallel and context-parallel ranks."""
         if block.experts is not None:
             block.experts.trips = self.experts
             block.experts.context = self.context
@@ -406,8 +408,8 @@ class LayerBuilder:
 def rotary_tables(
     config: ModelConfig, workload: Workload, device: torch.device, places: Tensor | None
 ) -> RotaryTables | None:
-    """Rotary embedding tables (cosines and sines), for all positions in order or for the positions
-    ``places``.
+    """The tables of rotary embedding (cosines and sines), for all positions in order or for the
+    positions ``places``; None for models without it.
     """
     if structure_of(workload.model).position != "rotary":
         return None
@@ -423,7 +425,7 @@ def _padded(tensor: Tensor, rows: int) -> Tensor:
 
 
 def prefix_of(layer: int, blocks: int) -> str:
-    """The beginning of the names of a layer's parameters."""
+    """The prefix of the full names of a layer's parameters."""
     if layer == 0:
         return "embedding."
     return f"blocks.{layer - 1}." if layer <= blocks else "head."

@@ -1,9 +1,9 @@
-"""A server that waits for no rank: it steps with each rank's gradients as they arrive, and sends
-the rank the weights after that step.
+"""An asynchronous parameter server: it steps with each rank's gradients in turn, and sends the rank
+the weights after that step.
 
-In which order ranks come would decide what is learned, and no run could be repeated. So they come
-in turn, the server's own rank last: after each step that rank has the server's weights, every other
-one weights as many gradients older as ranks come after it.
+Results would depend on the order in which gradients arrive, and no run could be repeated. So ranks
+take turns in a fixed order, the server's own rank last. The gradients of the other ranks are
+computed with older weights: the earlier a rank's turn, the more steps behind.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,13 +27,13 @@ SERVER_RANK = 0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TurnServer:
-    """Asynchronous server of a section's layers: steps with the gradients of each rank of
+    """Asynchronous server for a section's layers: it steps with the gradients of each rank of
     ``group``, one rank after another.
 
-    The first rank's masters and moments are the server's; other ranks' masters are the weights that
-    the server sent them last. With a ``scaling`` each rank divides its gradients by its own loss
-    scale, and clips them to a norm of its own: then a layer is served when the norms of all ranks
-    are known, after the passes. Ranks whose gradients ``overflow`` (1) are left out.
+    The first rank is the server and holds the master weights and moments; the master weights of
+    other ranks are those that the server sent them last. With a ``scaling`` each rank divides its
+    gradients by its own loss scale and clips them to its own norm, so layers are served only after
+    all passes, when the norms of all ranks are known. Ranks whose ``overflow`` is 1 are left out.
     """
 
     how: Reduction
@@ -50,15 +50,15 @@ class TurnServer:
         self.overflow = torch.zeros(self.group.size, device=self.device)
 
     def average(self, layer: int, whole: Tensor) -> Exchange[None]:
-        """Step a layer whose gradients have arrived, unless the step must first wait for gradient
-        norms.
+        """Serve a layer whose gradients are complete; does nothing if serving must wait for
+        gradient norms.
         """
         if self.scaling is None:
             yield from self.serve(layer, whole)
 
     def serve(self, layer: int, whole: Tensor) -> Exchange[None]:
-        """Let the server step a layer with each rank's gradients in turn; this rank gets the
-        weights after its own step.
+        """Step a layer on the server with each rank's gradients in turn; this rank gets the weights
+        after the step with its gradients.
         """
         wanted, group = whole.float() * self.group.size, self.group
         if self.scaling is not None:
@@ -74,7 +74,7 @@ class TurnServer:
             yield group.exchange([], [(sent_back, SERVER_RANK)])
             master.copy_(sent_back)
             if self.scaling is not None:
-                # The step count of this rank follows the server's, which the checkpoint has.
+                # This rank's step count follows the server's, which the checkpoint holds.
                 self.section.layers[layer].step.add_((1 - self.overflow).sum())
             return
         others = [rank for rank in range(group.size) if rank != SERVER_RANK]
@@ -88,9 +88,7 @@ class TurnServer:
         yield group.exchange([*zip(answers, others, strict=False)], [])
 
     def _step(self, layer: int, gradient: Tensor, turn: int) -> None:
-        """Optimizer step of the server's weights with the gradients of the rank whose turn it
-        is.
-        """
+        """Step the server's weights with the gradients of the rank whose turn it is."""
         training, size = self.training, self.group.size
         vectors = [one.resident for one in self.section.layers[layer].optimizer]
         rate = training.learning_rate_at(self.step)
@@ -107,7 +105,7 @@ class TurnServer:
         return drawing(self.device, self.step, layer, self.group.rank)
 
     def settle(self) -> None:
-        """Record this rank's weights, which a checkpoint keeps beside the server's."""
+        """Record this rank's weights, which a checkpoint stores beside the server's."""
         layers = self.section.layers if self.group.rank != SERVER_RANK else {}
         self._kept = {layer: one.optimizer[0].resident.clone() for layer, one in layers.items()}
 
@@ -124,13 +122,15 @@ class TurnServer:
 
     @property
     def nbytes(self) -> int:
-        """Zero bytes: between steps a server keeps nothing beside optimizer states."""
+        """Zero: between steps a server keeps nothing besides optimizer states."""
         return 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LateServers:
-    """The servers of a rank's sections whose steps must wait for all ranks' gradient norms."""
+    """A rank's servers (one per section) that can serve only once the gradient norms of all ranks
+    are known.
+    """
 
     servers: Sequence[TurnServer]
     scaling: Scaling
@@ -138,7 +138,7 @@ class LateServers:
 
     @classmethod
     def of(cls, averages: Sequence[object]) -> "LateServers | None":
-        """The servers, among the gradient averages, that wait for norms; None if there are none."""
+        """The servers in ``averages`` that wait for gradient norms; None if there are none."""
         servers = [one for one in averages if isinstance(one, TurnServer)]
         scaling = servers[0].scaling if servers else None
         if scaling is None:
@@ -147,23 +147,24 @@ class LateServers:
         return cls(servers=servers, scaling=scaling, norms=norms)
 
     def squares(self, squares_here: Tensor) -> Tensor:
-        """Each rank's sum of squared gradients without its loss scale, within a group;
-        ``squares_here`` are those of this rank's share of a sum.
+        """A vector with this rank's sum of squared gradients at its index and 0 for other ranks,
+        without the loss scale. ``squares_here`` is the sum for this rank's share of the mean
+        gradient.
         """
         of_ranks = torch.zeros_like(self.norms)
         of_ranks[self._rank] = squares_here * (len(of_ranks) / self.scaling.scale) ** 2
         return of_ranks
 
     def judge(self, squares: Tensor) -> None:
-        """Set this rank's divisor of gradients, overflow flag and loss scale from the squared norms
-        of all ranks.
+        """Set this rank's divisor of gradients, overflow flag and loss scale, from the squared
+        norms of all ranks.
         """
         self.norms.copy_(squares.sqrt())
         self.scaling.judge(squares[self._rank] * self.scaling.scale**2)
 
     def serve(self) -> bool:
-        """Step servers with each rank's gradients, layer by layer; returns whether all ranks are
-        skipped. The norm is the mean over the other ranks.
+        """Let the servers step with each rank's gradients, layer by layer; returns whether all
+        ranks overflowed. The reported norm is the mean over ranks that did not.
         """
         overflow = self.norms.isfinite().logical_not().float()
         for server in self.servers:

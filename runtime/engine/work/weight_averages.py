@@ -1,5 +1,5 @@
-"""Averages of weights between replicas that step independently: with neighbours, with all, or by
-outer steps (``mistlab.reduction.outer_steps``).
+"""Averages of weights over replicas that step independently: with neighbours, with all replicas, or
+by outer steps (``mistlab.reduction.outer_steps``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,8 +18,8 @@ WHOLE_BITS = 32
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class OuterState:
-    """For a vector of weights: the shared weights of all replicas, the outer momentum, and the
-    change that was averaged last.
+    """What outer steps keep for a vector of weights: the weights that all replicas share, the outer
+    momentum, and the mean change that is still to be applied.
     """
 
     shared: Tensor
@@ -29,7 +29,9 @@ class OuterState:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class WeightAverages:
-    """The averages of a rank's master weights with its peers in other replicas."""
+    """Averages a rank's master weights with those of its peers, which hold the same weights in
+    other replicas.
+    """
 
     how: Reduction
     peers: Group
@@ -37,13 +39,13 @@ class WeightAverages:
     outer: dict[tuple[int, int], OuterState] = field(default_factory=dict)
 
     def begin(self) -> bool:
-        """Record the initial weights as those shared by all replicas, unless a checkpoint was
-        read; returns whether it did.
+        """Record the initial weights as shared by all replicas, before the first outer step;
+        returns whether it did, which is false after reading a checkpoint.
         """
         if self.how.kind != "outer" or self.outer:
             return False
         for weights_key, weights in self._masters():
-            # Without a delay, an averaged change is applied immediately and need not be stored.
+            # Without a delay a mean change is applied at once and need not be kept.
             self.outer[weights_key] = OuterState(
                 shared=weights.clone(),
                 momenta=torch.zeros_like(weights),
@@ -52,7 +54,7 @@ class WeightAverages:
         return True
 
     def is_due(self, step: int) -> bool:
-        """Whether weights are read or changed after this step, counted from 1."""
+        """Whether weights are averaged or changed after this step, counted from 1."""
         if self.how.kind == "outer":
             schedule = self.how.schedule
             return schedule.starting(step) is not None or schedule.due(step) is not None
@@ -66,7 +68,7 @@ class WeightAverages:
         return self.how.every
 
     def average(self, step: int) -> None:
-        """Average the weights if an average is due after this step."""
+        """Average the weights after this step, as the kind of average says."""
         if self.how.kind == "gossip":
             offsets = self.how.neighbours(self.peers.size, step - 1)
             for _, weights in self._masters():
@@ -79,8 +81,8 @@ class WeightAverages:
             self._outer_steps(step)
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """The states of outer steps (shared weights and outer momentum), by their names in a
-        checkpoint.
+        """The vectors that outer steps keep (shared weights, momentum, mean change), by their names
+        in a checkpoint.
         """
         for (section, layer), state in self.outer.items():
             vectors = {"shared": state.shared, "momenta": state.momenta, "change": state.change}
@@ -90,17 +92,17 @@ class WeightAverages:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all states of outer steps."""
+        """The bytes of all vectors that outer steps keep."""
         return sum(vector.nbytes for _, vector in self.named())
 
     def with_peers(self, peers: Group) -> None:
-        """Continue to average with these peers only, while other peers are away."""
+        """From now on average with these peers only, because other peers are away."""
         self.peers = peers
 
     def rejoin(self, peers: Group, newcomer: int) -> None:
-        """Readmit a rank that was away, the ``newcomer`` of these peers: it continues from the
-        shared weights, which the first other peer sends it with the outer momentum and the exchange
-        in progress. All of the peers call this.
+        """Readmit the peer ``newcomer``, which was away: it continues from the shared weights.
+        Another peer sends it these, the outer momentum, and the mean change to be applied. All
+        peers call this.
         """
         self.peers = peers
         sender = 0 if newcomer else 1
@@ -115,8 +117,8 @@ class WeightAverages:
                 weights.copy_(state.shared)
 
     def _masters(self, fragment: int | None = None) -> Iterator[tuple[tuple[int, int], Tensor]]:
-        """The rank's master weights of each layer's sections; for a fragment of a streaming outer
-        step, those of every ``fragments``-th layer.
+        """This rank's master weights of each layer and section. With a ``fragment`` (streaming
+        outer steps), only of every ``fragments``-th layer.
         """
         for number, section in enumerate(self.sections):
             for turn, layer in enumerate(sorted(section.layers)):
@@ -124,7 +126,9 @@ class WeightAverages:
                     yield (number, layer), section.layers[layer].optimizer[0].resident
 
     def _mix(self, weights: Tensor, offsets: Sequence[int]) -> None:
-        """Average weights with the replicas at some offsets in rank, all with equal weight."""
+        """Average weights with the replicas at the given offsets from this rank, all with equal
+        weight.
+        """
         size, rank = self.peers.size, self.peers.rank
         received = [torch.empty_like(weights) for _ in offsets]
         sends = [(weights, (rank - offset) % size) for offset in offsets]
@@ -152,8 +156,8 @@ class WeightAverages:
                 )
 
     def _outer_step(self, weights: Tensor, state: OuterState, change: Tensor) -> None:
-        """Nesterov's step on the shared weights, followed by a mixture of shared and own
-        weights.
+        """Nesterov's step on the shared weights; then this replica's weights become a mixture of
+        its own and the shared ones.
         """
         momentum = self.how.momentum
         state.momenta.mul_(momentum).add_(change)
@@ -162,7 +166,9 @@ class WeightAverages:
         weights.mul_(self.how.mixed).add_((1 - self.how.mixed) * state.shared)
 
     def _averaged(self, change: Tensor) -> Tensor:
-        """The mean of all replicas' weight changes, sent with the number of bits of outer steps."""
+        """The mean over all replicas of a change of weights, sent in the number of bits of outer
+        steps.
+        """
         if self.how.outer_bits == WHOLE_BITS:
             finished(self.peers.all_reduce(change))
             return change / self.peers.size
