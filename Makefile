@@ -27,7 +27,7 @@ INSTALL := $(DEV)/bin/pip install --quiet --no-compile --constraint $(PINS)
 # and takes some from another worker when it has none left.
 TEST := OMP_NUM_THREADS=1 $(DEV)/bin/python -m pytest -n auto --dist worksteal -p no:benchmark
 
-.PHONY: compare test test-all slow extras transformers docs pins check format graphs stubs benchmark clean
+.PHONY: compare test test-all slow extras transformers docs pages pins check format graphs stubs benchmark clean
 
 compare: $(BASE)/.done
 	$(BASE)/bin/python -m experiments.compare_searchers $(ARGS)
@@ -58,6 +58,10 @@ check: $(DEV)/.done
 # The documentation as a site, in site/: it needs no network to build or to read.
 docs: $(DEV)/.done
 	NO_MKDOCS_2_WARNING=1 $(DEV)/bin/mkdocs build --strict $(ARGS)
+
+# Result pages again, each by the command that it names; ARGS='motivation ladder' makes these alone.
+pages: $(DEV)/.done
+	$(DEV)/bin/python -m benchmarks.result_pages $(ARGS)
 
 # Whether the pins resolve on machines that are not this one. ARGS=--everywhere: beyond Linux too.
 pins: $(PINNING)/.done

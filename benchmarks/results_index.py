@@ -44,10 +44,12 @@ def _figures(commit: str, stem: str) -> set[str]:
     """The numbers of a page and of its files, as of a commit."""
     names = _git("ls-tree", "--name-only", commit, f"{RESULTS}/").split()
     own = [name for name in names if re.fullmatch(rf"{stem}(-\d+\.csv|\.md)", Path(name).name)]
-    texts = (_git("show", f"{commit}:{name}") for name in own)
-    lines = (
-        line for text in texts for line in text.splitlines() if line.startswith("|") or "," in line
-    )
+    return {number for name in own for number in figures_of(_git("show", f"{commit}:{name}"))}
+
+
+def figures_of(text: str) -> set[str]:
+    """The numbers in the table rows of a page or of a file."""
+    lines = (line for line in text.splitlines() if line.startswith("|") or "," in line)
     return {number for line in lines for number in _NUMBER.findall(line)}
 
 
