@@ -267,31 +267,39 @@ SURE = 0.9
 
 
 def peak_bounds_of(job: Job, prediction: Prediction) -> PeakBounds:
-    """The probability that a job's plan fits, and the bounds of its peak."""
-    rooms: list[float] = room_of_plan(job.cluster, job.plan).tolist()
-    return peak_bounds(prediction, rooms, ENGINES[job.plan.engine].family)
+    """The probability that a run of a job's plan stays within its GPUs' memory, and the bounds of
+    its peak. What ``keep_free_gib`` keeps free is a margin that the run may still take.
+    """
+    whole = replace(job.cluster, keep_free_gib=None)
+    rooms: list[float] = room_of_plan(whole, job.plan).tolist()
+    lacks_host = host_bytes_over(job.plan, prediction, job.cluster) > 0
+    family = ENGINES[job.plan.engine].family
+    return peak_bounds(prediction, rooms, family, lacks_host=lacks_host)
 
 
-def probable_words(bounds: PeakBounds) -> str:
-    """The probability that a plan fits, and the 90 % bounds of its memory peak, as a sentence."""
+def probable_words(bounds: PeakBounds, cluster: Cluster) -> str:
+    """The probability that a plan fits its GPUs' whole memory, and the 90 % bounds of its memory
+    peak, as a sentence.
+    """
     low, high = (
         size / GIB_BYTES
         for size in (bounds.peak_reserved_bytes_low, bounds.peak_reserved_bytes_high)
     )
+    kept = cluster.keep_free_gib
+    free = f", counting the {kept:g} GiB kept free as room" if kept else ""
     return (
         f"it fits with a probability of {bounds.fit_probability:.0%} "
-        f"(90 % of peaks: {low:.1f} to {high:.1f} GiB)"
+        f"(90 % of peaks: {low:.1f} to {high:.1f} GiB){free}"
     )
 
 
 def sure_words(job: Job, prediction: Prediction) -> str:
-    """The probability that a plan fits its GPUs, with what is kept free counted as room, as a
-    sentence; if it is low, with the option that raises it.
+    """The probability that a plan fits its GPUs, as a sentence; if it is low, with the option that
+    raises it.
     """
-    whole = replace(job, cluster=replace(job.cluster, keep_free_gib=None))
-    bounds = peak_bounds_of(whole, prediction)
+    bounds = peak_bounds_of(job, prediction)
     remedy = "" if bounds.fit_probability >= SURE else ": more --keep-free-gib raises it"
-    sentence = probable_words(bounds)
+    sentence = probable_words(bounds, job.cluster)
     return f"{sentence[0].upper()}{sentence[1:]}{remedy}."
 
 
@@ -313,7 +321,7 @@ def fullest_words(job: Job, prediction: Prediction) -> Iterator[str]:
         others = "" if lacking == 1 else f", and {lacking} stages in all lack memory"
         begin = f"stage {number} lacks {rest:.2f} GiB: it {what}{others}"
     yield f"{begin}; {_peak_words(fullest)}"
-    yield probable_words(peak_bounds_of(job, prediction))
+    yield probable_words(peak_bounds_of(job, prediction), job.cluster)
     over = host_bytes_over(job.plan, prediction, job.cluster)
     if over > 0:
         yield f"the fullest node lacks {over / GIB_BYTES:.2f} GiB of host memory"

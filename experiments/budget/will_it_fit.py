@@ -428,7 +428,7 @@ def _row(change: Tried, asked: Tried) -> Row:
         "change": change.words,
         "fits": prediction.fits,
         "fit_probability": bounds.fit_probability,
-        "probable": probable_words(bounds),
+        "probable": probable_words(bounds, cluster),
         "gpus": change.job.plan.num_gpus,
         "iteration_s": prediction.iteration_s,
         "slower_by": prediction.iteration_s / asked.prediction.iteration_s - 1,

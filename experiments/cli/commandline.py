@@ -107,8 +107,9 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--keep-free-gib": {
         "type": float,
         "metavar": "GIB",
-        "help": "memory of every GPU that a plan must leave free to count as one that fits: peaks "
-        "are predicted wrongly by up to a tenth or so (default: none)",
+        "help": "memory of every GPU that a plan must leave free to count as one that fits, as a "
+        "margin: peaks are predicted wrongly by up to a tenth or so; the run may still take it, so "
+        "the probability that it fits counts it as room (default: none)",
     },
     "--intra-node-gbytes-per-s": {
         "type": float,

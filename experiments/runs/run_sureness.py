@@ -28,7 +28,7 @@ from mistlab.cost.confidence import (
     bounds_of,
     peak_bounds,
 )
-from mistlab.cost.memory import room_bytes, room_of_plan
+from mistlab.cost.memory import host_bytes_over, room_bytes, room_of_plan
 from mistlab.engines.engine import ENGINES
 from mistlab.job.prediction import Prediction, StagePrediction
 
@@ -287,7 +287,8 @@ def answered(prediction: Prediction, run_job: RunJob) -> RunAnswer:
             + (f", {factor:g} times as long assumed" if factor > 1 else "")
         )
     rooms: list[float] = room_of_plan(cluster, run_job.job.plan).tolist()
-    peak = peak_bounds(prediction, rooms, run_job.kind.engine)
+    lacks_host = host_bytes_over(run_job.job.plan, prediction, cluster) > 0
+    peak = peak_bounds(prediction, rooms, run_job.kind.engine, lacks_host=lacks_host)
     prediction = _released(prediction, rooms)
     if run_job.unrunnable:
         prediction = replace(prediction, fits=False)

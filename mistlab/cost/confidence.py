@@ -512,17 +512,18 @@ class PeakBounds(Checked):
     peak_reserved_bytes_high: int = field(metadata=bounded(minimum=0))
 
 
-def peak_bounds(prediction: Prediction, rooms: Sequence[float], family: str) -> PeakBounds:
+def peak_bounds(
+    prediction: Prediction, rooms: Sequence[float], family: str, *, lacks_host: bool
+) -> PeakBounds:
     """The probability that a plan fits and the bounds of its memory peak, for an engine family, or
     for any engine if the name is empty; ``rooms`` are the bytes available on a GPU of each stage.
 
-    A source's peaks are off together, so the stage with the least room decides. Host memory that is
-    short is no matter of chance: such a plan does not fit.
+    A source's peaks are off together, so the stage with the least room decides. A plan that
+    ``lacks_host`` memory does not fit, whatever the GPUs' peaks turn out to be.
     """
     spread = known_sureness().peak_spread(family)
     peaks = [max(1, stage.peak_reserved_bytes) for stage in prediction.stages]
     slack = min(room / peak for room, peak in zip(rooms, peaks, strict=False))
-    lacks_host = not prediction.fits and slack >= 1
     reach = REACH * math.hypot(spread.between, spread.within)
     low, high = (math.exp(spread.offset + side * reach) for side in (-1, 1))
     return PeakBounds(

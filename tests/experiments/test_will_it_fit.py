@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from experiments import will_it_fit
+from experiments import predict, will_it_fit
+from experiments.bench.problem import sure_words
 from experiments.budget import will_it_fit as fitting
 from experiments.budget.changes import single, together
 from experiments.cli.command import EXAMPLE
 from experiments.cli.commandline import run
 from mistlab import catalog
-from mistlab.job.job import load_job
+from mistlab.job.job import dump_job, load_job
 from mistlab.machine.cluster import Cluster
 from simulators.symbolic import SymbolicPredictor
 
@@ -85,15 +86,47 @@ def test_options_that_a_plan_says_itself_are_refused(
 def test_how_probable_it_is_that_a_plan_fits_grows_with_what_is_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    job = load_job(FITS)
     probabilities = []
-    for kept in ("0", "5.9", "15"):
-        found = answer(capsys, FITS, "--keep-free-gib", kept, "--out", tmp_path / kept)
-        page = (tmp_path / kept / "report.md").read_text(encoding="utf-8")
+    for memory_gib in (22.0, 16.1, 7.0):
+        plan = tmp_path / f"{memory_gib}.yaml"
+        dump_job(replace(job, cluster=replace(job.cluster, memory_gib=memory_gib)), plan)
+        found = answer(capsys, plan, "--out", tmp_path / f"{memory_gib}")
+        page = (tmp_path / f"{memory_gib}" / "report.md").read_text(encoding="utf-8")
         assert f"It fits with a probability of {found['fit_probability']:.0%} (90 % of" in page
         probabilities.append(found["fit_probability"])
     assert 0.7 < probabilities[0] < 0.95
     assert 0.3 < probabilities[1] < 0.6
     assert probabilities[2] < 0.05
+
+
+@pytest.mark.parametrize("kept", ["5.7", "6.5"])
+def test_commands_agree_how_probably_a_plan_fits_whatever_is_kept_free(
+    kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is kept free is a margin that a run may take, so it changes what counts as a plan that
+    fits and not how probably the plan runs.
+    """
+
+    def predicted(*options: str) -> dict[str, Any]:
+        assert run(predict.main, [str(FITS), *options, "--json"]) == 0
+        row: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return row
+
+    freely = predicted()
+    keeping = predicted("--keep-free-gib", kept)
+    asked = answer(capsys, FITS, "--keep-free-gib", kept, "--out", tmp_path)
+    assert keeping["fits"] == asked["fits"] == (kept == "5.7")
+    for found in (keeping, asked):
+        assert found["fit_probability"] == freely["fit_probability"]
+    job = load_job(FITS)
+    kept_job = replace(job, cluster=replace(job.cluster, keep_free_gib=float(kept)))
+    prediction = SymbolicPredictor(workload=job.workload, cluster=kept_job.cluster).predict(
+        job.plan
+    )
+    sentence = sure_words(kept_job, prediction)
+    assert sentence.partition(":")[0] in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert f", counting the {kept} GiB kept free as room" in sentence
 
 
 def test_the_cheapest_change_fits_and_none_that_was_tried_is_faster(

@@ -291,19 +291,20 @@ def test_the_catalogue_knows_any_run() -> None:
     assert lent[0] < below < above < lent[1]
 
 
-def fitting(peak_gib: float, room_gib: float, *, fits: bool) -> PeakBounds:
+def fitting(peak_gib: float, room_gib: float, *, lacks_host: bool = False) -> PeakBounds:
     job = job_of(run()).job
     prediction = SymbolicPredictor(workload=job.workload, cluster=job.cluster).predict(job.plan)
     stages = tuple(
         replace(stage, peak_reserved_bytes=int(peak_gib * GIB_BYTES)) for stage in prediction.stages
     )
-    prediction = replace(prediction, stages=stages, fits=fits)
-    return peak_bounds(prediction, [room_gib * GIB_BYTES] * len(stages), "nanotron")
+    prediction = replace(prediction, stages=stages)
+    rooms = [room_gib * GIB_BYTES] * len(stages)
+    return peak_bounds(prediction, rooms, "nanotron", lacks_host=lacks_host)
 
 
 def test_a_plan_fits_the_more_probably_the_more_room_it_leaves() -> None:
     rooms = (40.0, 75.0, 80.0, 85.0, 160.0)
-    found = [fitting(80.0, room, fits=room >= 80).fit_probability for room in rooms]
+    found = [fitting(80.0, room).fit_probability for room in rooms]
     assert found == sorted(found)
     assert found[0] < 0.1
     assert 0.3 < found[2] < 0.6
@@ -317,12 +318,13 @@ def test_nine_in_ten_peaks_lie_within_their_bounds_by_the_distribution_of_spread
     assert spread.below(0.1) == pytest.approx(0.5)
     # Of Student's t of 3 degrees, 5 % lie beyond 2.353 (tables of its quantiles).
     assert spread.below(0.1 + 2.353 * math.hypot(0.1, 0.2)) == pytest.approx(0.95, abs=1e-4)
-    bounds = fitting(80.0, 100.0, fits=True)
+    bounds = fitting(80.0, 100.0)
     assert bounds.peak_reserved_bytes_low < 80 * GIB_BYTES < bounds.peak_reserved_bytes_high
 
 
 def test_a_plan_whose_host_is_short_does_not_fit_however_much_room_gpus_have() -> None:
-    assert fitting(40.0, 80.0, fits=False).fit_probability == 0.0
+    for room in (39.0, 80.0):
+        assert fitting(40.0, room, lacks_host=True).fit_probability == 0.0
 
 
 def test_an_engine_without_measured_peaks_has_those_of_all() -> None:
