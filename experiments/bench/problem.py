@@ -37,8 +37,7 @@ from mistlab.plan.workload import Workload
 from mistlab.reduction.reduction_text import reduction_named
 from simulators.symbolic import SymbolicPredictor
 
-# Whether a plan fits in memory; "near" means that memory is short, or left, by less than the
-# prediction error.
+# Whether a plan fits in memory; "near" means that the probability that it does is below ``SURE``.
 Fit = Literal["yes", "near", "no"]
 
 # The workload and the cluster that the options of a command describe.
@@ -227,43 +226,37 @@ def order_of(prediction: Prediction) -> tuple[bool, float]:
 
 
 # Describes how well a predicted plan fits: the stage with the least free memory, how much is free
-# there, and which kind of tensor takes most.
+# there, which kind of tensor takes most, and how probable it is that a run stays within it.
 
 
-# The approximate relative error of predicted memory peaks.
-UNSURE = 0.1
+# From this probability on, that a plan fits counts as sure.
+SURE = 0.9
 
 
 def fit_words(job: Job, prediction: Prediction) -> tuple[Fit, str]:
-    """A sentence that says whether a plan fits, and how much memory is free on its fullest GPU.
-    Whether it fits is called uncertain if the peak is within the prediction error of the limit.
+    """A sentence that says whether a plan fits, and how much memory is free on its fullest GPU; if
+    neither is sure, also the probability that a run stays within the memory.
     """
     lacks = lacking_bytes(job.cluster, job.plan, prediction)
     number = lacks.index(max(lacks))
     room = (prediction.stages[number].peak_reserved_bytes - lacks[number]) / GIB_BYTES
     free = job.cluster.keep_free_gib or 0.0
     over = lacks[number] / GIB_BYTES
-    # The memory that a plan must leave free is a reserve for peaks that are underestimated, so the
-    # plan is compared with the GPU's whole memory.
-    is_near = abs(over - free) < UNSURE * (room + free)
+    probability = peak_bounds_of(job, prediction).fit_probability
     beside = f", beside {free:g} GiB kept free" if free else ""
     of_room = f"{abs(over):.1f} GiB ({abs(over) / room:.0%} of its room){beside}"
-    near = "less than peaks are predicted wrongly by, which is up to a tenth or so"
+    runs = f"a run stays within its memory with a probability of {probability:.0%}"
     if over > 0:
         how = f"the peak of its fullest GPU is above the limit by {of_room}"
         sentence = f"It does not fit in memory: {how}"
-        return "no", f"{sentence}, {near}." if is_near else f"{sentence}."
+        return "no", f"{sentence}, though {runs}." if probability > 1 - SURE else f"{sentence}."
     if not prediction.fits:
         host = host_bytes_over(job.plan, prediction, job.cluster) / GIB_BYTES
         return "no", f"It does not fit: its fullest node lacks {host:,.1f} GiB of host memory."
     how = f"the peak of its fullest GPU is below the limit by {of_room}"
-    if is_near:
-        return "near", f"It fits narrowly: {how}, {near}. Try it before you rely on it."
+    if probability < SURE:
+        return "near", f"It fits, but not surely: {how}; {runs}. Try it before you rely on it."
     return "yes", f"It fits in memory: {how}."
-
-
-# From this probability on, that a plan fits counts as sure.
-SURE = 0.9
 
 
 def peak_bounds_of(job: Job, prediction: Prediction) -> PeakBounds:

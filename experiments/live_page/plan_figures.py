@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.bench.problem import fit_words, fullest_words, room_words
+from experiments.bench.problem import fit_words, fullest_words, peak_bounds_of, room_words
 from experiments.live_page.knobs import knobs_of
 from experiments.pages.tables import rate_words
 from experiments.prediction.predict import WORDS, sentence
@@ -36,7 +36,11 @@ def figures_of(job: Job, prediction: Prediction) -> dict[str, Any]:
         "room": room_words(job.cluster),
         "rooms": room_of_plan(job.cluster, job.plan).tolist(),
         "outside_bytes": allocator_of(job.cluster).outside_bytes,
-        "fit": {"is": fit, "words": fits},
+        "fit": {
+            "is": fit,
+            "words": fits,
+            "probability": peak_bounds_of(job, prediction).fit_probability,
+        },
         "fullest": [*fullest_words(job, prediction)],
         "breakdown": to_mapping(goes),
         "goes": sentence(goes),

@@ -26,7 +26,7 @@ export function brief(state, error) {
   const room = `${gib(prediction.stages[stage].peak_reserved_bytes + outside).replace(" GiB", "")} of ${gib(rooms[stage] + outside)}`;
   return [
     el("strong", {}, seconds(prediction.iteration_s)),
-    el("span", { class: FIT[fit.is] }, { yes: "fits", near: "fits narrowly", no: "does not fit" }[fit.is]),
+    el("span", { class: FIT[fit.is] }, { yes: "fits", near: `fits, ${percent(fit.probability)} sure`, no: "does not fit" }[fit.is]),
     el("span", {}, room),
     proof(state.search, state.figures) ? el("span", { class: "soft" }, proof(state.search, state.figures)) : null,
   ];
