@@ -18,7 +18,7 @@ from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, number, table, table_of
 from mistlab import catalog
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import from_mapping, near_matches, reject
+from mistlab.core.values import from_mapping, near_matches, one_of, reject
 from mistlab.economy.bill import (
     OPERATIONS_FROZEN,
     Prices,
@@ -32,6 +32,7 @@ from mistlab.economy.bill import (
     training_s,
     utilisation_of,
 )
+from mistlab.engines.engine import ENGINES
 from mistlab.job.job import model_from
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Budget, Problem
@@ -209,6 +210,7 @@ def _question(options: argparse.Namespace) -> tuple[Question, Plan | None]:
         problem, plan = Problem(workload=job.workload, cluster=job.cluster), job.plan
     else:
         problem = _problem(options)
+        _check_precision(problem.workload)
     _check_shares(options)
     parameters = model_parameters(problem.workload)
     question = Question(
@@ -220,6 +222,18 @@ def _question(options: argparse.Namespace) -> tuple[Question, Plan | None]:
         goodput=options.goodput,
     )
     return question, plan
+
+
+def _check_precision(work: Workload) -> None:
+    """Refuse a precision that the engines of the predicted plans do not train in."""
+    engines = [space_of(name).engine for name in ("megatron", "mist")]
+    known = [name for name in ENGINES[engines[0]].memory if name in ENGINES[engines[1]].memory]
+    if work.precision not in known:
+        reject(
+            f"--precision {work.precision}: engines {' and '.join(engines)}, whose plans are "
+            f"predicted, do not train in it: give {one_of(known)}, or a plan of another engine "
+            "(--plan PLAN.yaml)"
+        )
 
 
 def _check_shares(options: argparse.Namespace) -> None:

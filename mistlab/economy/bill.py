@@ -2,7 +2,7 @@
 and money.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mistlab.core.values import Checked, bounded
 from mistlab.graph.stage_model import StageModel
@@ -15,12 +15,22 @@ from mistlab.stages.stage_batch import StageBatch
 
 
 def model_parameters(workload: Workload) -> int:
-    """The number of parameters of a workload's model, all layers together."""
+    """The number of parameters of a workload's model, all layers together. What only some engines
+    train in does not change it.
+    """
+    counted = replace(
+        workload,
+        precision="bf16",
+        optimizer="adamw",
+        gradients="usual",
+        expert_capacity=None,
+        expert_padding=False,
+    )
     whole = StagePlan(
         layers=workload.model.layers, data_parallel=1, tensor_parallel=1, micro_batch=1
     )
     batch = StageBatch.of_plan(Plan(micro_batches=1, stages=(whole,)))
-    return round(float(StageModel.of(workload).figures(batch).parameters[0]))
+    return round(float(StageModel.of(counted).figures(batch).parameters[0]))
 
 
 # The duration of a training run by a formula: 8 T P / (N F U) (Narayanan et al., SC 2021, section

@@ -132,6 +132,17 @@ def test_bad_input_is_refused_before_anything_is_written(
     assert not out.exists()
 
 
+def test_a_precision_that_no_predicted_plan_has_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [*SMALL, "--hardware", "h100-80gb", "--precision", "fp8", "--out", str(tmp_path / "run")]
+    assert run(estimate.main, line) == 2
+    assert capsys.readouterr().err == (
+        "error: --precision fp8: engines megatron and mistlab, whose plans are predicted, do not "
+        "train in it: give fp16, bf16 or fp32, or a plan of another engine (--plan PLAN.yaml)\n"
+    )
+
+
 def test_a_small_training_is_told_in_hours_and_dollars(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +71,28 @@ def test_a_batch_is_near_the_tokens_asked_for_and_divides(batch_tokens: float) -
 def test_parameters_are_those_of_the_papers(name: str, billions: float) -> None:
     work = workload_of(name, 2048, 1)
     assert model_parameters(work) / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "fp8"},
+        {"precision": "fp4", "train": "adapters"},
+        {"optimizer": "adamw-8bit"},
+        {"gradients": "16bit", "precision": "bf16"},
+    ],
+)
+def test_parameters_are_the_same_for_whichever_engine_trains(changes: dict[str, Any]) -> None:
+    work = workload_of("llama3.2-1b", 2048, 1, "bf16")
+    asked = replace(work, **changes)
+    plain = replace(work, train=asked.train)
+    assert model_parameters(asked) == model_parameters(plain) > 1e9
+
+
+def test_parameters_of_experts_that_drop_tokens_are_counted() -> None:
+    work = workload_of("mixtral-8x7b", 2048, 1)
+    dropping = replace(work, expert_capacity=1.5, expert_padding=True)
+    assert model_parameters(dropping) == model_parameters(work)
 
 
 PRICES = Prices(usd_per_gpu_hour=2.0, watts=700.0, overhead=1.0, kg_per_kwh=0.29 / 0.7)
