@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from experiments.cli.commandline import OF_CLUSTER, PROBLEM, as_options
 from mistlab.core.units import GIB_BYTES
-from mistlab.core.values import InputError, refuse, reject
+from mistlab.core.values import InputError, one_of, refuse, reject
 from mistlab.cost.confidence import PeakBounds, peak_bounds
 from mistlab.cost.memory import allocator_of, host_bytes_over, room_bytes, room_of_plan
 from mistlab.economy.bill import model_parameters
-from mistlab.engines.engine import ENGINES
+from mistlab.engines.engine import ENGINES, Precision
 from mistlab.job.job import (
     Job,
     fields_of,
@@ -149,22 +149,43 @@ def _trained(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def problem_of(
-    options: argparse.Namespace, *, takes_groups: bool = False
+    options: argparse.Namespace, *, takes_groups: bool = False, engines: Sequence[str] = ()
 ) -> tuple[Workload, Cluster]:
     """The workload and the cluster that the common options describe. A cluster with several kinds
-    of nodes is refused unless the command ``takes_groups``.
+    of nodes is refused unless the command ``takes_groups``. Without ``--precision`` it is fp16, or
+    what ``engines`` that do not train in it do.
     """
     numbers: dict[str, Any] = {**numbers_of(options)}
     with as_options():
-        workload = workload_of(options)
         cluster = Cluster(
             **_nodes_of(options, takes_groups=takes_groups),
             gpus_per_node=options.gpus_per_node,
             **numbers,
         )
+        instead = {} if options.precision else {"precision": _usual_precision(cluster, engines)}
+        workload = workload_of(options, **instead)
         for group in cluster.of_groups:
             group.peak_flop_per_s(workload.precision)
     return workload, cluster
+
+
+def _usual_precision(cluster: Cluster, engines: Sequence[str]) -> Precision:
+    """The precision in which engines train on a cluster if none is asked for: fp16, else the first
+    other that all of them have; refuses GPUs that lack these.
+    """
+    usual: Precision = PROBLEM["precision"]
+    trained = [ENGINES[engine].memory for engine in engines]
+    names = dict.fromkeys((usual, *(name for memory in trained for name in memory)))
+    common = [name for name in names if all(name in memory for memory in trained)] or [usual]
+    gpus = [group.hardware.gpu for group in cluster.of_groups]
+    usable = [name for name in common if all(gpu.has(name) for gpu in gpus)]
+    if not usable:
+        reject(
+            f"--hardware {cluster.name}: trains in {gpus[0].precisions} alone, and engine "
+            f"{' and '.join(engines)} in {one_of(common)}: give another --hardware, --space or "
+            "--engine"
+        )
+    return usable[0]
 
 
 def _nodes_of(options: argparse.Namespace, *, takes_groups: bool) -> dict[str, Any]:

@@ -29,7 +29,9 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
     """The problem and the search space that the options describe; refuses a problem for which no
     plan divides evenly.
     """
-    workload, cluster = problem_of(options, takes_groups=True)
+    named = options.space or options.engine
+    engines = space_called(options.space or "mist", options.engine).engines if named else ()
+    workload, cluster = problem_of(options, takes_groups=True, engines=engines)
     space = space_called(options.space or usual_space(workload.model), options.engine)
     with as_options():
         space = space.beside(workload.reduction)

@@ -141,7 +141,8 @@ def _runs(options: argparse.Namespace, table: PriceTable, tokens: float) -> Iter
             asked = {"hardware": price.hardware, "nodes": nodes, "gpus_per_node": gpus // nodes}
             arguments = argparse.Namespace(**{**vars(options), **asked})
             try:
-                workload, cluster = problem_of(arguments)
+                engines = space_of(options.space).engines
+                workload, cluster = problem_of(arguments, engines=engines)
                 yield _run(Problem(workload=workload, cluster=cluster), price, options, tokens)
             except InputError as error:
                 yield RentedRun(price=price, gpus=gpus, why=str(error))

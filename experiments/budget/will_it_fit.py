@@ -260,7 +260,8 @@ def _check_degrees(options: argparse.Namespace) -> None:
 
 def _job(options: argparse.Namespace) -> Job:
     """The job with the plan that the options describe."""
-    workload, cluster = problem_of(options)
+    engine = options.engine or "mistlab"
+    workload, cluster = problem_of(options, engines=(engine,))
     _check_degrees(options)
     layers, stages = workload.model.layers, options.stages
     group = options.tensor_parallel * stages
@@ -290,7 +291,7 @@ def _job(options: argparse.Namespace) -> Job:
             )
             for share in even_shares(layers, stages)
         )
-    plan = Plan(engine=options.engine or "mistlab", micro_batches=count, stages=stages_of_plan)
+    plan = Plan(engine=engine, micro_batches=count, stages=stages_of_plan)
     with as_options():
         return Job(workload=workload, cluster=cluster, plan=plan)
 

@@ -12,20 +12,20 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 from experiments.cli.commandline import (
     DONE,
     NO_ANSWER,
     OF_CLUSTER,
     PLANS,
-    PROBLEM,
+    PROBLEM_OF_ENGINES,
     TRAINED,
     parser_of,
     run,
 )
 from mistlab.core.values import imported
-from mistlab.engines.engine import names_for_plans
+from mistlab.engines.engine import Precision, names_for_plans
 from simulators.registry import PREDICTORS
 
 ROOT = Path(__file__).parents[2]
@@ -120,7 +120,14 @@ def experiment(name: str) -> dict[str, Any]:
     return {"seed": 0, "out": Path("runs") / name, "page": None, "json": False, "quick": False}
 
 
+# The option of commands that know which engines are to train.
+PRECISION = option(
+    "--precision",
+    "arithmetic of the training (default: fp16, or bf16 with engines that do not train in fp16)",
+    choices=get_args(Precision),
+)
 _SEARCH = (
+    PRECISION,
     option(
         "--space",
         "which plans may be chosen: 3d, mist, wide, ..., or a file (default: mist, or moe for "
@@ -163,7 +170,7 @@ def parser_for(command: Command, program: str) -> argparse.ArgumentParser:
     """The argument parser of a command, for a program of this name."""
     common = dict(command.common)
     if command.searches:
-        common = {**PROBLEM, **TRAINED, **dict.fromkeys(OF_CLUSTER), "seed": 0, **common}
+        common = {**PROBLEM_OF_ENGINES, **TRAINED, **dict.fromkeys(OF_CLUSTER), "seed": 0, **common}
     parser = parser_of(program, command.description, **common)
     parser.epilog = _examples(command, program)
     for flags, settings in (*(_SEARCH if command.searches else ()), *command.options):

@@ -160,6 +160,10 @@ PROBLEM: Mapping[str, Any] = {
     "attention": "flash",
     "precision": "fp16",
 }
+# The same for commands that know which engines are to train: the default precision is theirs.
+PROBLEM_OF_ENGINES: Mapping[str, Any] = {
+    name: value for name, value in PROBLEM.items() if name != "precision"
+}
 # For commands with options that say which weights are trained, the defaults of these options.
 TRAINED: Mapping[str, Any] = {
     "train": "all",

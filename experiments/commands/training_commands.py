@@ -3,6 +3,7 @@
 from experiments.cli.command import (
     DEVICES,
     KERNELS,
+    PRECISION,
     TINY,
     Group,
     command,
@@ -11,19 +12,20 @@ from experiments.cli.command import (
     option,
     path,
 )
-from experiments.cli.commandline import PLANS, PROBLEM, TRAINED
+from experiments.cli.commandline import PLANS, PROBLEM_OF_ENGINES, TRAINED
 
 TRAINING_COMMANDS: dict[str, Group] = {
     "What a run takes in all": {
         "will_it_fit": command(
             "experiments.budget.will_it_fit:will_it_fit",
             {
-                **PROBLEM,
+                **PROBLEM_OF_ENGINES,
                 **TRAINED,
                 **experiment("will_it_fit"),
                 "keep_free_gib": None,
                 "engine": None,
             },
+            PRECISION,
             option("plan", **path("PLAN.yaml"), nargs="?"),
             option("--tensor-parallel", "GPUs that share each layer", 1, metavar="N"),
             option("--stages", "pipeline stages", 1, metavar="N"),
@@ -45,7 +47,7 @@ TRAINING_COMMANDS: dict[str, Group] = {
         "estimate": command(
             "experiments.budget.estimate:estimate",
             {
-                **PROBLEM,
+                **PROBLEM_OF_ENGINES,
                 **TRAINED,
                 **experiment("estimate"),
                 "model": "gpt3-175b",
@@ -56,6 +58,7 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 "global_batch": None,
                 "attention": None,
             },
+            PRECISION,
             option("--tokens", "a number, published or chinchilla (%(default)s)", "published"),
             option("--plan", "predict this plan", **path("PLAN.yaml")),
             option(

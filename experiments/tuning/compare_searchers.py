@@ -356,8 +356,8 @@ def _write_page(
         title=f"{options.model} on {bench.problem.cluster.num_gpus} {options.hardware}",
         subtitle=(
             f"Sequences of {options.sequence_length} tokens, {options.global_batch} a step, "
-            f"{options.attention} attention, {options.precision}; space {comparison.space.name}, "
-            f"seed {options.seed}."
+            f"{options.attention} attention, {bench.problem.workload.precision}; space "
+            f"{comparison.space.name}, seed {options.seed}."
         ),
         rows=rows,
         answer=answer,

@@ -425,6 +425,10 @@ class Gpu(Checked):
         """Bandwidth of the GPU's own memory in bytes per second."""
         return self.memory_gbytes_per_s * GBYTES
 
+    def has(self, precision: Precision) -> bool:
+        """Whether the GPU supports a precision."""
+        return getattr(self.peak_tflops, precision) is not None
+
     def peak_flop_per_s(self, precision: Precision) -> float:
         """Peak rate for dense matrix multiplication, in FLOP/s; refuses a precision it lacks."""
         peak: float | None = getattr(self.peak_tflops, precision)
@@ -435,8 +439,7 @@ class Gpu(Checked):
     @property
     def precisions(self) -> str:
         """The precisions that this GPU supports, as text for messages."""
-        peaks = self.peak_tflops
-        *others, last = [name for name in _PRECISIONS if getattr(peaks, name) is not None]
+        *others, last = [name for name in _PRECISIONS if self.has(name)]
         return f"{', '.join(others)} or {last}"
 
 
