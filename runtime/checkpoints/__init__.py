@@ -1,3 +1,3 @@
-"""Checkpoints of a training run, which a run of any plan can resume, and weights in files of other
-programs.
+"""Checkpoints of a training run, which a run with any plan can resume, and weights in the file
+formats of other programs.
 """

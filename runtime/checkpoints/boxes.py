@@ -1,13 +1,12 @@
-"""Boxes: rectangular slices of a model's tensors, in which a checkpoint writes and reads the parts
-that a rank holds.
+"""Writes and reads a rank's part of a checkpoint as boxes: rectangular slices of a model's tensors.
 
 A box is a view of the flat vectors that a rank's optimizer steps, so a checkpoint needs no second
-copy of them. A box on the host is written from where it is. Boxes on a device pass one after
-another through one buffer on the host, as do moments of 16 and 8 bits, which are stored in 32. A
-box is read straight into its place; of moments of 8 bits, first the scales of all blocks are taken.
-
-``Saver`` and ``Loader`` describe boxes to ``torch.distributed.checkpoint``. DTensor and
-ShardedTensor could not: they describe rectangles, and a range of a flat vector need not be one.
+copy of them. A box in host memory is written directly. Boxes on a device pass one by one through a
+buffer in host memory; so do moments of 16 and 8 bits, which are stored in 32 bits. Reading fills
+the memory of a box directly; quantised moments are read twice, first to set the scales of all
+blocks, then to quantise. ``Saver`` and ``Loader`` describe boxes to
+``torch.distributed.checkpoint``. DTensor and ShardedTensor could not: they describe one rectangle
+per rank, and a range of a flat vector may be several.
 """
 
 import io
@@ -53,13 +52,13 @@ from runtime.engine.storage.moment_codes import CODES, CodedSlice, narrowed
 from runtime.engine.storage.pieces import Piece
 
 KINDS = ("master", "moment1", "moment2")
-# A box with more bytes is divided into boxes of at most so many, which also limits the host's
-# buffer.
+# A larger box is divided into boxes of at most this many bytes, which also limits the buffer in
+# host memory.
 MOST_BYTES = 64 * 2**20
 
 
 class UnlikeError(ValueError):
-    """A checkpoint has no tensor with the wanted name and shape."""
+    """A checkpoint lacks a tensor with the name and shape that the run needs."""
 
 
 class UnreadableError(ValueError):
@@ -70,8 +69,8 @@ class UnreadableError(ValueError):
 class Box:
     """A rectangular slice of the tensor ``name``, with this rank's memory of it.
 
-    ``whole`` is the shape of the whole tensor; the box begins at ``offsets`` in it. Where values
-    are codes, ``coded`` has their scales too.
+    ``whole`` is the shape of the whole tensor, in which the slice begins at ``offsets``. If
+    ``values`` are quantised, ``coded`` has their scales too.
     """
 
     name: str
@@ -82,7 +81,7 @@ class Box:
 
     @property
     def index(self) -> MetadataIndex:
-        """The key under which torch.distributed.checkpoint stores this slice."""
+        """The key of this slice in torch.distributed.checkpoint."""
         return MetadataIndex(self.name, torch.Size(self.offsets))
 
     @property
@@ -92,11 +91,11 @@ class Box:
 
 
 def boxes_of(executor: Executor, *, written: bool) -> Iterator[Box]:
-    """All slices of a model's tensors that a rank holds (boxes); with ``written``, only those that
-    it writes.
+    """All boxes (slices of the model's tensors) that a rank holds; with ``written``, only those
+    that it writes to a checkpoint.
 
-    Of a run in replicas those of the first one have the model's names, so that a run of another
-    plan may go on from them.
+    If replicas have different weights, the boxes of the first replica have the model's names, so
+    that a run with another plan can resume from them.
     """
     parameters, replica = executor.parameters, executor.connections.peers.rank
     prefix = f"replica {replica}." if replica else ""
@@ -123,7 +122,9 @@ def boxes_of(executor: Executor, *, written: bool) -> Iterator[Box]:
 
 
 def scales_of(boxes: Sequence[Box]) -> list[Box]:
-    """The boxes whose values are codes, with scales of zero, which reading then widens."""
+    """The boxes whose values are quantised. Their scales are set to zero, and reading then extends
+    them.
+    """
     coded = [box for box in boxes if box.coded is not None]
     for box in coded:
         assert box.coded is not None
@@ -132,8 +133,8 @@ def scales_of(boxes: Sequence[Box]) -> list[Box]:
 
 
 def boxes_of_averages(executor: Executor) -> Iterator[Box]:
-    """The slices (boxes) of the compression errors that a rank keeps, or of the states of its outer
-    steps.
+    """The boxes of what averages over replicas keep on a rank: compression errors, or states of
+    outer steps.
     """
     replica, rank = executor.connections.peers.rank, executor.connections.rank
     for name, vector in executor.kept_by_averages():
@@ -146,11 +147,10 @@ def boxes_of_averages(executor: Executor) -> Iterator[Box]:
 
 
 def _cut(piece: Piece) -> Iterator[Piece]:
-    """Divide the part of a tensor that a rank holds into slices of rows (or of elements) with at
-    most ``MOST_BYTES`` each.
+    """Divide a slice of a tensor into slices of at most ``MOST_BYTES``, along its first axis longer
+    than 1.
     """
-    # The axis along which a rank's part of a tensor is divided; for a part of a single expert,
-    # along that expert's rows.
+    # The axis of division. A slice of one expert's tensor is divided along the rows of that expert.
     axis = next((at for at, size in enumerate(piece.sizes) if size > 1), 0)
     width, size = prod(piece.sizes[axis + 1 :]), piece.sizes[axis]
     most = max(1, MOST_BYTES // (width * torch.float32.itemsize))
@@ -167,13 +167,13 @@ def _cut(piece: Piece) -> Iterator[Piece]:
 
 
 def is_away(tensor: Tensor) -> bool:
-    """Whether reading into a tensor needs a copy on the host: the tensor is on a device, or has 16
-    or 8 bits and is stored in 32.
+    """Whether reading into a tensor needs a buffer in host memory: the tensor is on a device, or
+    its values have 16 or 8 bits but are stored in 32.
     """
     return not tensor.is_cpu or tensor.dtype in _SHORT
 
 
-# The data types that are stored in 32 bits: those of short moments.
+# The data types of moments that are stored in 32 bits.
 _SHORT = (torch.bfloat16, CODES)
 
 
@@ -182,11 +182,11 @@ def _stored_type(tensor: Tensor) -> torch.dtype:
 
 
 class Saver(SavePlanner):
-    """Tells torch.distributed.checkpoint which slices (boxes) to write, and hands over one at a
-    time.
+    """Tells torch.distributed.checkpoint which boxes (slices of tensors) a rank writes, and gives
+    it one box at a time.
 
-    Boxes of a device take turns in one buffer. So the writer must have written a box before it asks
-    for the next: it must have one thread and copy nothing ahead.
+    Boxes on a device share one buffer in host memory. So the writer must write a box before it asks
+    for the next: it must have one thread, and copy nothing ahead.
     """
 
     def __init__(self, boxes: Sequence[Box]) -> None:
@@ -197,10 +197,10 @@ class Saver(SavePlanner):
     def set_up_planner(
         self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
-        """Ignore the state dict, since the slices are already known."""
+        """Ignore ``state_dict``, since the boxes are already known."""
 
     def create_local_plan(self) -> SavePlan:
-        """List the slices of tensors that this rank writes to a checkpoint."""
+        """List the boxes (slices of tensors) that this rank writes to a checkpoint."""
         return SavePlan(
             [
                 WriteItem(
@@ -217,30 +217,31 @@ class Saver(SavePlanner):
         )
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Combine the lists of slices that all ranks write."""
+        """Combine the boxes that all ranks write into the checkpoint's list of tensors."""
         return create_default_global_save_plan(all_plans)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Use the plan of writing as it is."""
+        """Use the combined plan for writing as it is."""
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
-        """The values of a slice of a tensor, on the host."""
+        """The values of one box (slice of a tensor), in host memory."""
         box = self._boxes[write_item.index]
         values = box.values
         if is_away(values):
             room = self._buffer[: values.numel()].view(values.shape)
             values = room.copy_(values if box.coded is None else box.coded.values())
-        # Through NumPy the tensor's storage is only this slice; torch's writer would copy a larger
-        # storage.
+        # By way of NumPy the tensor's storage is exactly this slice; torch's writer would copy a
+        # larger storage.
         return torch.from_numpy(values.numpy())
 
 
 class Loader(LoadPlanner):
-    """Tells torch.distributed.checkpoint which slices to read, and into which memory.
+    """Tells torch.distributed.checkpoint which boxes (slices of tensors) a rank reads, and into
+    which memory.
 
-    ``is_placing`` is true while a box is being filled. With ``scales_only`` the boxes are codes, of
-    which only the scales are taken.
+    ``is_placing`` is true while a box is being filled. With ``scales_only`` all boxes are
+    quantised, and reading sets only their scales.
     """
 
     def __init__(
@@ -258,12 +259,12 @@ class Loader(LoadPlanner):
     def set_up_planner(
         self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Keep the checkpoint's list of tensors, for reading it."""
+        """Keep the checkpoint's list of tensors for later."""
         assert metadata is not None
         self._metadata = metadata
 
     def create_local_plan(self) -> LoadPlan:
-        """List the parts of the checkpoint that fill this rank's slices of tensors."""
+        """List the parts of the checkpoint that fill this rank's boxes (slices of tensors)."""
         return LoadPlan([item for box in self._boxes.values() for item in self._items(box)])
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
@@ -271,7 +272,7 @@ class Loader(LoadPlanner):
         return create_default_global_load_plan(global_plan)
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """Use the plan of reading as it is."""
+        """Use the combined plan for reading as it is."""
         return central_plan
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
@@ -287,7 +288,9 @@ class Loader(LoadPlanner):
         return narrowed(box.values, read_item.dest_offsets, read_item.lengths)
 
     def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """Record that a part of a slice has been read, and quantise it where moments are codes."""
+        """Record that the next part of a slice has been read; if the slice is quantised, set its
+        scales or quantise the values.
+        """
         coded = self._boxes[read_item.dest_index].coded
         if coded is not None:
             take = coded.widen_scales if self._scales_only else coded.set_codes
@@ -313,9 +316,9 @@ class Loader(LoadPlanner):
 
 # Reads a checkpoint's list of tensors without running code that the file names.
 #
-# torch.distributed.checkpoint pickles this list, and a pickle may call any function on the machine
-# that reads it. Here only the classes of such a list are constructed. The tensors themselves are
-# read by ``torch.load(weights_only=True)``, which has its own list of allowed types.
+# torch.distributed.checkpoint pickles this list, and unpickling may call any function on the
+# reader's machine. Here only classes that such a list needs can be constructed. The tensors
+# themselves are read by ``torch.load(weights_only=True)``, which has its own list of allowed types.
 
 
 _OF_TORCH = "torch.distributed.checkpoint"
@@ -331,17 +334,21 @@ _KNOWN: Mapping[str, frozenset[str]] = {
     f"{_OF_TORCH}.filesystem": frozenset(("_StorageInfo",)),
     "torch": frozenset(("Size", "device")),
     "torch.serialization": frozenset(("_get_layout",)),
-    # The module of these classes since Python 3.13.
+    # The module of these two classes since Python 3.13.
     "pathlib": frozenset(("PosixPath", "WindowsPath")),
     "pathlib._local": frozenset(("PosixPath", "WindowsPath")),
 }
 
 
 class _ListUnpickler(pickle.Unpickler):
-    """Unpickles a checkpoint's list of tensors, and refuses every other name."""
+    """Unpickles a checkpoint's list of tensors, and raises an error for any class that such a list
+    does not need.
+    """
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """The class or the data type with this name, if it may occur in such a list."""
+        """The class or data type with this name, if a checkpoint's list of tensors may contain
+        it.
+        """
         is_number = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_number or name in _KNOWN.get(module, ()):
             return super().find_class(module, name)
@@ -362,7 +369,7 @@ def tensors_listed(file: IO[bytes]) -> Any:
 # ``UnreadableError``. Errors of a device, and out-of-memory errors, are passed on unchanged.
 
 
-# The exceptions that reading raises where a file does not hold the bytes that were written.
+# The exceptions that reading raises if a file's bytes are not those that were written.
 SENSELESS = (
     OSError,
     EOFError,
@@ -381,10 +388,10 @@ METADATA = ".metadata"
 
 
 class Writer(FileSystemWriter):
-    """Writes one file of slices for each rank in a single thread, and asks for a slice only when
-    the previous one is written.
+    """Writes one file of boxes (slices of tensors) per rank, in a single thread, and asks for a box
+    only when the previous one is written.
 
-    Copying ahead would need many boxes at once, but ``Saver`` gives one at a time.
+    Copying ahead would need several boxes at once, but ``Saver`` gives one at a time.
     """
 
     def __init__(self, path: Path) -> None:
@@ -395,15 +402,15 @@ class Writer(FileSystemWriter):
         try:
             return super().write_data(plan, planner)
         except RuntimeError as error:
-            # An error of the file system is the context of the error that torch's archive writer
-            # raises.
+            # torch's archive writer hides an error of the file system as the context of its own
+            # error.
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from error
             raise
 
 
 class Reader(FileSystemReader):
-    """Reads the files of a checkpoint, which another plan may have written."""
+    """Reads the files of a checkpoint, which a run with another plan may have written."""
 
     def metadata(self) -> Metadata:
         """The checkpoint's list of tensors; raises ``UnreadableError`` if its file is damaged."""
@@ -419,8 +426,8 @@ class Reader(FileSystemReader):
         return metadata
 
     def read_metadata(self, *_: object, **__: object) -> Metadata:
-        """The checkpoint's list of tensors, as torch reads it, without allowing other names, since
-        a checkpoint may come from a stranger.
+        """The checkpoint's list of tensors. Classes that such a list does not need are not
+        constructed, since the file may come from a stranger.
         """
         with (Path(self.path) / METADATA).open("rb") as file:
             metadata = tensors_listed(file)
@@ -442,10 +449,10 @@ class Reader(FileSystemReader):
 
 
 def read_alone(reader: Reader, loader: Loader) -> None:
-    """Read the slices of the only process, by the steps that torch takes.
+    """Read the boxes of a run with a single process, by the steps of torch.distributed.checkpoint.
 
-    ``torch.distributed.checkpoint.load`` warns a process that is alone, and warnings can only be
-    hidden from all threads of the process together.
+    ``torch.distributed.checkpoint.load`` would warn a single process, and Python can hide a warning
+    only from all threads of the process.
     """
     reader.reset()
     metadata = reader.metadata()
@@ -457,7 +464,9 @@ def read_alone(reader: Reader, loader: Loader) -> None:
 
 
 def write_alone(writer: Writer, saver: Saver) -> None:
-    """Write the slices of the only process, by the steps that torch takes."""
+    """Write the boxes of a run with a single process, by the steps of
+    torch.distributed.checkpoint.
+    """
     writer.reset()
     saver.set_up_planner({}, writer.storage_meta(), is_coordinator=True)
     writer.set_up_storage_writer(is_coordinator=True)

@@ -1,4 +1,4 @@
-"""Writes and reads checkpoints of a run, which any plan can resume."""
+"""Writes and reads checkpoints of a training run, which a run with any plan can resume."""
 
 import re
 import shutil
@@ -60,13 +60,13 @@ def latest(folder: Path) -> Path | None:
     return next(iter(complete(folder)), None)
 
 
-# Writes checkpoints of a training run, and resumes one under the same or another plan.
+# Writes checkpoints of a training run, and resumes from one with the same or another plan.
 #
-# A checkpoint holds tensors of the whole model, in the format of torch.distributed.checkpoint, and
-# the model's description in YAML. Each rank writes the parts of master weights and moments that its
-# optimizer steps, and reads the parts that it needs, whichever ranks wrote them. A checkpoint is
-# written into a folder ``.part``, which is renamed when every rank has finished, so a folder with a
-# checkpoint's name is complete.
+# A checkpoint holds the tensors of the whole model in the format of torch.distributed.checkpoint,
+# and the model's description in YAML. Each rank writes the parts of master weights and moments that
+# its optimizer steps, and reads the parts that it needs, whichever rank wrote them. Files are
+# written into a folder named ``.part``, which is renamed when every rank has finished. So a folder
+# with a checkpoint's name is complete.
 
 
 MODEL = "model.yaml"
@@ -94,7 +94,9 @@ class DamagedError(InputError):
 
 
 def save(executor: Executor, folder: Path) -> Path:
-    """Finish all work that is running on the rank, and write the checkpoint ``folder/step-N``."""
+    """Wait for all work of the rank, run the deferred optimizer step, and write the checkpoint
+    ``folder/step-N``.
+    """
     executor.flush()
     path = checkpoint_path(folder, executor.steps)
     try:
@@ -107,11 +109,11 @@ def save(executor: Executor, folder: Path) -> Path:
 
 
 def load(executor: Executor, path: Path) -> None:
-    """Load a checkpoint into the executor; if its files are damaged, all ranks raise the same
+    """Load a checkpoint into the executor. If its files are damaged, all ranks raise the same
     error.
 
-    A damaged checkpoint may have been read in part. Then the state is unusable until another
-    checkpoint is loaded.
+    After that error the state may be loaded in part, and is unusable until another checkpoint is
+    loaded.
     """
     problem = next((one for one in gathered(_problem_of(executor, path)) if one is not None), None)
     if problem is not None:
@@ -144,7 +146,7 @@ def _read(
 def load_latest(executor: Executor, folder: Path, tell: Callable[[str], None]) -> Path | None:
     """Load the newest readable checkpoint of a folder; None if the folder has no checkpoint.
 
-    Only the first rank lists the folder: on a shared disk other ranks may see a file later.
+    Only the first rank lists the folder, because on a shared disk other ranks may see files later.
     """
     paths = gathered(complete(folder))[0]
     for path in paths:
@@ -182,7 +184,7 @@ def _write(executor: Executor, path: Path) -> None:
 
 
 def _problem_of(executor: Executor, path: Path) -> InputError | None:
-    """The reason why a checkpoint cannot be resumed, from its small files; None if it can."""
+    """The error why a checkpoint cannot be resumed, judged by its small files; None if it can."""
     if not (path / MODEL).is_file():
         if path in complete(path.parent):
             return DamagedError(path, f"it has no {MODEL}")
@@ -190,8 +192,8 @@ def _problem_of(executor: Executor, path: Path) -> InputError | None:
             f"--resume {path}: there is no checkpoint: give a folder step-N, or the one it is in"
         )
     try:
-        # A field that the stored description lacks did not exist when it was written, so it has its
-        # default.
+        # A field that the stored description lacks was added after the checkpoint was written; it
+        # has its default.
         stored = ModelSpec.from_mapping(read_yaml(path / MODEL))
         names = Reader(path).metadata().state_dict_metadata
     except (InputError, UnreadableError) as error:
@@ -201,8 +203,8 @@ def _problem_of(executor: Executor, path: Path) -> InputError | None:
 
 
 def _averages_problem(executor: Executor, names: Collection[str], path: Path) -> InputError | None:
-    """The error if the checkpoint lacks the states of the run's gradient reduction, for its ranks
-    and replicas.
+    """The error if the checkpoint lacks what this run's gradient reduction keeps, for the run's
+    ranks and replicas; None if it does not.
     """
     boxes = [*boxes_of_averages(executor)]
     if executor.connections.peers.rank:
@@ -219,9 +221,11 @@ def _averages_problem(executor: Executor, names: Collection[str], path: Path) ->
 def _model_difference(
     stored: Mapping[str, object], wanted: Mapping[str, object], path: Path
 ) -> InputError | None:
-    """The error if the stored model is another one, even if its tensors have the same shapes."""
+    """The error if the checkpoint's model differs from the run's, even if all shapes are equal;
+    None if it does not.
+    """
     for name, value in wanted.items():
-        # No weight depends on the context, which earlier checkpoints do not say.
+        # ``context`` is not compared: no weight depends on it, and older checkpoints lack it.
         if name not in ("name", "context") and stored.get(name) != value:
             return InputError(
                 f"--resume {path}: its model has {name} {stored.get(name)}, the plan's {value}: "
@@ -236,17 +240,18 @@ def _counts_of(executor: Executor) -> Box:
 
 
 def _stored_name(executor: Executor, name: str) -> str:
-    """The name of a tensor in the checkpoint; of tied tables only the embedding's is stored."""
+    """A tensor's name in the checkpoint. Of two tied tables only the embedding's is stored."""
     parameters = executor.parameters
     return name.replace(parameters.twin, TABLE) if parameters.tied else name
 
 
 @contextmanager
 def _hearing_all_errors(of_files: Kinds) -> Iterator[None]:
-    """A context for a call that all ranks make, in which all ranks raise an error if any rank does.
+    """A context for calls that all ranks make: if a call raises an error on one rank, all ranks
+    raise an error.
 
-    An error ``of_files`` is raised on all ranks. Any other error is raised on its own rank, and the
-    other ranks raise ``RankLostError``.
+    An error in ``of_files`` is raised on all ranks. Any other error is raised on the rank where it
+    occurred, and the other ranks raise ``RankLostError``.
     """
     ranks = range(distributed.get_world_size()) if is_distributed() else None
     try:
@@ -261,10 +266,10 @@ def _hearing_all_errors(of_files: Kinds) -> Iterator[None]:
 def failure_of(
     own_rank: int, failures: Mapping[int, BaseException], of_files: Kinds
 ) -> BaseException:
-    """The error that this rank (``own``) raises, given the errors of all ranks.
+    """The error that the rank ``own_rank`` raises, given the errors of all ranks.
 
-    If all errors are ``of_files``, every rank raises the first of them. Otherwise a rank with
-    another error raises its own, and the other ranks say that this rank is lost.
+    If all errors are in ``of_files``, every rank raises the first of them. Otherwise a rank with
+    another error raises that error, and ranks without raise an error that says which rank is lost.
     """
     others = {rank: one for rank, one in failures.items() if not isinstance(one, of_files)}
     if not others:

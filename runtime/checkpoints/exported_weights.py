@@ -1,7 +1,7 @@
-"""Writes trained weights as one safetensors file, in the run's precision; if adapters are trained,
-only theirs.
+"""Writes trained weights as one safetensors file, in the run's precision (only the adapters, if
+those are trained).
 
-Every rank writes its own parts of tensors into the file.
+Every rank writes its own parts of the tensors into the file.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ from runtime.models.families import is_adapter, shapes_of_model
 
 
 def export(executor: Executor, workload: Workload, path: Path) -> None:
-    """Write the master weights, rounded, under the names of a model that no rank splits; of a run
-    in several replicas, those of the first.
+    """Write the master weights, rounded, under the names of the unsplit model. If replicas have
+    different weights, those of the first replica are written.
     """
     executor.flush()
     unfinished = path.with_name(path.name + ".part")
     kind = TYPE_OF_PRECISION[workload.precision]
     kinds = {
-        # The correction of a router stays in 32 bits, since a rounded one would choose other
+        # The biases that correct routers stay in 32 bits, since rounding could change the choice of
         # experts.
         name: (shape, torch.float32 if name.endswith(CORRECTION) else kind)
         for name, shape in _shapes_of(workload).items()
@@ -57,7 +57,7 @@ def _shapes_of(workload: Workload) -> dict[str, tuple[int, ...]]:
 
 def _write(executor: Executor, kind: torch.dtype, places: Mapping[str, TensorPlace]) -> None:
     parameters = executor.parameters
-    # The values are copied as integers of the same bits, since NumPy has no bfloat16.
+    # The values are copied as integers with the same bits, since NumPy lacks bfloat16.
     bits, plain = (torch.int32, "<i4") if kind.itemsize == 4 else (torch.int16, "<i2")
     for layer in executor.layers:
         masters = parameters.masters(layer)

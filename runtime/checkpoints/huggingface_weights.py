@@ -1,8 +1,9 @@
-"""Weights of Hugging Face checkpoints: read for a plan's ranks, and written from a run's export.
+"""Weights of Hugging Face checkpoints: reads them for a plan's ranks, and writes a run's weights in
+their format.
 
-A checkpoint is a folder with ``config.json`` and one or several safetensors files. Its tensors are
-the model's matrices one by one; the runtime has queries, keys and values as one matrix, gates with
-the matrices beside them, and all experts of a block as one tensor.
+A checkpoint is a folder with ``config.json`` and safetensors files. It stores the matrices of a
+model separately. The runtime fuses queries, keys and values into one matrix, gates with the values
+beside them, and all experts of a block into one tensor.
 """
 
 import json
@@ -36,7 +37,7 @@ INDEX, SINGLE, CONFIG = "model.safetensors.index.json", "model.safetensors", "co
 
 
 class TensorFolder:
-    """The tensors of a folder's safetensors files by name, each read when it is needed."""
+    """The tensors in the safetensors files of a folder, by name; each is read when it is needed."""
 
     def __init__(
         self, folder: Path, option: str = "--weights", *, files: Sequence[Path] = ()
@@ -91,7 +92,7 @@ class TensorFolder:
         return tuple(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor of the folder; refuses a name that no tensor has."""
+        """The shape of a tensor of the folder; raises an error for an unknown name."""
         return self._place(name).shape
 
     def kind(self, name: str) -> torch.dtype:
@@ -109,7 +110,7 @@ class TensorFolder:
         return whole.float()
 
     def equal(self, name: str, other: str) -> bool:
-        """Whether two tensors have equal bits, compared part by part."""
+        """Whether two tensors have equal bits; they are compared in parts."""
         first, two = self._place(name), self._place(other)
         alike = (first.shape, first.kind) == (two.shape, two.kind)
         return alike and np.array_equal(_mapped(first), _mapped(two))
@@ -129,16 +130,17 @@ def _mapped(tensor_place: TensorPlace) -> np.ndarray:
     return np.memmap(tensor_place.file, np.uint8, "r", offset=tensor_place.begin, shape=size)
 
 
-# Defines from which tensors of a checkpoint each parameter of the runtime is made.
+# Says of which tensors of a checkpoint each parameter of the runtime is made.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSource:
-    """The tensors of a checkpoint that make up a parameter: their rows are concatenated (with
-    ``stacked``, so many tensors for each expert), and row i of the parameter is row ``order[i]`` of
-    the result. A single tensor may be ``transposed``; one with the weights ``of_all`` experts is
-    reordered and transposed expert by expert. In a ``turned`` tensor the second half of the columns
-    comes first.
+    """The tensors of a checkpoint that make up one parameter of the runtime.
+
+    Their rows are concatenated (``stacked`` is the number of tensors per expert); then row i of the
+    parameter is row ``order[i]``. A single tensor may be ``transposed``; if it holds the weights
+    ``of_all`` experts, it is reordered and transposed expert by expert. If ``turned``, the second
+    half of the columns comes first.
     """
 
     tensors: tuple[str, ...]
@@ -150,11 +152,11 @@ class TensorSource:
 
     @classmethod
     def of(cls, *tensors: str) -> Self:
-        """The source of a parameter whose tensors' rows are concatenated, in this order."""
+        """The source of a parameter: these tensors, their rows concatenated in this order."""
         return cls(tensors=tensors)
 
     def made(self, folder: TensorFolder) -> Tensor:
-        """The parameter, made of the tensors of a checkpoint."""
+        """The parameter, made from the tensors of a checkpoint."""
         parts = [folder.read(name) for name in self.tensors]
         if self.of_all:
             whole = parts[0].mT if self.transposed else parts[0]
@@ -183,7 +185,7 @@ class TensorSource:
         return (count, *stacked_shape) if self.stacked else stacked_shape
 
     def taken_apart(self, whole: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """A trained parameter divided into the checkpoint's tensors, which have ``sizes`` rows."""
+        """A trained parameter split into the checkpoint's tensors, which have ``sizes`` rows."""
         if self.of_all:
             if self.order is not None:
                 back = torch.empty_like(whole)
@@ -205,13 +207,13 @@ class TensorSource:
 
 
 def _turned(matrix: Tensor) -> Tensor:
-    """A matrix in which the second half of the columns comes first."""
+    """The matrix with the second half of its columns first."""
     return torch.cat(matrix.chunk(2, 1)[::-1], 1)
 
 
 def sources_of(spec: ModelSpec, folder: TensorFolder) -> dict[str, TensorSource]:
-    """The checkpoint tensors for each parameter of a model; refuses model types whose tensor names
-    are unknown.
+    """For each parameter of a model, the tensors of the checkpoint that make it up; raises an error
+    for a model type whose tensor names are unknown.
     """
     model_type = str(folder.config.get("model_type", ""))
     if model_type in FUSED:
@@ -241,7 +243,7 @@ def sources_of(spec: ModelSpec, folder: TensorFolder) -> dict[str, TensorSource]
 
 
 TABLE_OF_HEAD = "head.table.weight"
-# Tensors of a multi-token prediction block that copy others of the model, with the originals.
+# Tensors of a multi-token prediction block that only copy other parameters, with these parameters.
 COPIES: Mapping[str, str] = {
     "embed_tokens.weight": "embedding.tokens.weight",
     "shared_head.head.weight": "head.projection.weight",
@@ -249,9 +251,9 @@ COPIES: Mapping[str, str] = {
 
 
 def _of_further(spec: ModelSpec, number: int, model_type: str) -> dict[str, TensorSource]:
-    """The sources of a multi-token prediction head's parameters: DeepSeek stores it as a block
-    after the others, and concatenates the token's vector with the previous token's hidden state, in
-    this order.
+    """The checkpoint's tensors for the parameters of a multi-token prediction head. DeepSeek stores
+    the head as a block after the others, and concatenates the token's vector and the previous
+    hidden state in this order.
     """
     path, prefix = f"model.layers.{spec.layers + number}", f"head.further.{number}"
     norms = {"norm": "hnorm", "token_norm": "enorm", "last_norm": "shared_head.norm"}
@@ -267,7 +269,9 @@ def _of_further(spec: ModelSpec, number: int, model_type: str) -> dict[str, Tens
 
 
 def copies_in(spec: ModelSpec, folder: TensorFolder) -> dict[str, str]:
-    """The tensors of a checkpoint that are copies, each with the parameter that it copies."""
+    """The tensors of a checkpoint that copy other tensors, each with the parameter that it
+    copies.
+    """
     paths = [f"model.layers.{spec.layers + number}" for number in range(spec.further_tokens)]
     table = "embedding.tokens.weight"
     own_of = {name: table if spec.tied_embeddings else own for name, own in COPIES.items()}
@@ -278,7 +282,7 @@ def copies_in(spec: ModelSpec, folder: TensorFolder) -> dict[str, str]:
 def _check_copies(
     spec: ModelSpec, folder: TensorFolder, sources: Mapping[str, TensorSource]
 ) -> None:
-    """Refuse copies that differ from their original, since no run trains both."""
+    """Raise an error if a copy differs from its original, since only the original is trained."""
     for name, source_name in copies_in(spec, folder).items():
         (whole,) = sources[source_name].tensors
         if not folder.equal(name, whole):
@@ -293,7 +297,7 @@ NAMED_LIKE_LLAMA = (
     *("llama", "mistral", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss"),
 )
 
-# Model types with fused queries, keys and values, and their names for the parts of a block.
+# Model types that fuse queries, keys and values, with their names for the parts of a block.
 FUSED: Mapping[str, Mapping[str, str]] = {
     "gpt2": {
         "attention_norm": "ln_1",
@@ -317,8 +321,8 @@ FUSED: Mapping[str, Mapping[str, str]] = {
 def _of_fused(
     spec: ModelSpec, folder: TensorFolder, model_type: str
 ) -> Iterator[tuple[str, TensorSource]]:
-    """The sources of parameters of GPT-2, whose matrices are transposed, and of Falcon, in which
-    each key head follows its own query heads. GPT-2's first files omit the prefix.
+    """The checkpoint's tensors for GPT-2, whose matrices are transposed, or for Falcon, which
+    stores each key head after its query heads. Early files of GPT-2 omit the prefix of names.
     """
     is_gpt2 = model_type == "gpt2"
     tokens = "wte" if is_gpt2 else "word_embeddings"
@@ -349,8 +353,8 @@ def _of_fused(
 
 
 def _by_heads_of_keys(spec: ModelSpec) -> tuple[int, ...]:
-    """The order of rows that puts all queries first, then all keys, then all values, where rows are
-    grouped by key head: its query heads, its key, its value.
+    """The row order that puts all queries first, then all keys, then all values, of a matrix that
+    has for each key head its query heads, its key and its value.
     """
     group = spec.heads // spec.kv_heads
     count = (group + 2) * spec.kv_heads * spec.head_dim
@@ -362,7 +366,9 @@ def _by_heads_of_keys(spec: ModelSpec) -> tuple[int, ...]:
 def _of_block(
     spec: ModelSpec, block: int, model_type: str, path: str
 ) -> Iterator[tuple[str, TensorSource]]:
-    """The sources of the parameters of a block like ``block``, from the tensors at a path."""
+    """The checkpoint's tensors at ``path`` for the parameters of a block of the kind of
+    ``block``.
+    """
     yield "attention_norm.weight", TensorSource.of(f"{path}.input_layernorm.weight")
     yield "mlp_norm.weight", TensorSource.of(f"{path}.post_attention_layernorm.weight")
     attention = f"{path}.self_attn"
@@ -403,7 +409,7 @@ def _of_block(
 
 
 def _of_gpt_oss(experts: Experts, path: str) -> Iterator[tuple[str, TensorSource]]:
-    """The sources of gpt-oss's experts: one tensor for all, with gates and values interleaved."""
+    """The tensors of gpt-oss's experts: one holds all experts, and gates and values alternate."""
     for kind in ("weight", "bias"):
         yield f"experts.router.{kind}", TensorSource.of(f"{path}.router.{kind}")
     turns = (*range(0, 2 * experts.ffn, 2), *range(1, 2 * experts.ffn, 2))
@@ -426,9 +432,9 @@ def _of_network(name: str, path: str) -> Iterator[tuple[str, TensorSource]]:
 
 
 def _of_latent(spec: ModelSpec, path: str) -> Iterator[tuple[str, TensorSource]]:
-    """The sources of latent attention's matrices. A checkpoint has a head's rotary channels last,
-    with the two of a pair adjacent; the runtime has them first, and the first channels of all pairs
-    before the second.
+    """The checkpoint's tensors for latent attention. It stores a head's rotary channels last and a
+    pair's two channels adjacent; the runtime has rotary channels first, and all pairs' first
+    channels before their second ones.
     """
     latent = spec.latent
     assert latent is not None
@@ -454,11 +460,11 @@ def _of_latent(spec: ModelSpec, path: str) -> Iterator[tuple[str, TensorSource]]
     yield "attention.key_up.weight", TensorSource.of(f"{path}.kv_b_proj.weight")
 
 
-# Loads weights into a run, and writes those of a run.
+# Loads a checkpoint's weights into a run, and writes a run's weights as a checkpoint.
 
 
 def check_checkpoint(workload: Workload, folder: TensorFolder) -> None:
-    """Refuse a checkpoint of another model than the workload's, before anything is allocated."""
+    """Raise an error, before memory is allocated, if a checkpoint is of another model."""
     spec, where = workload.model, f"{folder.option} {folder.folder}"
     sources = sources_of(spec, folder)
     configured = model_from(str(folder.folder / CONFIG), Path())
@@ -488,7 +494,7 @@ def check_checkpoint(workload: Workload, folder: TensorFolder) -> None:
 
 
 def _of_structure(value: Any) -> Any:
-    """A part of a model's description, without routers' losses, which only training uses."""
+    """A part of a model's description without routers' losses, which only training uses."""
     if isinstance(value, Experts):
         value = replace(value, router=replace(value.router, **_OF_TRAINING))
     return repr(value)
@@ -498,7 +504,7 @@ _OF_TRAINING: Mapping[str, Any] = dict.fromkeys(("correction_rate", "balance_los
 
 
 def _check_rotary(folder: TensorFolder) -> None:
-    """Refuse a rotary scaling in the checkpoint that the runtime does not support."""
+    """Raise an error if the checkpoint has a rotary scaling that the runtime does not support."""
     for holder in ("rope_parameters", "rope_scaling"):
         mapping = folder.config.get(holder)
         kind = scaling_kind(mapping) if isinstance(mapping, Mapping) else UNSCALED
@@ -509,7 +515,7 @@ def _check_rotary(folder: TensorFolder) -> None:
             )
 
 
-# Matches names of tensors that are computed from the configuration, or that no pass uses.
+# Matches the names of tensors that follow from the configuration, or that no pass uses.
 HARMLESS = re.compile(
     r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|self_attention\.(masked_)?bias$"
     r"|rotary_emb\.(cos|sin)_cached$"
@@ -519,9 +525,9 @@ HARMLESS = re.compile(
 def _check_unused(
     folder: TensorFolder, sources: Mapping[str, TensorSource], copies: Mapping[str, str]
 ) -> None:
-    """Refuse tensors that no parameter uses, since the model would differ without them."""
+    """Raise an error for tensors that no parameter uses: the model would differ without them."""
     used = {name for source in sources.values() for name in source.tensors}
-    # A tied embedding table may be stored twice, also as the head's.
+    # A tied embedding table may be stored a second time, as the head's.
     used |= {"lm_head.weight"} if _is_tied(folder) else set()
     used |= {*copies}
     unused = [name for name in folder.names if name not in used and not _is_left_out(name, folder)]
@@ -538,8 +544,8 @@ def _is_tied(folder: TensorFolder) -> bool:
 
 
 def _is_left_out(name: str, folder: TensorFolder) -> bool:
-    """Whether a tensor may be left unread: it is harmless, or in a multi-token prediction block
-    that the model's description omits.
+    """Whether a tensor need not be read: it is harmless, or in a multi-token prediction block that
+    the model's description omits.
     """
     of_block = re.match(r"model\.layers\.(\d+)\.", name)
     layers, later = (folder.config.get(key) or 0 for key in (LAYERS, LATER))
@@ -558,7 +564,9 @@ _COMPARED = (
 
 
 def load_weights(executor: Executor, folder: TensorFolder, seed: int = 0) -> None:
-    """Load a rank's weights from a checked checkpoint; missing adapters are drawn by seed."""
+    """Load this rank's weights from a checked checkpoint; adapters that it lacks are drawn by
+    seed.
+    """
     sources = sources_of(executor.model, folder)
     for layer, module in executor.layers.items():
         made = {
@@ -573,7 +581,7 @@ def load_weights(executor: Executor, folder: TensorFolder, seed: int = 0) -> Non
 
 
 def rewrite(exported: Path, spec: ModelSpec, folder: TensorFolder, out: Path) -> None:
-    """Write a run's exported weights as a checkpoint with the names and shapes of the one in
+    """Write a run's exported weights with the tensor names and shapes of the checkpoint
     ``folder``.
     """
     exported_folder = TensorFolder(exported.parent, "--export", files=(exported,))

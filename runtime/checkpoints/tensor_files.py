@@ -1,7 +1,7 @@
 """Reads and writes safetensors files, and their headers.
 
-A file begins with eight bytes for the length of the header. A JSON header with types, shapes and
-places follows, then the tensors' bytes.
+A file begins with the length of the header in eight bytes. Then follows the header in JSON, with
+the type, shape and position of each tensor, and then the bytes of the tensors.
 """
 
 import json
@@ -29,7 +29,7 @@ TensorKinds = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """The place of a tensor: its file, its first byte there, its data type and its shape."""
+    """Where a tensor is stored: its file, its first byte there, its data type and its shape."""
 
     file: Path
     begin: int
@@ -43,7 +43,9 @@ class TensorPlace:
 
 
 def tensors_of(file: Path) -> Iterator[tuple[str, TensorPlace]]:
-    """The places of all tensors in a file; refuses a file that is cut off or damaged."""
+    """Where each tensor of a file is stored, by name; raises an error if the file is truncated or
+    damaged.
+    """
     try:
         whole = file.stat().st_size
         with file.open("rb") as opened:
@@ -67,7 +69,7 @@ def tensors_of(file: Path) -> Iterator[tuple[str, TensorPlace]]:
 
 
 def header_of(path: Path, kinds: TensorKinds) -> tuple[bytes, dict[str, TensorPlace]]:
-    """The header of a file with these tensors, and the place that each will have in the file."""
+    """The header of a file with these tensors, and where each tensor will be stored in it."""
     entries, places, begin = {}, {}, 0
     for name, (shape, kind) in kinds.items():
         end = begin + prod(shape) * kind.itemsize
@@ -87,7 +89,7 @@ def header_of(path: Path, kinds: TensorKinds) -> tuple[bytes, dict[str, TensorPl
 
 
 def write_tensors(path: Path, tensors: Iterator[tuple[str, Tensor]], kinds: TensorKinds) -> None:
-    """Write tensors as one file; they come in the order of ``kinds``."""
+    """Write tensors into one file; they must come in the order of ``kinds``."""
     header, _ = header_of(path, kinds)
     with path.open("wb") as file:
         file.write(header)

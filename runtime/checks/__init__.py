@@ -1,3 +1,3 @@
-"""Checks of the code that runs on GPUs, without a GPU: data races of streams, hidden waits of the
-host, and collectives that would deadlock.
+"""Checks, without a GPU, of the code that runs on GPUs: data races between streams, operations that
+make the host wait unnoticed, and collectives that would deadlock.
 """

@@ -1,9 +1,10 @@
 """A stand-in on the CPU for a CUDA graph: it records operators during a capture, and replays them.
 
-A replay runs the noted operators on the tensors that they had, as a graph runs kernels on the
-addresses that it captured. No line of Python between them runs again: a number that Python has made
-stays what it was, and memory that was handed on outside of the graph is read where it lay. What a
-capture changes is put back, as a graph runs nothing while it is captured.
+A replay runs the recorded operators on the same memory, as a CUDA graph runs kernels on the
+addresses that it captured. Python code between the operators does not run again: a number that
+Python computed stays what it was, and an operator reads the memory where a tensor lay, not where it
+is now. What the capture changed in memory is undone at its end, since a CUDA graph runs nothing
+while it is captured.
 """
 
 from collections.abc import Iterator
@@ -26,13 +27,15 @@ _NUMBERS = (torch.ops.aten._local_scalar_dense.default,)
 
 @final
 class RecordedGraph(TorchDispatchMode):
-    """Records the operators that run in its ``with`` block, to replay them."""
+    """A dispatch mode that records the operators that run in its ``with`` block, and can replay
+    them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_Call] = []
-        # Storages that recorded operators made, which the records keep alive; below, the contents
-        # of other storages before the capture.
+        # Storages that recorded operators allocated, which the records keep alive; and the contents
+        # that other storages had before the capture.
         self._made: set[int] = set()
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -43,15 +46,14 @@ class RecordedGraph(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run and record an operator; refuse one that returns a number to the host."""
+        """Run and record an operator; raises an error if it returns a number to the host."""
         kwargs = kwargs or {}
         if func in _NUMBERS or torch.Tag.dynamic_output_shape in func.tags:
             message = f"{func}: the host reads what a graph has not computed while it is captured"
             raise RuntimeError(message)
         for tensor in _written(func, args, kwargs):
             self._keep(tensor)
-        # The graph keeps the address that a tensor has now, since the tensor may move to other
-        # memory later.
+        # A graph keeps the address that a tensor has now, even if the tensor moves later.
         addresses = _addresses(args), _addresses(kwargs)
         result = func(*args, **kwargs)
         given = {storage_of(one) for one in tensors_in(addresses)}
@@ -67,16 +69,14 @@ class RecordedGraph(TorchDispatchMode):
             self._before[key] = (whole, whole.clone())
 
     def put_back(self) -> None:
-        """Restore memory that existed before the capture to the contents that it had before the
-        capture.
-        """
+        """Restore the contents that memory had before the capture."""
         for whole, before in self._before.values():
             whole.copy_(before)
         self._before.clear()
 
     @torch.no_grad()
     def replay(self) -> None:
-        """Run all operators again, each on the memory of its recorded tensors."""
+        """Run all recorded operators again, on the memory that their tensors had."""
         for func, args, kwargs, result in self.calls:
             given = {storage_of(one) for one in tensors_in((args, kwargs))}
             results = [*tensors_in(result)]
@@ -91,7 +91,7 @@ class RecordedGraph(TorchDispatchMode):
 
 
 def _addresses(given: Any) -> Any:
-    """Nested arguments or results, with each tensor replaced by a view of the tensor's memory."""
+    """Nested arguments or results, in which each tensor is replaced by a view of its memory."""
     return tree_map(lambda one: one.detach() if isinstance(one, Tensor) else one, given)
 
 
@@ -109,7 +109,7 @@ def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 @final
 class RecordedLanes:
-    """Simulated lanes (queues of the runtime's work) that support the capture of a graph."""
+    """Simulated lanes (queues of work) on a CPU that also support the capture of a graph."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams

@@ -1,10 +1,10 @@
 """A stand-in for ``torch.distributed`` over NCCL, as seen by a single rank.
 
-Groups of processes (``runtime.comm.processes``) run over it with their own code. It keeps NCCL's
-order: a call that is not asynchronous runs on the current stream; an asynchronous call and a batch
-of messages run on a stream of NCCL's own for each group, behind the current stream's work so far,
-and only ``wait`` orders the current stream behind them. What a call does is the ``Ranks``': they
-stand for the other ranks of the groups.
+The runtime's groups of processes (``runtime.comm.processes``) run their own code on it. It keeps
+NCCL's order: a synchronous call runs on the current stream. An asynchronous call, or a batch of
+messages, runs on NCCL's own stream for the group, after the work of the current stream so far, and
+the current stream comes after it only by ``wait``. What a call does to tensors is up to ``Ranks``,
+which stand for the other ranks of the groups.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,19 +17,16 @@ from runtime.comm.group import GroupMaker
 from runtime.comm.library import LINK_CTAS, Work
 from runtime.comm.processes import World, maker
 
-# The timeout of ranks, which is never reached, since no rank waits here.
+# The timeout of ranks in seconds, never reached, since nothing waits here.
 PATIENCE_S = 1.0
 Messages = list[tuple[Tensor, int]]
-# Numbers of rows in an all-to-all: those received from each rank of a group, and those sent to
-# each.
+# Numbers of rows in an all-to-all: received from each rank of a group, and sent to each.
 RowsOfEach = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedGroup:
-    """A group as one of its ranks sees it: its name, its global ranks, and the global rank that
-    sees it.
-    """
+    """A group as one rank sees it: its name, its global ranks, and this rank's global number."""
 
     name: str
     ranks: tuple[int, ...]
@@ -40,7 +37,7 @@ class RecordedGroup:
         return len(self.ranks)
 
     def rank(self) -> int:
-        """The index in the group of the rank that sees it; -1 if that is not in the group."""
+        """This rank's index in the group; -1 if the rank is not in the group."""
         return self.ranks.index(self.seen_by) if self.seen_by in self.ranks else -1
 
 
@@ -67,7 +64,7 @@ class Ranks(Protocol):
         """Send tensors to other ranks and receive tensors from them, by global ranks."""
 
     def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
-        """Make a call on the stream that NCCL has for a group."""
+        """Make a call on NCCL's own stream for a group; returns the asynchronous work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,18 +90,18 @@ class LinkOptions:
 
 @final
 class RecordedLibrary:
-    """Stands for ``torch.distributed`` over NCCL on rank ``rank`` of ``size``, and records its
-    calls.
+    """Stands for ``torch.distributed`` over NCCL on rank ``rank`` of ``size`` ranks, and records
+    its calls.
     """
 
     def __init__(self, rank: int, size: int, others: Ranks) -> None:
         self._world = RecordedGroup(name="world", ranks=tuple(range(size)), seen_by=rank)
         self._others = others
-        # The groups that were made, with their timeouts and options.
+        # The groups created so far, with their timeouts and options.
         self.made: list[tuple[RecordedGroup, Any, Any]] = []
 
     def maker(self) -> GroupMaker:
-        """A function that makes this rank's groups with the runtime's own code."""
+        """Makes this rank's groups, by the runtime's own code."""
         world = self._world
         world_here = World(rank=world.seen_by, size=world.size(), local_rank=world.seen_by)
         return maker(world_here, PATIENCE_S, self)
@@ -122,7 +119,7 @@ class RecordedLibrary:
         return self._world
 
     def link_options(self) -> LinkOptions:
-        """The options for a group of neighbouring stages."""
+        """The options for a group of neighbouring pipeline stages."""
         return LinkOptions()
 
     def get_process_group_ranks(self, group: RecordedGroup) -> list[int]:
@@ -130,7 +127,7 @@ class RecordedLibrary:
         return list(group.ranks)
 
     def get_backend(self, group: RecordedGroup) -> str:
-        """The name of the communication backend that is recorded, nccl."""
+        """The name of the backend that this object stands for, nccl."""
         return "nccl"
 
     def all_reduce(
@@ -140,7 +137,9 @@ class RecordedLibrary:
         group: Any = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Record an all-reduce, and do its work in place on this rank's tensor."""
+        """Perform an all-reduce in place on this rank's tensor, with stand-ins for the other
+        ranks.
+        """
         operation = "max" if op == distributed.ReduceOp.MAX else "sum"
         return self._run(
             group, lambda of: self._others.all_reduce(of, tensor, operation), async_op=async_op
@@ -149,7 +148,9 @@ class RecordedLibrary:
     def all_gather_single(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False
     ) -> Work | None:
-        """Record an all-gather of the ranks' tensors into one concatenated tensor."""
+        """Perform an all-gather of the ranks' tensors into one tensor, with stand-ins for the other
+        ranks.
+        """
         return self._run(
             group,
             lambda of: self._others.all_gather(of, output_tensor, input_tensor),
@@ -164,7 +165,9 @@ class RecordedLibrary:
         group: Any = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Sum over the group, and keep this rank's part."""
+        """Perform a reduce-scatter with stand-ins for the other ranks: this rank's part of the
+        sum.
+        """
         assert op == distributed.ReduceOp.SUM
         return self._run(
             group, lambda of: self._others.reduce_scatter(of, output, input), async_op=async_op
@@ -179,8 +182,8 @@ class RecordedLibrary:
         group: Any = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Send each rank of a group its rows, and receive the rows that all ranks send to this
-        one.
+        """Perform an all-to-all: send each rank of a group its rows, and receive the rows that all
+        ranks send to this rank.
         """
         rows = output_split_sizes, input_split_sizes
         return self._run(
@@ -188,7 +191,7 @@ class RecordedLibrary:
         )
 
     def message(self, *, is_sent: bool, tensor: Tensor, peer: int, group: Any) -> _Message:
-        """A message (a send or a receive), to be passed to ``batch_isend_irecv``."""
+        """A message (a send or a receive) for ``batch_isend_irecv``."""
         return _Message(is_sent=is_sent, tensor=tensor, peer=peer, group=group)
 
     def batch_isend_irecv(self, p2p_op_list: list[_Message]) -> Sequence[Work]:

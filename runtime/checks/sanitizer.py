@@ -1,5 +1,5 @@
-"""Checks plans without a GPU: races, hidden host waits and collectives, on a small plan of equal
-structure.
+"""Checks a plan without a GPU for data races, unnoticed waits of the host, and deadlocks of
+collectives, mostly on a small plan of the same structure.
 """
 
 from collections import Counter
@@ -24,20 +24,20 @@ from runtime.comm.topology import Topology
 from runtime.engine.training import Training
 from runtime.runnable import check_norms, check_runnable
 
-# Makes a small plan of the same structure, which a CPU computes quickly.
+# Makes a small plan of the same structure as a plan, which a CPU computes quickly.
 #
-# The small plan keeps everything that decides a rank's tasks, their waits and their messages:
-# stages, degrees, ZeRO levels, ratios, precision and padding. Widths shrink. So do the numbers of
-# blocks and micro-batches, by even numbers in each chunk and each period of the order, because
-# tasks alternate between two buffers.
+# The small plan keeps everything that decides a rank's tasks, waits and messages: stages, degrees,
+# ZeRO levels, offload ratios, precision and padding. Widths shrink. The numbers of blocks and
+# micro-batches shrink too, but by even numbers in each model chunk and each period of the order,
+# because tasks alternate between two buffers.
 
 
 MOST_BLOCKS = 6
 MOST_BLOCKS_OF_CHUNK = 3
-# The number of micro-batches in the small plan beyond those that fill the pipeline.
+# The number of micro-batches in the small plan, beyond those that fill the pipeline.
 MOST_BATCHES = 4
 MOST_SEQUENCE = 16
-# The most steps between the outer steps (DiLoCo) of two fragments in the small plan.
+# The most steps between the outer steps (DiLoCo) of two fragments, in the small plan.
 MOST_DISTANCE = 2
 HEAD_DIMS = (8, 16, 32, 64, 128)
 PLAIN = Reduction()
@@ -45,7 +45,7 @@ PLAIN = Reduction()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallPlan:
-    """A small workload and plan with the structure of a large one, and notes on what was left
+    """A small workload and plan with the structure of a large plan, and notes on what was left
     out.
     """
 
@@ -55,9 +55,9 @@ class SmallPlan:
 
 
 def small(workload: Workload, plan: Plan) -> SmallPlan:
-    """The small plan with the structure of a job's plan."""
+    """A small plan with the same structure as the plan."""
     chunks = placement_of_plan(plan).chunks
-    # An order file lists all micro-batches, so the plan keeps their number.
+    # An order file lists all micro-batches, so their number stays.
     batches = plan.micro_batches
     if not is_order_path(plan.order):
         batches = _few_batches(plan)
@@ -93,8 +93,8 @@ def small(workload: Workload, plan: Plan) -> SmallPlan:
 
 
 def _small_reduction(how: Reduction) -> Reduction:
-    """The reduction with the shortest cycle of averaging that its fragments and delay allow: at
-    most two steps per fragment.
+    """The reduction with the shortest averaging cycle that its fragments and delay allow: at most
+    two steps per fragment.
     """
     if how.every == 1:
         return how
@@ -103,8 +103,8 @@ def _small_reduction(how: Reduction) -> Reduction:
 
 
 def _few_batches(plan: Plan) -> int:
-    """The plan with fewer micro-batches; a periodic order keeps at least two periods as long as the
-    pipeline.
+    """The number of micro-batches of the small plan; a periodic order keeps at least two periods,
+    as long as the pipeline is deep.
     """
     repeat = repeat_of(plan.order, plan.num_stages)
     most = plan.num_stages + MOST_BATCHES
@@ -118,8 +118,8 @@ def _small_stage(stage: StagePlan, shared: int, chunks: int) -> StagePlan:
     layers = _at_most(stage.layers, most, 2 * chunks)
     counts = stage.counts
     if layers < stage.layers:
-        # Some blocks of each kind of memory saving (such as recomputed ones) are kept, and some
-        # without any.
+        # Some blocks of each way to save memory (such as recomputation) are kept, and some plain
+        # ones.
         treated = layers // (1 + sum(count > 0 for count in counts.values()))
         counts = {
             name: {0: 0, stage.layers: layers}.get(count, treated) for name, count in counts.items()
@@ -129,7 +129,7 @@ def _small_stage(stage: StagePlan, shared: int, chunks: int) -> StagePlan:
 
 
 def _small_model(model: ModelSpec, degrees: int, layers: int) -> ModelSpec:
-    """The model with as few heads and as small widths as all tensor-parallel degrees allow."""
+    """The model with as few heads and as small widths as the tensor-parallel degrees allow."""
     heads = degrees if model.kv_heads == model.heads else 2 * degrees
     head_dim = next(
         (size for size in HEAD_DIMS if (size * model.rotary_fraction) % 2 == 0), model.head_dim
@@ -144,17 +144,18 @@ def _small_model(model: ModelSpec, degrees: int, layers: int) -> ModelSpec:
         head_dim=head_dim,
         hidden=hidden,
         ffn=2 * hidden,
-        # Without longrope, which has a factor for each pair of channels and affects no cost.
+        # The scaling longrope is dropped: it has a factor for each pair of channels, and affects no
+        # cost.
         rotary_scaling=None,
-        # If the vocabulary is padded for the ranks, the small vocabulary gets one more token, so
-        # that it is padded too.
+        # If the vocabulary is padded for the ranks, one more token makes the small vocabulary
+        # padded too.
         vocab=vocab + (model.vocab % degrees > 0),
     )
 
 
 def _small_experts(experts: Experts | None, plan: Plan) -> Experts | None:
-    """As few and as narrow experts as all degrees allow; blocks with and without experts are both
-    kept.
+    """The fewest and narrowest experts that all degrees allow; blocks with experts and blocks
+    without are both kept.
     """
     if experts is None:
         return None
@@ -184,12 +185,14 @@ def _at_most(count: int, most: int, step: int) -> int:
     return count if count <= most else most - (most - count) % step
 
 
-# Groups the ranks of a plan by the work that they do, and picks one rank of each group.
+# Groups the ranks of a plan by the work that they do, and picks a rank of each group.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlike:
-    """A rank that stands for all ranks with the same work: its position, and their number."""
+    """A rank that stands for all ranks with the same kind of work: its position, and their
+    number.
+    """
 
     rank: int
     stage: int
@@ -205,11 +208,12 @@ class Unlike:
 
 
 def unlike_ranks(plan: Plan, how: Reduction = PLAIN) -> list[Unlike]:
-    """One rank for each group of ranks with equal work.
+    """One rank for each kind of work in a plan.
 
-    Two ranks are of one kind if they agree in six things: their stage, whether they are first in
-    their tensor, context and data groups, which sequences they exchange with their neighbours, and
-    whether they serve a reduction or lie. Replicas are alike: all kinds are of the first one.
+    Two ranks have the same kind if they agree in six things: the stage; whether they are first in
+    their tensor, context and data groups; the sequences that they exchange with neighbouring
+    stages; and whether they serve in a reduction or send false gradients. Only the first replica
+    counts: the others have the same kinds.
     """
     count = how.replicas_of(plan.data_ranks[0])
     replicas = ReplicaRanks(whole=plan, plan=plan.of_replica(count), count=count)
@@ -249,17 +253,17 @@ def _unlike(topology: Topology, inner: int, rank: int, count: int) -> Unlike:
     )
 
 
-# Finds data races, hidden host waits and deadlocked collectives of a plan's run on GPUs, without a
-# GPU.
+# Finds data races, unnoticed waits of the host, and deadlocked collectives in a plan's run on GPUs,
+# without a GPU.
 
 
-# Rough seconds on one core to build a rank, and for each pass of a layer.
+# Rough figures for one core: the seconds to build a rank, and the seconds for a layer's pass.
 SECONDS_A_RANK, SECONDS_A_PASS = 0.3, 0.012
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sanitizer:
-    """The checks of a job: its small plan, and the ranks of the small plan to run."""
+    """The checks of a job: its small plan, and the ranks of the small plan that are run."""
 
     job: Job
     small: SmallPlan
@@ -269,7 +273,7 @@ class Sanitizer:
 
     @classmethod
     def of(cls, job: Job, training: Training, *, serialises: bool = False) -> "Sanitizer":
-        """The checks of a job; refuses a job that the runtime cannot run."""
+        """The checks of a job; raises an error if the runtime cannot run the job."""
         check_runnable(job)
         check_norms(job.plan, job.workload, training.norm_option)
         made = small(job.workload, job.plan)
@@ -285,9 +289,7 @@ class Sanitizer:
         return len(self.ranks) * SECONDS_A_RANK + passes * SECONDS_A_PASS
 
     def collectives(self) -> tuple[CollectiveFinding, ...]:
-        """Findings about collectives of the whole plan that do not match over all ranks, or
-        deadlock.
-        """
+        """Collectives of the whole plan that do not match over all ranks, or that deadlock."""
         return collective_findings(
             self.job.plan,
             self.job.workload,
@@ -296,9 +298,7 @@ class Sanitizer:
         )
 
     def waits(self, rank: int) -> tuple[WaitFinding, ...]:
-        """Findings about points where a rank's host would wait for its GPU inside an iteration, or
-        would fail.
-        """
+        """Points of an iteration at which a rank's host would wait for its GPU, or would fail."""
         return device_findings(
             self.small.workload,
             self.small.plan,
@@ -308,8 +308,8 @@ class Sanitizer:
         )
 
     def races(self, rank: int) -> tuple[RaceFinding, ...]:
-        """Findings about memory accesses of a rank's streams that nothing orders; repeated ones
-        only once.
+        """Data races of a rank: memory accesses of its streams that nothing orders, each pair
+        once.
         """
         trace = trace_of(
             self.small.workload,

@@ -1,1 +1,1 @@
-"""Derives from a plan every rank's calls of collectives, and finds calls that would deadlock."""
+"""Derives every rank's calls of collectives from a plan, and reports calls that would deadlock."""

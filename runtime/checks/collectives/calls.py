@@ -1,8 +1,8 @@
 """Lists every rank's calls of collectives in order, derived from a plan without running it.
 
-Calls while ranks connect, and those of reductions, are noted by stand-ins for their groups. Other
-calls in training follow from the ranks' programs. All ranks of a stage have the same program, but
-exchange messages with different ranks.
+The calls that ranks make while connecting, and to average gradients or weights, are recorded from
+the runtime's code with stand-ins for the groups. The other calls of training follow from the ranks'
+tasks. All ranks of a stage have the same tasks, but exchange messages with different ranks.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,22 +37,21 @@ from runtime.engine.storage.boundary import link_of_message
 from runtime.engine.work.layer_passes import LAYER_RUNS, layer_treatments
 from runtime.engine.work.router_notes import routers_of
 
-# Calls are listed for the first iteration, and for a second one, which equals all later ones.
+# The iterations whose calls are listed: the first, and a second one, which equals all later ones.
 ITERATIONS = 2
-# The number of all-reduces over tensor-parallel ranks in the forward or the backward pass of a
-# block, and in that of a block whose attention and network run side by side. Below, the number of a
-# block's GEMMs that take whole sequences.
+# How many all-reduces over tensor-parallel ranks a block's forward or backward pass has: in a plain
+# block, and in a block whose attention and network run in parallel. GATHERS_OF_BLOCK is the number
+# of a block's GEMMs that take whole sequences.
 SUMS_OF_BLOCK, SUMS_OF_PARALLEL_BLOCK = 2, 1
 GATHERS_OF_BLOCK = 2
-# Names of the tensors that tensor-parallel ranks reduce. Below, names of the tensors of the loss.
+# Names of tensors that tensor-parallel ranks reduce.
 ACTIVATIONS, THEIR_GRADIENTS = "activations", "gradients of activations"
-# Names of the tensors that multi-token prediction heads concatenate: two vectors per token;
-# tensor-parallel ranks split the columns of their GEMM.
+# Names of tensors of multi-token prediction heads, which concatenate two vectors per token;
+# tensor-parallel ranks split the columns of their GEMM. LOSS names the tensors of the loss.
 JOINED, OF_JOINED, COLUMNS = "joined vectors", "gradients of joined vectors", "columns of products"
 LOSS = ("largest logits", "sums of powers and logits at targets")
-# The name of the tensor that lists the experts chosen for each token. Below, the name of the
-# gradients of parameters that all tensor-parallel ranks hold whole: each rank has the gradients of
-# its own tokens.
+# CHOICES names the experts chosen for each token, OF_VECTORS the gradients of vectors that all
+# tensor-parallel ranks hold whole, of which each rank has the gradients from its own tokens.
 CHOICES = "choices of tokens"
 OF_VECTORS, OF_POSITIONS = "gradients of shared vectors, layer", "gradients of positions"
 
@@ -60,8 +59,8 @@ OF_VECTORS, OF_POSITIONS = "gradients of shared vectors, layer", "gradients of p
 def calls_of(
     plan: Plan, workload: Workload, *, clips: bool = False, steps_on_host: bool = False
 ) -> WorldCalls:
-    """Every rank's calls of collectives under a plan; with ``clips`` a step needs the norm of all
-    gradients.
+    """Every rank's calls of collectives under a plan; ``clips`` says that a step needs the norm of
+    all gradients.
     """
     usual = {"train": "all", "loss": "whole"}
     for name, value in usual.items():
@@ -156,8 +155,9 @@ def _training(
 class _Stage:
     """Lists the tasks of one stage's ranks, each with its calls of collectives.
 
-    ``sums`` is a block's number of sums over tensor-parallel ranks, forward or backward. Layers of
-    ``routed`` have experts. The head of a model of so many ``blocks`` predicts ``further`` tokens.
+    ``sums`` is the number of all-reduces over tensor-parallel ranks in a block, forward or
+    backward. Layers in ``routed`` have experts. The model has ``blocks`` blocks, and its head
+    predicts ``further`` tokens.
     """
 
     topology: Topology
@@ -179,11 +179,11 @@ class _Stage:
         return steps_of_program(self.shape, self._calls, self.reductions, ITERATIONS)
 
     def gather(self, op: Op) -> tuple[Call, ...]:
-        """Calls of task U: all-gather the weights of a layer, those of experts last."""
+        """Calls of task U: all-gathers of a layer's weights, those of experts last."""
         return self._of_sections("gather", "all_gather", "weights", op)
 
     def reduce(self, op: Op) -> tuple[Call, ...]:
-        """Calls of task R: reduce the gradients of a layer, those of experts last."""
+        """Calls of task R: reductions of a layer's gradients, those of experts last."""
         if self.reductions.late:
             return ()
         if self.reductions.of_layer:
@@ -204,8 +204,8 @@ class _Stage:
         return (call, replace(call, group=f"{group} experts", what=what))
 
     def _has_experts(self, op: Op) -> bool:
-        """Whether a layer has experts; multi-token prediction blocks have them if the last block
-        has.
+        """Whether a layer has experts. The head has them if it contains multi-token prediction
+        blocks and the last block has experts.
         """
         if self.experts is None or not self._has_blocks(op):
             return False
@@ -220,7 +220,7 @@ class _Stage:
         return ranks_of(group, self._own.degree)
 
     def exchange(self, op: Op) -> tuple[Call, ...]:
-        """Calls of tasks X and Y: send a message to another stage, or receive one."""
+        """Calls of task X (send a message to another stage) or Y (receive one)."""
         link = link_of_message(op)
         what = ACTIVATIONS if link.startswith("forward") else THEIR_GRADIENTS
         what = f"{what} of micro-batch {op.micro_batch}"
@@ -229,14 +229,14 @@ class _Stage:
         return (Call(group=link, kind="exchange", what=what),)
 
     def _above(self, op: Op) -> int:
-        """The name of the layer whose output, or whose output's gradient, a message contains."""
+        """The index of the layer whose output (or its gradient) a message contains."""
         assert op.of is not None
         is_output = (op.of.kind == "F") == (op.name == "X")
         return op.layer if is_output else op.layer - 1
 
     def forward(self, op: Op) -> tuple[Call, ...]:
-        """Calls of task F, a layer's forward pass: exchanges of context-parallel ranks, all-reduces
-        where a tensor-parallel region ends, and those of the loss.
+        """Calls of task F, a layer's forward pass: the exchange of keys over context-parallel
+        ranks, all-reduces where tensor-parallel regions end, and reductions of the loss.
         """
         if op.layer == EMBEDDING:
             return self._of_embedded()
@@ -249,8 +249,8 @@ class _Stage:
         return (*loss, *(*joint, *self._forward_of_block(op), *loss) * self.further)
 
     def _of_embedded(self) -> tuple[Call, ...]:
-        """The reduction of token vectors over tensor-parallel ranks, which split the embedding
-        table.
+        """The reduction of token vectors over tensor-parallel ranks, each of which holds a part of
+        the embedding table.
         """
         return self._scatters(ACTIVATIONS) if self._splits_tokens else self._sums(ACTIVATIONS)
 
@@ -264,8 +264,8 @@ class _Stage:
         return (*self._keys("forward"), *self._sums(*(ACTIVATIONS,) * self.sums))
 
     def backward(self, op: Op) -> tuple[Call, ...]:
-        """Calls of task B, a layer's backward pass: those of the forward pass if it is recomputed,
-        and all-reduces of gradients where a tensor-parallel region begins.
+        """Calls of task B, a layer's backward pass: all-reduces of gradients where tensor-parallel
+        regions begin, and before them the calls of the forward pass if the layer is recomputed.
         """
         splits = self.shape.passes.splits_backward
         if op.layer == EMBEDDING:
@@ -287,7 +287,7 @@ class _Stage:
     def _backward_of_block(self, op: Op) -> tuple[Call, ...]:
         if self._splits_tokens:
             return self._backward_of_parts(op)
-        # Attention comes first in a block, so the all-reduce of its input's gradient comes last in
+        # Attention is first in a block, so the all-reduce of its input's gradient is the last of
         # the backward pass.
         last = self._sums(THEIR_GRADIENTS)
         attention = (*self._keys("backward"), *last)
@@ -297,8 +297,8 @@ class _Stage:
         return (*last * (self.sums - 1), *attention)
 
     def of_weights(self, op: Op) -> tuple[Call, ...]:
-        """Calls of task W, a separate weight-gradient pass: under sequence parallelism GEMMs gather
-        their inputs again, and gradients of norms and biases are reduced.
+        """Calls of task W, a separate backward pass for weights: under sequence parallelism GEMMs
+        gather their inputs again, and gradients of norms and biases are reduced.
         """
         if op.layer == EMBEDDING:
             return self._of_embedding(op)
@@ -316,8 +316,8 @@ class _Stage:
         return self._own.splits_tokens
 
     def _taken_again(self, op: Op) -> tuple[Call, ...]:
-        """The all-gathers of whole-sequence inputs of a layer's GEMMs in its backward pass, last
-        GEMM first.
+        """The all-gathers of the inputs of a layer's GEMMs under sequence parallelism, repeated in
+        the backward pass, last GEMM first.
         """
         gathers, of_block = self._gathers(ACTIVATIONS), GATHERS_OF_BLOCK
         if self._has_experts(op):
@@ -328,8 +328,8 @@ class _Stage:
         return (*further * self.further, *gathers)
 
     def _forward_of_parts(self, op: Op) -> tuple[Call, ...]:
-        """The forward calls of a block under sequence parallelism: sequences are gathered before
-        GEMMs, and results reduce-scattered after a region.
+        """Calls of a block's forward pass under sequence parallelism: sequences are gathered before
+        GEMMs, and results are reduce-scattered where tensor-parallel regions end.
         """
         gather, scatter = self._gathers(ACTIVATIONS), self._scatters(ACTIVATIONS)
         keys = self._keys("forward")
@@ -341,9 +341,9 @@ class _Stage:
         return (*gather, *keys, *scatter, *network)
 
     def _backward_of_parts(self, op: Op) -> tuple[Call, ...]:
-        """The backward calls of a block under sequence parallelism: gradients are gathered where a
-        region ends; each GEMM gathers its input again, unless a weight-gradient pass does, and
-        reduce-scatters the input's gradient.
+        """Calls of a block's backward pass under sequence parallelism: gradients are gathered where
+        regions end; each GEMM gathers its input again, unless a separate pass for weights does, and
+        its input's gradient is reduce-scattered.
         """
         of_region, product = self._gathers(THEIR_GRADIENTS), self._backward_of_product(op)
         keys = self._keys("backward")
@@ -357,7 +357,7 @@ class _Stage:
     def _backward_of_product(
         self, op: Op, taken: str = ACTIVATIONS, gradients: str = THEIR_GRADIENTS
     ) -> tuple[Call, ...]:
-        """The calls for the gradients of a GEMM's input under sequence parallelism."""
+        """Calls of the backward pass of one GEMM under sequence parallelism."""
         if not self._splits_tokens:
             return self._sums(gradients)
         keeps = self.shape.passes.splits_backward and not self.shape.adds_table_in_b(op.layer)
@@ -369,13 +369,15 @@ class _Stage:
         return self.experts is not None and self.experts.shared_ffn > 0
 
     def _experts(self, phase: "Passes") -> tuple[Call, ...]:
-        """The calls of a layer's experts: numbers of rows, copies of tokens and their weights go to
-        experts, and outputs return; backward, gradients take the same routes. Tensor-parallel ranks
-        without sequence parallelism gather the outputs of their parts, and the gradients.
+        """Calls of a layer's experts. Forward, all-to-alls send the numbers of rows, the copies of
+        tokens and their weights to the experts, and the outputs back; backward, gradients take the
+        same routes. Without sequence parallelism each tensor-parallel rank sends a share of the
+        tokens, so ranks gather the outputs, and the gradients.
         """
         chosen: tuple[Call, ...] = ()
         if self.experts is not None and (self.drops or self.experts.router.balance_loss):
-            # Where ranks have parts of a sequence, the experts that its tokens choose are gathered.
+            # If several ranks hold parts of a sequence, they gather the choices of experts of all
+            # its tokens.
             chosen = tuple(
                 Call(group=group, kind="all_gather", what=f"{CHOICES} by {group} ranks")
                 for group in ("tensor", "context")
@@ -395,13 +397,13 @@ class _Stage:
         return (*ways, *gathered)
 
     def _keys(self, phase: "Passes") -> tuple[Call, ...]:
-        """The calls of context-parallel ranks for the keys and values of a block's attention."""
+        """Calls of context-parallel ranks for the keys and values of a block's attention."""
         ranks, way = self._own.token_split
         return () if ranks == 1 else _KEYS[way](ranks)[phase]
 
     def _of_embedding(self, op: Op) -> tuple[Call, ...]:
-        """The backward calls of the embedding: ranks gather the gradient of its output, and reduce
-        that of positions.
+        """Calls of the embedding's backward pass under sequence parallelism: ranks gather the
+        gradient of its output, and reduce the gradient of position embedding.
         """
         if not self._splits_tokens:
             return ()
@@ -409,10 +411,10 @@ class _Stage:
         return (*of_positions, *self._gathers(THEIR_GRADIENTS))
 
     def _of_vectors(self, op: Op) -> tuple[Call, ...]:
-        """The reduction of gradients of a layer's norms and biases, once per iteration: under
-        sequence parallelism those of all vectors that each rank holds whole; otherwise those of
-        head norms, and those of routers, of which each rank computes the gradients of its own
-        tokens.
+        """The reduction of the gradients of a layer's norms and biases over tensor-parallel ranks,
+        once per iteration. Under sequence parallelism it covers all vectors that each rank holds
+        whole; otherwise head norms and routers, of whose gradients each rank has those of its own
+        heads or tokens.
         """
         of_heads = self.has_head_norms and self._has_blocks(op)
         has_any = self._splits_tokens or of_heads or self._has_experts(op)
@@ -420,7 +422,7 @@ class _Stage:
         return self._sums(f"{OF_VECTORS} {op.layer}") if is_last else ()
 
     def _gathers(self, what: str) -> tuple[Call, ...]:
-        """One all-gather for each sequence of a micro-batch, if ranks have parts of sequences."""
+        """Under sequence parallelism, one all-gather for each sequence of a micro-batch."""
         if not self._splits_tokens:
             return ()
         call = Call(group="tensor", kind="all_gather", what=what)
@@ -431,8 +433,8 @@ class _Stage:
         return (call,) * self._own.micro_batch
 
     def tied(self, _: Op) -> tuple[Call, ...]:
-        """The reduction of the gradients of a table that embedding and head share, over the ranks
-        of both.
+        """The reduction of the gradients of a token table that embedding and head share, over the
+        ranks of both.
         """
         sizes = {name: len(ranks) for name, ranks in self.topology.groups()}
         size = sizes.get("tied", sizes["world"])
@@ -441,7 +443,7 @@ class _Stage:
         return (call,) if size > 1 else ()
 
     def report(self, _: Op) -> tuple[Call, ...]:
-        """The reduction of losses and of squared gradient norms at an iteration's end."""
+        """The reduction of losses and of squared gradient norms at the end of an iteration."""
         call = Call(group=self.everybody, kind="all_reduce", what="losses and squares")
         return (call,) if self.topology.plan.num_gpus > 1 else ()
 
@@ -457,7 +459,8 @@ class _Stage:
     def _sums(self, *whats: str) -> tuple[Call, ...]:
         if self._own.tensor_parallel == 1:
             return ()
-        # In orders with separate weight-gradient passes, GEMMs do not overlap with a reduction.
+        # Where the backward pass for weights is separate, no GEMMs overlap with a reduction, which
+        # then is one call.
         is_whole = not self.shape.passes.splits_backward
         return tuple(
             Call(
@@ -475,7 +478,7 @@ Passes = Literal["forward", "backward"]
 
 
 def _ring_calls(ranks: int) -> Mapping[Passes, tuple[Call, ...]]:
-    """Ring exchange of keys: each rank sends to the next one in every step except the last.
+    """Calls of ring attention: each rank sends its keys to the next in every step except the last.
     Backward, gradients of keys follow one step behind, and then return to their own rank.
     """
     keys = Call(group="context", kind="exchange", what=KEYS, beside=True)
@@ -486,22 +489,24 @@ def _ring_calls(ranks: int) -> Mapping[Passes, tuple[Call, ...]]:
 
 
 def _gathering_calls(_: int) -> Mapping[Passes, tuple[Call, ...]]:
-    """All-gather exchange of keys: an all-gather in each pass, and backward a reduce-scatter."""
+    """Calls of attention on gathered keys: an all-gather in each pass, and in the backward pass a
+    reduce-scatter of gradients.
+    """
     keys = Call(group="context", kind="all_gather", what=KEYS)
     sums = Call(group="context", kind="reduce_scatter", what=THEIR_SUMS)
     return {"forward": (keys,), "backward": (keys, sums)}
 
 
 def _exchanging_calls(_: int) -> Mapping[Passes, tuple[Call, ...]]:
-    """Exchange of heads: before attention, ranks exchange parts of sequences for parts of heads,
-    and after it the reverse.
+    """Calls of head exchange: before attention an all-to-all trades parts of sequences for parts of
+    heads, and after it the reverse.
     """
     heads = Call(group="context", kind="exchange", what=OF_HEADS)
     return {"forward": (heads,) * 2, "backward": (heads,) * 2}
 
 
-# The calls inside attention by the way in which context-parallel ranks exchange keys
-# (``context_exchange``), for a given number of ranks.
+# Calls inside attention for a number of context-parallel ranks, by the way in which these exchange
+# keys (``context_exchange``).
 _KEYS: Mapping[int, Callable[[int], Mapping[Passes, tuple[Call, ...]]]] = {
     RING: _ring_calls,
     GATHER: _gathering_calls,

@@ -1,20 +1,20 @@
-"""Decides whether ranks that wait for one another finish, or deadlock.
+"""Decides whether ranks that wait for one another all finish, or deadlock.
 
-These are the rules of NCCL and of the runtime. A task begins after the task before it on its lane,
-after the tasks that its program names, and after its host has issued it. A group's calls run in
-the order of issue. A reduction or concatenation ends when all ranks of the group have begun it. An
-exchange ends when the ranks that it has messages for or from have begun theirs. The first call of a
-kind and size also holds its host until all other hosts issue theirs, because NCCL then makes
-connections. Nothing else takes time.
+The rules are those of NCCL and of the runtime. A task begins after the previous task on its lane
+(queue of work), after the tasks that it waits for, and after its host has issued it. A group's
+calls run in the order of issue. A collective ends when all ranks of the group have begun it, an
+exchange of messages when the ranks that send and receive have. The first call of a kind and size
+also blocks its host until all hosts of the group have issued theirs, because NCCL then makes
+connections. Durations do not matter.
 
-Ranks with the same program are first played as one rank, which waits for everything that any of
-them waits for. If this rank comes to an end, all of them do. If not, each rank is played by itself.
+Ranks with equal tasks are first played as one rank, which waits for whatever any of them waits for.
+If this rank finishes, all of them do. If not, each rank is played separately.
 
-Streams may share a hardware queue (CUDA_DEVICE_MAX_CONNECTIONS). Work that waits in a queue for an
-event holds up all work behind it, whatever its stream. An exchange runs on a stream of its own, and
-torch lets the stream that issues it wait for its end. A reduction beside a backward pass waits in
-its own lane's queue for the pass to come so far, and the pass waits in compute's queue for the
-reduction's end.
+Streams may share a hardware queue (CUDA_DEVICE_MAX_CONNECTIONS). Work that waits for an event
+blocks all work behind it in the queue, of any stream. An exchange runs on a stream of its own, and
+torch makes the issuing stream wait for its end. A reduction that overlaps with a backward pass
+waits in the queue of its own lane for the pass to reach that point, while the pass waits in the
+queue of the compute lane for the end of the reduction.
 """
 
 from collections import defaultdict
@@ -26,13 +26,13 @@ from mistlab.schedule.stage_passes import LANES
 from runtime.checks.collectives.world_calls import Call, RankCalls, Step
 
 Groups = Sequence[tuple[str, tuple[int, ...]]]
-# Above so many tasks in total, ranks with equal tasks are simulated as one rank.
+# With more tasks in total, ranks with equal tasks are only played as one rank.
 MOST_STEPS = 500_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A task of a rank that never ends, and the call that it waits in, if it is in one."""
+    """A task of a rank that never ends, and the call in which it waits, if any."""
 
     rank: int
     task: str
@@ -50,11 +50,11 @@ def deadlock(
     *,
     queues: int = len(LANES),
 ) -> list[Waiting]:
-    """The tasks of a deadlock, each waiting for the next; the last one waits for the first, or for
-    a call that no rank makes. Empty if all ranks finish.
+    """The tasks of a deadlock, each waiting for the next; the last waits for the first, or for a
+    call that no rank makes. The list is empty if all ranks finish.
 
-    Empty if all ranks come to an end. ``greeted`` are the calls while connecting: ranks that have
-    exchanged messages then have their channels. Lanes take ``queues`` hardware queues in turn.
+    ``greeted`` are the calls made while connecting: ranks that have exchanged messages have
+    channels already. Lanes are assigned to ``queues`` hardware queues in turn.
     """
     alike: dict[int, list[RankCalls]] = defaultdict(list)
     for rank_calls in ranks:
@@ -68,16 +68,18 @@ def deadlock(
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """A graph of moments in time; a moment comes once all moments that must precede it have come.
+    """A graph of moments in time (begin or end of calls); a moment occurs once all moments that
+    must precede it have occurred.
 
-    For each moment: the number of moments that must precede it, and the moments that follow it.
+    For each moment it keeps the number of moments that must precede it, and the moments that follow
+    it.
     """
 
     counts: list[int] = field(default_factory=list)
     followers: list[list[int]] = field(default_factory=list)
 
     def new(self, *before: int | None) -> int:
-        """A new moment (node of the graph of events), which comes after the given moments."""
+        """Add a moment that comes after the given moments; returns its number."""
         self.counts.append(0)
         self.followers.append([])
         moment = len(self.counts) - 1
@@ -86,13 +88,13 @@ class _Moments:
         return moment
 
     def order(self, earlier: int | None, later: int) -> None:
-        """Require that a moment of the graph of events comes after another."""
+        """Require that one moment comes after another."""
         if earlier is not None:
             self.counts[later] += 1
             self.followers[earlier].append(later)
 
     def never(self) -> set[int]:
-        """The moments that never come, because they wait for one another."""
+        """The moments that never occur, because they wait for one another."""
         counts = list(self.counts)
         ready = [moment for moment, count in enumerate(counts) if count == 0]
         for moment in ready:
@@ -105,9 +107,7 @@ class _Moments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CallMoments:
-    """The moments of one call: when it begins and ends, when it is issued, and when the issuing
-    host continues.
-    """
+    """The moments of one call: when it begins, ends and is issued, and when its host continues."""
 
     begins: int
     ends: int
@@ -116,9 +116,7 @@ class _CallMoments:
 
 
 class _LaidProgram:
-    """Adds the tasks of a rank to the graph of moments, each after earlier moments of the same
-    rank.
-    """
+    """Adds the tasks of one rank to the graph of moments, in the order of its lanes and queues."""
 
     def __init__(self, moments: _Moments, *, rank: int) -> None:
         self.of_queue: dict[int, int] = {}
@@ -132,8 +130,8 @@ class _LaidProgram:
         self._at = 0
 
     def begin(self, step: Step, queue: int) -> None:
-        """Begin a task: after earlier work of its lane and its queue, of its host, and of the tasks
-        it waits for.
+        """Begin a task: after earlier work on its lane and its hardware queue, after its host
+        continues, and after the tasks that it waits for.
         """
         number = len(self._ends_of_tasks)
         named = [self._ends_of_tasks[number - wait] for wait in step.waits if wait <= number]
@@ -141,14 +139,14 @@ class _LaidProgram:
         self._at = self.of_queue[queue] = self._new(step, None, *before, *named)
 
     def step_aside(self, step: Step, queue: int) -> None:
-        """Move the task to another queue for its next call, after the work that this queue already
-        has.
+        """Move the task to another hardware queue for its next call, after the work already in that
+        queue.
         """
         self._at = self.of_queue[queue] = self._new(step, None, self._at, self.of_queue.get(queue))
 
     def call(self, step: Step, call: Call, *, holds: bool) -> _CallMoments:
-        """Let the task make a call, after earlier calls of the same group; the call may block the
-        host.
+        """Let the task make a call, after earlier calls of the same group. If the call ``holds``,
+        the host is blocked.
         """
         begins = self._new(step, call, self._at, self._of_group.get(call.group))
         ends = self._new(step, call, begins)
@@ -172,7 +170,7 @@ class _LaidProgram:
 
 
 class _Played:
-    """Simulates the calls of all ranks; ranks with equal tasks are simulated as one."""
+    """Simulates the tasks of all ranks, where ranks with equal tasks may be played as one."""
 
     def __init__(
         self,
@@ -185,8 +183,8 @@ class _Played:
         self._place = {one.rank: place for place, alike in enumerate(played) for one in alike}
         self._greeted = {one.rank: {*one.sends, *one.receives} for one in greeted}
         self._moments = _Moments()
-        # A moment that never comes, since it has to come after itself; calls without a counterpart
-        # wait for it.
+        # A moment that must come after itself, so it never occurs; calls without a counterpart wait
+        # for it.
         self._nothing = self._moments.new()
         self._moments.order(self._nothing, self._nothing)
         self._of: dict[int, Waiting] = {}
@@ -213,8 +211,8 @@ class _Played:
         return [one for one, _ in groupby(path_waiting)]
 
     def _issued(self, alike: Sequence[RankCalls]) -> dict[tuple[str, bool], list[_CallMoments]]:
-        """Add a rank's tasks to the graph of moments; returns its calls by group, exchanges of
-        messages separately.
+        """Add a rank's tasks to the graph of moments; returns its calls by group, with exchanges of
+        messages separate from collectives.
         """
         laid = _LaidProgram(self._moments, rank=alike[0].rank)
         known = {("exchange", link) for link in self._links(alike)}
@@ -239,13 +237,11 @@ class _Played:
         return made
 
     def _links(self, alike: Sequence[RankCalls]) -> set[str]:
-        """The links on which all of these ranks have exchanged a message while connecting."""
+        """The links on which all of these ranks exchanged a message while connecting."""
         return set.intersection(*(self._greeted.get(one.rank, set()) for one in alike))
 
     def _order_groups(self, groups: Groups) -> None:
-        """Make the first calls of a group's ranks wait for one another, then the second ones, and
-        so on.
-        """
+        """Make the n-th calls of all ranks of a group wait for one another."""
         gathered = {
             (name, frozenset(self._place[rank] for rank in ranks)) for name, ranks in groups
         }
@@ -265,7 +261,7 @@ class _Played:
                         )
 
     def _exchanging_with(self, list_number: int, link: str) -> set[int]:
-        """The groups of equal ranks that exchange messages with this one over a link."""
+        """The indices of the played ranks that exchange messages with this one over a link."""
         return {
             self._place[peer]
             for calls in self._played[list_number]
@@ -273,8 +269,8 @@ class _Played:
         }
 
     def _let_wait(self, made: Sequence[_CallMoments | None]) -> None:
-        """Let matching calls end when all of them have begun; blocked hosts continue when all are
-        issued.
+        """Let calls that belong together end once all have begun; hosts that they block continue
+        once all are issued.
         """
         moments, nothing = self._moments, self._nothing
         begun = moments.new(*(nothing if call is None else call.begins for call in made))
@@ -289,7 +285,7 @@ class _Played:
 
 
 def _calls_made(alike: Sequence[RankCalls], step: Step) -> Iterator[Call]:
-    """The calls of a task, without exchanges of zero messages, which a run skips."""
+    """The calls of a task, without exchanges that have no messages, which a run skips."""
     for call in step.calls:
         if call.kind != "exchange" or any(
             one.sends.get(call.link) or one.receives.get(call.link) for one in alike

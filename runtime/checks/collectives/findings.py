@@ -2,7 +2,7 @@
 
 All ranks of a group must take part in its first call, and make all its calls in one order and of
 one size. A receiver must expect the messages that its sender sends, in the same order. Ranks must
-not wait for one another in a circle.
+not wait for one another in a cycle.
 """
 
 from collections import defaultdict
@@ -20,16 +20,16 @@ from runtime.checks.collectives.deadlock import Waiting, deadlock
 from runtime.checks.collectives.world_calls import Call, RankCalls, WorldCalls
 
 Trouble = Literal["groups", "first call", "order", "messages", "deadlock"]
-# Check this many micro-batches beyond those that fill the pipeline: more would repeat the same
-# passes.
+# The number of micro-batches that are checked beyond those that fill the pipeline; more would only
+# repeat the same passes.
 MOST_STEADY = 4
-# The largest number of tasks that a message about a long cycle names.
+# The most tasks that a message about a cycle names.
 MOST_TOLD = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveFinding:
-    """Calls of a group that some of its ranks make differently; ``words`` give the problem and its
+    """Calls of a group that its ranks make differently; ``words`` states the problem and the
     remedy.
     """
 
@@ -53,15 +53,15 @@ def collective_findings(
 ) -> tuple[CollectiveFinding, ...]:
     """The collectives of a plan's run that would deadlock, or would combine unrelated tensors.
 
-    ``clips`` says whether a step needs the norm of all gradients. Lanes take ``queues`` hardware
-    queues in turn: one each if there are enough.
+    ``clips`` says that a step needs the norm of all gradients. Lanes (queues of work) are assigned
+    to ``queues`` hardware queues in turn; by default each has its own.
     """
     calls = calls_of(few_batches(plan), workload, clips=clips, steps_on_host=steps_on_host)
     return findings_of(calls, queues=queues)
 
 
 def few_batches(plan: Plan) -> Plan:
-    """The plan with fewer micro-batches, but enough to contain every kind of task and wait."""
+    """An order file lists all micro-batches, so their number stays."""
     if is_order_path(plan.order):
         # An order file lists all micro-batches, so the plan keeps their number.
         return plan
@@ -72,7 +72,7 @@ def few_batches(plan: Plan) -> Plan:
 
 
 def findings_of(world: WorldCalls, *, queues: int = len(LANES)) -> tuple[CollectiveFinding, ...]:
-    """The mismatches among the calls of all ranks."""
+    """The mismatches and deadlocks among the calls of all ranks."""
     judged = _Comparison(world)
     return (
         *judged.groups_made(),
@@ -85,7 +85,7 @@ def findings_of(world: WorldCalls, *, queues: int = len(LANES)) -> tuple[Collect
 
 
 class _Comparison:
-    """Compares the calls of all ranks, in the two phases ``connecting`` and ``training``."""
+    """Compares the calls of all ranks in the phases ``connecting`` and ``training``."""
 
     def __init__(self, world: WorldCalls) -> None:
         self.groups, self.made = world.groups, world.made
@@ -93,7 +93,7 @@ class _Comparison:
         self._known: dict[tuple[int, str, bool], tuple[tuple[Call, str], ...]] = {}
 
     def groups_made(self) -> Iterator[CollectiveFinding]:
-        """The first rank that makes other groups than rank 0, or makes them in another order."""
+        """The first rank that creates other groups than rank 0, or in another order."""
         for rank, made in enumerate(self.made):
             if made is not self.made[0] and made != self.made[0]:
                 pairs = zip_longest(self.made[0], made)
@@ -107,8 +107,8 @@ class _Comparison:
                 return
 
     def parts(self) -> Iterator[CollectiveFinding]:
-        """Groups that should consist of the ranks with one shard of gradients or weights, but omit
-        one of these or include a rank with another shard.
+        """Groups that should contain exactly the ranks with the same shard of gradients or weights,
+        but lack such a rank, or contain a rank with another shard.
         """
         holders: dict[tuple[str, str], list[int]] = defaultdict(list)
         for calls in self.phases["training"]:
@@ -127,7 +127,7 @@ class _Comparison:
                     break
 
     def first_calls(self) -> Iterator[CollectiveFinding]:
-        """Groups that some of their ranks call and others never call."""
+        """Groups that some of their ranks call, and other ranks never call."""
         for group, ranks in self.groups:
             firsts = {rank: self._first_call(rank, group) for rank in ranks}
             absent = tuple(rank for rank, first in firsts.items() if first is None)
@@ -141,7 +141,9 @@ class _Comparison:
                 yield _finding("first call", group, absent, made, text)
 
     def orders(self) -> Iterator[CollectiveFinding]:
-        """For each group, the first rank whose calls are not those of the group's first rank."""
+        """For each group, the first rank whose calls differ from those of the group's first
+        rank.
+        """
         for phase, calls in self.phases.items():
             for group, ranks in self.groups:
                 for rank in ranks[1:]:
@@ -175,8 +177,8 @@ class _Comparison:
         connecting, training = self.phases.values()
         phases = (("connecting", connecting, ()), ("training", training, connecting))
         for phase, calls, greeted in phases:
-            # Limited queues are reported as the cause only if all ranks finish when every lane has
-            # a queue of its own.
+            # Only if all ranks finish with a hardware queue per lane are shared queues reported as
+            # the cause.
             for given in dict.fromkeys((len(LANES), min(queues, len(LANES)))):
                 waiting = deadlock(calls, self.groups, greeted, queues=given)
                 if waiting:
@@ -186,8 +188,8 @@ class _Comparison:
     def _calls_of(
         self, rank: RankCalls, group: str, *, messages: bool
     ) -> tuple[tuple[Call, str], ...]:
-        """A rank's calls of a group with their tasks: with ``messages`` its exchanges, otherwise
-        all other calls.
+        """A rank's calls of a group, with their tasks: exchanges with ``messages``, else all other
+        calls.
         """
         key = (id(rank.steps), group, messages)
         if key not in self._known:
@@ -251,8 +253,8 @@ def _kinds(calls: Calls) -> list[tuple[str, str]]:
 
 
 def _pairs(ranks: Sequence[RankCalls], link: str) -> dict[tuple[int, int], None]:
-    """The pairs of sender and receiver on a link, as its ranks list the messages that they send or
-    receive.
+    """The pairs of sender and receiver on a link, from the messages that its ranks send or
+    expect.
     """
     sent = [(one.rank, peer) for one in ranks for peer in one.sends.get(link, ())]
     due = [(peer, one.rank) for one in ranks for peer in one.receives.get(link, ())]
@@ -266,7 +268,7 @@ def _order(
     pair: Sequence[Calls],
     trouble: Trouble = "order",
 ) -> CollectiveFinding:
-    """A finding that names the first call in which two ranks differ."""
+    """A finding about the first call in which two ranks of a group differ."""
     kinds = zip_longest(*map(_kinds, pair))
     number = next(number for number, (one, other) in enumerate(kinds) if one != other)
     made = [calls[number] if number < len(calls) else None for calls in pair]
@@ -279,8 +281,8 @@ def _order(
 
 
 def _circle(phase: str, waiting: Sequence[Waiting], queues: int) -> CollectiveFinding:
-    """A finding about a cycle of ranks that wait for one another, or about a wait for a call that
-    no rank makes.
+    """A finding about ranks that wait for one another in a cycle, or for a call that no rank
+    makes.
     """
     waits_told = [str(one) for one in waiting]
     more = f" (and {len(waits_told) - MOST_TOLD} more)" if len(waits_told) > MOST_TOLD else ""

@@ -1,5 +1,5 @@
-"""Records the communication calls that the runtime's own code makes on one rank, with stand-ins for
-groups.
+"""Records the collective calls that the runtime's own code makes on one rank, whose groups are
+replaced by stand-ins.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,10 +17,11 @@ from runtime.comm.topology import Connections
 
 
 class NotedCalls:
-    """Stand-in ranks that record the calls of their groups and answer with zeros.
+    """Stand-ins for the other ranks of a rank's groups: they record the rank's calls, and answer
+    with zeros.
 
-    While ``route`` is empty, messages are counted in elements; otherwise in bytes, and each
-    exchange has a route of its own.
+    If ``route`` is empty, messages are counted in elements. Otherwise they are counted in bytes,
+    and each exchange has a route of its own.
     """
 
     def __init__(self, rank: int) -> None:
@@ -33,7 +34,9 @@ class NotedCalls:
     def connecting(
         cls, plan: Plan, workload: Workload, rank: int
     ) -> tuple[Self, Connections, Groups, RankCalls]:
-        """Connect a rank as in a run, and record its connections, groups and calls."""
+        """Connect a rank as in a run; returns its connections, its groups and the calls that it
+        made.
+        """
         notes = cls(rank)
         library = RecordedLibrary(rank, plan.num_gpus, notes)
         connections = connected_replicas(plan, workload, rank, library.maker())
@@ -54,7 +57,7 @@ class NotedCalls:
         self._note(group, "all_reduce", f"{tensor.numel()} ({operation})")
 
     def all_gather(self, group: RecordedGroup, whole: Tensor, part: Tensor) -> None:
-        """Record an all-gather; every part of the result equals the rank's own."""
+        """Record an all-gather; the result repeats this rank's part."""
         whole.view(group.size(), -1).copy_(part.flatten().clone())
         self._note(group, "all_gather", f"{whole.numel()} of {part.numel()}")
 
@@ -65,7 +68,7 @@ class NotedCalls:
     def all_to_all(
         self, group: RecordedGroup, received: Tensor, sent: Tensor, rows: RowsOfEach
     ) -> None:
-        """Record an all-to-all; other ranks' numbers of rows are taken as unknown."""
+        """Record an all-to-all; the numbers of rows, which depend on values, are not compared."""
         del sent, rows
         received.zero_()
         self._note(group, "all_to_all", "rows")
@@ -81,7 +84,7 @@ class NotedCalls:
         self._calls.append(call)
 
     def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
-        """Make a call directly, since recording needs no stream of its own."""
+        """Make a call at once, since recording needs no second stream."""
         call()
         return self
 
@@ -99,6 +102,6 @@ class NotedCalls:
 
 
 def one_of_each(groups: Iterable[Groups]) -> tuple[Groups, ...]:
-    """The groups that each rank makes, with equal lists of ranks as one object."""
+    """The groups that each rank creates, where equal lists are made one object to save memory."""
     known: dict[Groups, Groups] = {}
     return tuple(known.setdefault(one, one) for one in groups)

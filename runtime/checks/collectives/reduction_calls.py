@@ -1,9 +1,10 @@
-"""Records the calls of collectives by which a rank averages gradients or weights; the calls are
-made by the runtime's own code.
+"""Records the collective calls by which a rank averages gradients or weights, as the runtime's own
+code makes them.
 
-Layers of a section are averaged alike, so a vector of a few values stands for each of them, and a
-layer of each fragment for all of its layers. What is averaged with whom is held against parts that
-are named here, by the rank's position alone.
+All layers of a section (the parameters that one group of ranks shards) are averaged alike. So a
+vector of a few values stands for each layer, and one layer of each fragment for all layers of the
+fragment. What each group should average is named here from the rank's position alone, so that the
+groups can be checked against it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from runtime.engine.work.scaling import Scaling
 from runtime.engine.work.turn_server import TurnServer
 
 PEERS, REDUCERS = "peers", "reduce"
-# The number of values for each server in recorded vectors; the last server has fewer.
+# The number of values per server in the recorded vectors; the last server gets fewer.
 VALUES_OF_PART = 64
 # The number of vectors of a layer: master weights and two moments.
 VECTORS = 3
@@ -36,9 +37,9 @@ VECTORS = 3
 
 @dataclass(frozen=True, slots=True)
 class ReductionCalls:
-    """Recorded calls for a layer's sections (parts of its state that are sharded over different
-    ranks), and for all weights after each averaging step; with ``late``, layers' calls come after
-    the passes.
+    """The recorded calls for each section of a layer (the parameters that one group of ranks
+    shards), and for all weights after each averaging step. ``late`` says that the calls for layers
+    come after all passes.
     """
 
     of_layer: tuple[tuple[Call, ...], ...] = ()
@@ -54,8 +55,8 @@ def reduction_calls(
     *,
     clips: bool,
 ) -> ReductionCalls:
-    """Record how a connected rank averages one layer per section, and its weights in each step of a
-    cycle.
+    """Record how a connected rank averages one layer's gradients per section, and its weights in
+    each step of the averaging cycle.
     """
     training = Training(learning_rate=0.0, clip_norm=1.0 if clips else None)
     size = how.shards * (how.shards + VALUES_OF_PART - 2) + 1
@@ -87,8 +88,8 @@ def reduction_calls(
 def parts_of(
     calls: ReductionCalls, connections: Connections, replica: int, replicas: int
 ) -> Mapping[str, str]:
-    """The tensors that a rank averages, by the name of the group: gradients of its shard within a
-    replica, and weights of the shard over all replicas.
+    """What a rank averages in each group, by the group's name: its shard of gradients within a
+    replica, and its shard of weights over all replicas.
     """
     position, averaged = connections.place, {}
     whose = f"replica {replica}, " if replicas > 1 else ""
@@ -104,8 +105,8 @@ def parts_of(
 
 
 def _section(size: int, layers: int) -> Section:
-    """A stand-in for a section of the state (parameters sharded over the same ranks), with a few
-    values per layer.
+    """A stand-in for a section of the state (the parameters that one group of ranks shards), with a
+    few values per layer.
     """
 
     def layer() -> SimpleNamespace:
@@ -118,16 +119,14 @@ def _section(size: int, layers: int) -> Section:
 
 @dataclass(slots=True)
 class _Laid:
-    """A list of tasks with their calls; a task's dependencies refer to tasks of its own program
-    only.
-    """
+    """A list of tasks with their calls, in which a task waits only for tasks of its own program."""
 
     calls_of: Callable[[Op], tuple[Call, ...]]
     steps: list[Step] = field(default_factory=list)
     _places: list[int] = field(default_factory=list)
 
     def program(self, ops: Sequence[Op]) -> None:
-        """Append the tasks of a program, one iteration of a stage."""
+        """Append the tasks of one iteration of a stage."""
         for op in ops:
             here, places = len(self.steps), self._places
             waits = tuple(here - places[-back] for back in op.waits if back <= len(places))
@@ -136,11 +135,11 @@ class _Laid:
             places.append(here)
 
     def begin_anew(self) -> None:
-        """Forget earlier tasks as dependencies, since the host has waited for them."""
+        """Let later tasks not wait for earlier ones, because the host has waited for those."""
         self._places.clear()
 
     def after_all(self, task: str, calls: tuple[Call, ...]) -> None:
-        """Append a task that starts after all lanes have finished their work."""
+        """Append a task that begins after all earlier work on all lanes."""
         here = len(self.steps)
         last = {step.lane: place for place, step in enumerate(self.steps)}
         waits = tuple(here - place for place in last.values())
@@ -153,8 +152,8 @@ def steps_of_program(
     calls: ReductionCalls,
     count: int,
 ) -> tuple[Step, ...]:
-    """The tasks of ``count`` iterations. With weight averaging, one iteration for each averaging
-    step of the cycle, and one more; iterations between equal the second one.
+    """The tasks of ``count`` iterations. If weights are averaged, one iteration for each averaging
+    step of the cycle and one more; the iterations between equal the second one.
     """
     first, later = iterations(shape, 2)
     laid, due = _Laid(calls_of), dict(calls.of_weights)

@@ -1,4 +1,4 @@
-"""Communication calls of all ranks: their tasks on lanes (queues of the runtime's work), groups and
+"""The collective calls of all ranks, as values: tasks on lanes (queues of work), groups, and
 messages.
 """
 
@@ -13,11 +13,11 @@ Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call of a collective by a ``group``; ``what`` names the tensor, which must be the same on
-    all ranks.
+    """A call of a collective of ``group``; ``what`` names its tensor, which must be the same on all
+    ranks.
 
-    A call ``beside`` its task runs on the lane of tensor-parallel ranks, and the task waits for it.
-    Exchanges of a group with unlike senders and receivers have unlike ``routes``.
+    A call ``beside`` its task runs on the tensor-parallel lane, and the task waits for it.
+    Exchanges of a group between different senders and receivers have different ``routes``.
     """
 
     group: str
@@ -37,8 +37,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A task on its lane (queue), with its calls; ``waits`` are distances back to the tasks that it
-    waits for.
+    """A task on its lane (queue of work), with its calls. ``waits`` says how many tasks back in the
+    list the tasks are that it waits for.
     """
 
     task: str
@@ -55,10 +55,10 @@ Messages = Mapping[str, Mapping[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCalls:
-    """The tasks of a rank in order, and the sizes of its messages, in sequences or in elements.
+    """The tasks of a rank in order, and the sizes of its messages (in sequences or elements).
 
-    ``parts`` name what the rank combines with others of a group, such as a part of the weights: all
-    ranks with the same part must be in the group, and no other.
+    ``parts`` names for a group what the rank combines in it, such as a part of the weights: exactly
+    the ranks with the same part must be in the group.
     """
 
     rank: int
@@ -70,8 +70,8 @@ class RankCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldCalls:
-    """All ranks' calls while connecting and in training, and the groups of several ranks; ``made``
-    lists each rank's groups in the order in which it makes them.
+    """The calls of all ranks while connecting and in training, and the groups of several ranks;
+    ``made`` has for each rank its groups in the order of creation.
     """
 
     groups: Groups

@@ -1,3 +1,3 @@
-"""Runs a rank on a stand-in device without memory, and records where its host would wait for a
-GPU.
+"""Runs one rank on a stand-in for a GPU without memory, and records where the host would wait for
+the GPU.
 """

@@ -1,4 +1,6 @@
-"""A stand-in for a GPU without memory, on which the runtime's own code runs; needs no compiler."""
+"""A stand-in for a GPU without memory, on which the runtime's own code runs; it needs no
+compiler.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,11 +28,11 @@ from runtime.engine.storage.saved import storage_of
 from runtime.engine.streams.device_streams import CudaStreams, streams_of
 from runtime.engine.training import Training
 
-# Registers a kind of device named "sham" with torch; needs no compiler.
+# Registers a kind of device named "sham" with torch.
 #
-# A process cannot unregister a kind of device. The device therefore says that it is not available,
-# and code that looks for an accelerator, such as torch's checkpoints, does not use it. Still, torch
-# pins memory through it from then on, so a process that trains on GPUs should not register it.
+# A process cannot unregister a kind of device. So the device says that it is not available, and
+# code that looks for an accelerator, such as torch's checkpoints, does not use it. Yet from then on
+# torch pins host memory through it, so a process that trains on GPUs should not register it.
 
 
 SHAM = "sham"
@@ -72,9 +74,9 @@ def register() -> None:
 
 @cache
 def has_own_thread() -> bool:
-    """Whether autograd has a thread of its own for the stand-in device.
+    """Whether autograd runs backward passes on the stand-in device in a thread of the device.
 
-    Autograd starts its threads at a process's first backward pass, for the devices known then.
+    Autograd starts its threads at the first backward pass of a process, for the devices known then.
     """
     with FakeTensorMode():
         x = torch.zeros((), device=SHAM, requires_grad=True)
@@ -85,38 +87,38 @@ def has_own_thread() -> bool:
     return True
 
 
-# Stand-ins for the other ranks of a rank's groups, which check tensors as NCCL does.
+# Stand-ins for the other ranks of a rank's groups, which check tensors as NCCL would.
 #
-# They leave tensors unchanged, since tensors without memory have no values.
+# They change no tensors, since tensors without memory have no values.
 
 
 @final
 class CheckingRanks:
-    """Stand-ins for other ranks, which record in a ``Watch`` what NCCL would refuse or would put in
-    a wrong place.
+    """Stand-ins for other ranks, which record in a ``Watch`` the calls that NCCL would refuse, and
+    results that would land in the wrong memory.
     """
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 
     def all_reduce(self, group: RecordedGroup, tensor: Tensor, operation: str) -> None:
-        """Check the tensor of an all-reduce, without reducing."""
+        """Check the tensor of an all-reduce; nothing is reduced."""
         self._check("all_reduce", tensor)
 
     def all_gather(self, group: RecordedGroup, whole: Tensor, part: Tensor) -> None:
-        """Check the tensors of an all-gather, their sizes and places, without gathering."""
+        """Check the tensors of an all-gather and their sizes; nothing is gathered."""
         self._check("all_gather", whole, part)
         self._check_parts("all_gather", group, whole, part)
 
     def reduce_scatter(self, group: RecordedGroup, result: Tensor, whole: Tensor) -> None:
-        """Check the tensors of a reduce-scatter, their sizes and places, without reducing."""
+        """Check the tensors of a reduce-scatter and their sizes; nothing is reduced."""
         self._check("reduce_scatter", whole, result)
         self._check_parts("reduce_scatter", group, whole, result)
 
     def all_to_all(
         self, group: RecordedGroup, received: Tensor, sent: Tensor, rows: RowsOfEach
     ) -> None:
-        """Check the tensors of an all-to-all and their numbers of rows, without exchanging."""
+        """Check the tensors of an all-to-all and their numbers of rows; nothing is exchanged."""
         self._check("all_to_all", received, sent)
         for tensor, of_each in zip((received, sent), rows, strict=True):
             if len(of_each) != group.size() or sum(of_each) != tensor.shape[0]:
@@ -124,14 +126,14 @@ class CheckingRanks:
                 self._watch.note("collective", "all_to_all", detail)
 
     def exchange(self, group: RecordedGroup, sends: Messages, receives: Messages) -> None:
-        """Check the tensors and the ranks of an exchange, without exchanging."""
+        """Check the tensors and the ranks of an exchange of messages; nothing is exchanged."""
         for tensor, peer in (*sends, *receives):
             self._check("exchange", tensor)
             if peer not in group.ranks or peer == group.seen_by:
                 self._watch.note("collective", "exchange", f"there is no other rank {peer}")
 
     def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
-        """Make the call at once; there is no work to wait for."""
+        """Make a call at once; there is no asynchronous work."""
         call()
         return _Ended()
 
@@ -161,26 +163,26 @@ class _Ended:
 
 # A stand-in for a GPU without memory, which shows where the host would wait for a GPU.
 #
-# Its tensors are fake: they have a size and a device, but no values, and whole iterations take no
-# time. Operators on tensors of two devices fail as on a GPU, and backward passes run in the
-# device's own thread. The runtime uses a device only through a ``Driver``, so one more driver
-# suffices.
+# Its tensors are fake: they have a shape and a device but no values, so whole iterations take
+# almost no time. Operators on tensors of two devices fail as on a GPU, and backward passes run in a
+# thread of the device. The runtime uses every device through a ``Driver``, so the stand-in is one
+# more driver.
 
 
-# The first iteration allocates persistent memory; the second also runs the deferred optimizer step
-# of the first.
+# The first iteration allocates lasting memory; the second also runs the optimizer step that the
+# first deferred.
 ITERATIONS = 2
-# So many iterations contain a capture of a CUDA graph and a replay after it.
+# This many iterations contain the capture of a CUDA graph and a replay.
 CAPTURED_ITERATIONS = 4
 
 
 @contextmanager
 def fake_device(*, captures: bool = False) -> Iterator[Watch]:
-    """Within the ``with`` block there is a device called "sham"; the ``Watch`` collects findings.
+    """Within the ``with`` block a device called "sham" exists; the ``Watch`` collects findings.
 
-    All tensors made in the block are fake, those on the CPU too. Afterwards the process should end
-    by ``os._exit``, as ``experiments.sanitize`` does: at the end of the interpreter autograd's
-    thread for the device aborts some processes.
+    All tensors made in the block are fake, including those on the CPU. Afterwards the process
+    should end by ``os._exit``, as ``experiments.sanitize`` does: at the interpreter's end,
+    autograd's thread for the device aborts some processes.
     """
     register()
     watch = Watch(captures=captures)
@@ -189,7 +191,7 @@ def fake_device(*, captures: bool = False) -> Iterator[Watch]:
     with ExitStack() as stack:
         stack.callback(DRIVERS.pop, SHAM)
         DRIVERS[SHAM] = driver
-        # Fake tensors use a single thread, so torch must be told to use one thread.
+        # Fake tensors work in one thread only, so torch is limited to one.
         stack.callback(torch.set_num_threads, threads)
         torch.set_num_threads(1)
         stack.enter_context(torch.autograd.set_multithreading_enabled(has_own_thread()))
@@ -209,11 +211,11 @@ def device_findings(
     serialises: bool = False,
     captures: bool = False,
 ) -> tuple[WaitFinding, ...]:
-    """Findings about points at which a rank's host would wait for its GPU, or fail; the rank runs
-    alone. With ``captures``, iterations are captured as a CUDA graph, and operations that would
-    invalidate the capture are findings, too.
+    """Points at which a rank's host would wait for its GPU, or would fail; only this rank runs.
+    With ``captures``, iterations are captured as a CUDA graph, and operations that would invalidate
+    the capture are reported too.
 
-    Nothing is computed and nothing takes memory, so a plan of any size can be checked.
+    Nothing is computed, and tensors take no memory, so a plan of any size can be checked.
     """
     with fake_device(captures=captures) as watch:
         device = torch.device(SHAM, 0)

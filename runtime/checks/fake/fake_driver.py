@@ -1,7 +1,7 @@
-"""The driver of a device that does not exist: its streams and events do nothing.
+"""The driver of a stand-in device, whose streams and events do nothing.
 
-Work of the host lane runs at once, in the thread that issues it, so that the modes that watch this
-thread see it.
+Work for the host's thread runs at once in the thread that issues it, so that the modes that observe
+this thread see the work.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,20 +22,20 @@ DEVICES, MEMORY_BYTES, PEAK_BYTES = 8, 80 * GIB_BYTES, GIB_BYTES
 
 
 class FakeStream:
-    """A stream whose work always counts as completed; during a capture it tracks which work of
-    other streams precedes its own.
+    """A stream whose work always counts as finished. During a capture it tracks which work of other
+    streams comes before its own.
     """
 
     def __init__(self, driver: "FakeDriver") -> None:
         self._driver = driver
-        # The capture that the stream takes part in, its number of operations, and how many
-        # operations of other streams precede its next one.
+        # The capture that the stream takes part in, how many operations it has issued, and for each
+        # other stream how many of its operations come before the next one.
         self.capture, self.work = 0, 0
         self.after: dict[FakeStream, int] = {}
 
     def wait_event(self, event: "FakeEvent") -> None:
-        """Record a wait for an event from before the capture as a violation; other events have
-        completed.
+        """Wait for an event; during a capture, an event from before the capture is recorded as a
+        violation.
         """
         driver = self._driver
         if not driver.captures:
@@ -49,8 +49,8 @@ class FakeStream:
             self.after[stream] = max(work, self.after.get(stream, 0))
 
     def goes_on(self) -> None:
-        """Count an operation of the stream; during a capture that the stream is not part of, record
-        a violation.
+        """Count an operation on the stream; during a capture, an operation on a stream outside the
+        capture is recorded as a violation.
         """
         if self._driver.captures and self.capture != self._driver.captures:
             self._driver.watch.note("outside work", "work on a lane")
@@ -58,9 +58,7 @@ class FakeStream:
 
 
 class FakeEvent:
-    """An event that has already occurred; each event is one millisecond later than the one
-    before.
-    """
+    """An event that has always occurred; each is one millisecond later than the previous one."""
 
     def __init__(self, driver: "FakeDriver") -> None:
         self._driver = driver
@@ -79,7 +77,7 @@ class FakeEvent:
         self._driver.watch.note("wait", "Event.synchronize")
 
     def elapsed_time(self, end_event: Any) -> float:
-        """The milliseconds between two events; where captures are checked, reading a time is
+        """The milliseconds between two events; during checks of captures, reading a time is
         recorded as a wait.
         """
         if self._driver.watch.captures:
@@ -117,12 +115,11 @@ class FakeDriver:
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
         self._ticks = 0
-        # The number of the current capture, 0 outside of captures; and the number of captures so
-        # far.
+        # The number of the current capture (0 if there is none), and the number of captures so far.
         self.captures, self._captured = 0, 0
         self._current = FakeStream(self)
         self._streams = [self._current]
-        # Pinned tensors are kept, so that no other storage gets the same identifier meanwhile.
+        # Pinned tensors are kept alive, so that no other storage gets the same identifier.
         self._pinned: dict[int, Tensor] = {}
 
     def tick(self) -> int:
@@ -137,11 +134,11 @@ class FakeDriver:
         return storage_of(tensor) in self._pinned
 
     def count(self) -> int:
-        """The number of stand-in devices, which is invented."""
+        """The number of stand-in devices, an invented figure."""
         return DEVICES
 
     def choose(self, device: torch.device) -> None:
-        """Choosing a device does nothing, since all are equal."""
+        """Does nothing: all stand-in devices are equal."""
 
     def name(self, device: torch.device) -> str:
         """A device name that no real device has."""
@@ -156,7 +153,7 @@ class FakeDriver:
         return self._current
 
     def stream(self, device: torch.device, *, urgent: bool = False) -> FakeStream:
-        """A new stream of the stand-in device."""
+        """A new stream of the stand-in device; ``urgent`` has no effect."""
         self._streams.append(FakeStream(self))
         return self._streams[-1]
 
@@ -167,8 +164,8 @@ class FakeDriver:
 
     @contextmanager
     def capture(self, stream: FakeStream) -> Iterator["FakeGraph"]:
-        """Record what would invalidate a CUDA graph capture: waits for earlier work, work on
-        streams outside the capture, and streams that are never joined.
+        """Check a CUDA graph capture: record waits for earlier work, work on streams outside the
+        capture, and streams that are not joined at the end, all of which would invalidate it.
         """
         self._captured += 1
         self.captures = stream.capture = self._captured
@@ -190,15 +187,15 @@ class FakeDriver:
         self.watch.note("wait", "synchronize")
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
-        """The usual number for each element, since tensors have no values."""
+        """The number ``usual`` for each element, since fake tensors have no values."""
         return [usual] * tensor.numel()
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """A random generator, although nothing is drawn from it."""
+        """A random generator; nothing is drawn from it."""
         return torch.Generator()
 
     def idle(self, cycles: int) -> None:
-        """An idle pause does nothing on a stand-in device."""
+        """Does nothing: a stand-in device has no time."""
 
     def threads(self, name: str) -> Executor:
         """An executor that runs calls in the calling thread."""
@@ -219,11 +216,11 @@ class FakeDriver:
         del self._pinned[storage_of(memory)]
 
     def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
-        """The invented memory size of the device; all of it is free."""
+        """The invented size of the device's memory, all of which counts as free."""
         return MEMORY_BYTES, MEMORY_BYTES
 
     def reserved_bytes(self, device: torch.device) -> int:
-        """Zero reserved bytes, since no memory is allocated."""
+        """Zero, since no memory is allocated."""
         return 0
 
     def cap(self, device: torch.device, share: float) -> None:

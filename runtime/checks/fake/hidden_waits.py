@@ -1,8 +1,8 @@
 """Detects operators that make the host wait for a GPU although their names do not say so.
 
 The rules are those of torch's operators on CUDA. The host waits for a number that it reads, and for
-a size that depends on values. It waits for a copy between device and host, unless the copy is
-``non_blocking`` and the host's memory is pinned and in one piece.
+a size that depends on values. It also waits for a copy between device and host, unless the copy is
+``non_blocking`` and the host memory is pinned and contiguous.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,21 +23,22 @@ from runtime.checks.fake.watch import Kind, Watch
 from runtime.models import operators, residuals
 
 aten = torch.ops.aten
-# Kinds of devices that are not stand-ins for a GPU.
+# Kinds of devices that do not stand in for a GPU.
 _ELSEWHERE = ("cpu", "meta")
 Arguments = Mapping[str, Any]
-# Operators that neither compute nor move data.
+# Operators that neither compute nor move data; below, operators that copy, and that select
+# elements.
 _IDLE = (aten.lift_fresh, aten.lift, aten.set_)
 _COPYING = (aten.copy_, aten._foreach_copy_)
 _CHOOSING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 
 
 class HiddenWaits(TorchDispatchMode):
-    """A dispatch mode that finds operators which make the host wait; it needs a fake-tensor mode
-    below it.
+    """A dispatch mode that reports operators which make the host wait; a fake-tensor mode must be
+    active around it.
 
-    A number that is read is zero. An operator that consists of others, such as the project's own,
-    is judged by these. ``ways`` is a mode that torch leaves before it calls this one, so it is
+    A number that the host reads is 0. An operator composed of others, such as the project's own, is
+    judged by the others. torch leaves the mode ``ways`` before it calls this one, so that mode is
     entered again for them.
     """
 
@@ -87,8 +88,7 @@ class HiddenWaits(TorchDispatchMode):
         if func is aten._local_scalar_dense.default:
             return 0.0 if args[0].is_floating_point() else 0
         if func is aten._fused_adamw_.tensor_lr:
-            # torch would not accept a stand-in tensor as the learning rate of a fused optimizer
-            # step.
+            # torch would reject a stand-in tensor as the learning rate of a fused optimizer step.
             assert is_on_device(kwargs["lr"])
             return aten._fused_adamw_.default(*args, **{**kwargs, "lr": 0.0})
         if not kwargs.get("pin_memory"):
@@ -101,7 +101,7 @@ class HiddenWaits(TorchDispatchMode):
 def hidden_wait(
     func: OpOverload, args: Sequence[Any], kwargs: Arguments, is_pinned: Callable[[Tensor], bool]
 ) -> Kind | None:
-    """A description of how an operator makes the host wait for the GPU; None if it does not."""
+    """How an operator makes the host wait for the GPU; None if it does not."""
     packet = func.overloadpacket
     if packet is aten._to_copy:
         return _wait_of_move(args[0], kwargs, is_pinned)
@@ -121,7 +121,7 @@ def hidden_wait(
 
 
 def tensors_in(given: Any) -> Iterator[Tensor]:
-    """All tensors in nested arguments or results."""
+    """All tensors in nested lists, tuples and mappings of arguments or results."""
     if isinstance(given, Tensor):
         yield given
     elif isinstance(given, Mapping):
@@ -133,8 +133,8 @@ def tensors_in(given: Any) -> Iterator[Tensor]:
 
 @cache
 def _consists_of_others(func: OpOverload) -> bool:
-    """Whether torch decomposes an operator into others on every device, so that those are examined
-    instead.
+    """Whether torch decomposes an operator into others on every device; then the others are
+    checked.
     """
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
@@ -159,14 +159,14 @@ def _wait_of_move(
     if not kwargs.get("non_blocking", False):
         return "blocking copy"
     if wanted.type == "cpu":
-        # For this operator torch allocates pinned memory, into which it copies the result.
+        # For this operator torch allocates pinned memory for the result.
         return "memory pinned"
     return None if is_pinned(source) and source.is_contiguous() else "unpinned copy"
 
 
 def _wait_of_indexing(args: Sequence[Any]) -> Kind | None:
-    """How indexing with tensors makes the host wait: the result's size depends on a mask's values,
-    and an index on the CPU has to be copied.
+    """How indexing by tensors makes the host wait, if it does: by a mask, whose values decide the
+    result's size, or by an index on the CPU, which must be copied.
     """
     indices = [index for index in args[1] if index is not None]
     if not all(is_on_device(index) for index in indices):
@@ -187,17 +187,18 @@ def is_on_device(tensor: Tensor) -> bool:
     return tensor.device.type not in _ELSEWHERE
 
 
-# Makes a stand-in device behave like CUDA where torch treats other makers' devices differently.
+# Makes a stand-in device behave like CUDA where torch treats devices that are not built in
+# differently.
 #
-# On CUDA, torch first makes a CPU tensor when a number is assigned to an element and when a tensor
-# is made from numbers. And a tensor's ``is_cuda`` is true.
+# On CUDA, torch makes a CPU tensor first when a number is assigned to an element, or a tensor is
+# made from numbers; and a tensor's ``is_cuda`` is true.
 
 
 Way = Callable[[Watch, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 class CudaWays(TorchFunctionMode):
-    """A mode in which torch treats all devices except the CPU as CUDA devices."""
+    """A mode in which torch treats every device except the CPU as a CUDA device."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
@@ -210,7 +211,7 @@ class CudaWays(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call a torch function as it works on CUDA."""
+        """Call a torch function in the way it works on CUDA."""
         way = _WAYS.get(func, _call)
         try:
             return way(self._watch, func, args, kwargs or {})
@@ -228,8 +229,8 @@ def _call(
 def _get_item(
     _watch: Watch, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Handle ``tensor[index]`` as on CUDA: a list of numbers as index becomes a tensor on the
-    CPU.
+    """``tensor[index]`` as on CUDA, where an index given as a list of numbers becomes a CPU
+    tensor.
     """
     tensor, index, *value = args
     parts = index if isinstance(index, tuple) else (index,)
@@ -240,8 +241,8 @@ def _get_item(
 def _set_item(
     watch: Watch, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Handle ``tensor[index] = value`` as on CUDA: for one element a number is copied, several are
-    filled.
+    """``tensor[index] = value`` as on CUDA: a number for one element is copied from the host, for
+    several elements it is filled in.
     """
     tensor, index, value = args
     is_number = not isinstance(value, Tensor) and is_on_device(tensor)
@@ -258,7 +259,7 @@ def _set_item(
 def _make_tensor(
     watch: Watch, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Make a tensor from numbers as on CUDA: on the CPU, then copied to its device."""
+    """A tensor from numbers as on CUDA: made on the CPU, and then copied to the device."""
     device = kwargs.get("device")
     if func is Tensor.new_tensor and device is None:
         device = args[0].device
@@ -277,7 +278,7 @@ def _is_cuda(
 
 
 def _is_plain(index: Any) -> bool:
-    """Whether an index consists of numbers and slices, so that its elements are a view."""
+    """Whether an index has only numbers and slices, so that its elements form a view."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(
         isinstance(part, int | slice | EllipsisType) and not isinstance(part, bool)

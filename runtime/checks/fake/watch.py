@@ -1,7 +1,7 @@
-"""Records each place in an iteration where the host would wait for the device, or would fail.
+"""Records each point of an iteration at which the host would wait for the device, or would fail.
 
-The code that runs an operator need not know its task. The executor's frames on the call stack tell
-whether an iteration is being issued, and which task on which lane.
+The code that runs an operator need not know the task that it works for. The executor's frames on
+the call stack tell whether an iteration is being issued, which task, and on which lane (queue).
 """
 
 import inspect
@@ -55,16 +55,15 @@ REMEDIES: Mapping[Kind, str] = {
     "failure": "it cannot run, or cannot be judged",
 }
 
-# Kinds of findings that would break the capture of a CUDA graph, whichever queue of the runtime's
-# work they occur on.
+# Kinds of findings that would invalidate the capture of a CUDA graph, on whichever lane (queue of
+# work) they occur.
 FORBIDDEN: tuple[Kind, ...] = (
     *("value read", "size from values", "blocking copy", "unpinned copy", "scalar copied"),
     *("memory pinned", "wait", "outside wait", "outside work", "never joined"),
 )
-# Kinds that are allowed in the first iteration, which allocates persistent memory.
+# Kinds of findings that the first iteration may have, since it allocates lasting memory.
 _ONCE: tuple[Kind, ...] = ("work on the CPU", "memory pinned", "wait")
-# Kinds of findings after which a run cannot go on, whichever queue they occur on, the host's
-# included.
+# Kinds of findings after which a run cannot continue, on whichever lane they occur.
 _ENDINGS: tuple[Kind, ...] = ("wrong device", "collective", "failure")
 MOST_SAID = 160
 _ROOT = Path(runtime.__file__).parent
@@ -74,11 +73,11 @@ _ITERATIONS = (Executor.iterate.__code__, CapturedSteps.iterate.__code__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitFinding:
-    """A point where the host would wait for its GPU or fail: the operator, the task being issued,
-    and the source line.
+    """A point where the host would wait for its GPU, or would fail: the operator, the task being
+    issued, and the source line.
 
-    ``place`` is the project's innermost line. ``times`` counts how often it was met. ``said`` is
-    an error's message.
+    ``place`` is the innermost line of this project's code, ``times`` how often the point was
+    reached, ``said`` the message of an error.
     """
 
     kind: Kind
@@ -99,11 +98,11 @@ class WaitFinding:
 
 
 class Watch:
-    """Collects findings of the thread that makes it, and of threads that work for this thread.
+    """Collects findings in the thread that creates it, and in threads that work for this thread.
 
-    If it ``captures``, an iteration is to be captured as a CUDA graph: then the host's lane may not
-    wait either, nor may times be read. What makes the host wait, and memory that is pinned, is what
-    a capture forbids.
+    ``captures`` says that iterations will be captured as a CUDA graph. Then the host's lane may not
+    wait either, and times may not be read; what makes the host wait, or pins memory, also breaks
+    the capture.
     """
 
     def __init__(self, *, captures: bool = False) -> None:
@@ -114,16 +113,16 @@ class Watch:
 
     @property
     def findings(self) -> tuple[WaitFinding, ...]:
-        """The findings; of equal kind, operator, lane and source line only the first one is
-        kept.
+        """All findings; of several with the same kind, operator, lane and source line only the
+        first.
         """
         return tuple(replace(one, times=times) for one, times in self._times.items())
 
     def note(self, kind: Kind, operator: str, detail: str = "") -> bool:
-        """Record a finding if it is in an iteration and not allowed there; returns whether it was
-        recorded.
+        """Record a finding if it is inside an iteration and not allowed there; returns whether it
+        was recorded.
 
-        The host's lane may wait, and the first iteration may make memory that lasts.
+        The host's lane may wait, and the first iteration may allocate lasting memory.
         """
         frames = list(self._frames())
         executor = next((_executor(frame) for frame in frames if frame.f_code in _ITERATIONS), None)
@@ -146,7 +145,7 @@ class Watch:
         return True
 
     def stop(self, kind: Kind, operator: str, error: BaseException) -> None:
-        """Record an error that ends the run as a finding."""
+        """Record the error that ends the run as a finding."""
         detail = shorten(str(error), MOST_SAID)
         if error is not self.stopped_by and self.note(kind, operator, detail):
             self.stopped_by = error
@@ -174,7 +173,7 @@ def _executor(frame: FrameType) -> Executor:
 
 
 def _op(frame: FrameType) -> Op | None:
-    """The task that a frame of the runtime's code is issuing; None if it has none."""
+    """The task that a frame of the executor's code is issuing; None for other frames."""
     op = frame.f_locals.get("op") if _file(frame.f_code.co_filename) else None
     return op if isinstance(op, Op) else None
 
@@ -186,8 +185,8 @@ def _place(frame: FrameType) -> str | None:
 
 @cache
 def _file(name: str) -> str | None:
-    """The path of a file relative to the project; None for other code, for the checks themselves,
-    and for groups of ranks, since a wrong collective is reported where it is called.
+    """The path of a source file relative to the project. It is None for other code, for the checks,
+    and for the code of groups, since a wrong collective is reported at the line that calls it.
     """
     path = Path(name)
     if not path.is_relative_to(_ROOT) or any(map(path.is_relative_to, _ASIDE)):

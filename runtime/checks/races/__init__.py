@@ -1,3 +1,3 @@
-"""Runs a rank on CPU tensors, and finds memory accesses of its streams that no wait orders (data
-races).
+"""Runs one rank on CPU tensors, and finds data races: memory accesses by different streams that no
+wait orders.
 """

@@ -1,4 +1,4 @@
-"""The memory accesses of one rank's work, ordered by streams and events."""
+"""Records the memory accesses of one rank, and how streams and events order them."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,21 +15,19 @@ from runtime.devices.driver import DevicePeaks
 
 # A graph of one rank's work: stretches of work, their order, and their memory accesses.
 #
-# An actor is whoever does work in order: a stream of the device, the host's issuing thread, or the
-# host's lane (a thread beside the issuing one). A stretch is an actor's work between two points at
-# which the actor waits for others, or others wait for it.
+# An actor does work in order: a stream of the device, the host's issuing thread, or the host's lane
+# (a second thread of the host). A stretch is the work of an actor between two points at which the
+# actor waits for another, or another waits for it.
 
 
-# Names of two actors: the host's thread that issues work, and the host's own lane
+# The names of two actors: the host's thread that issues work, and the host's lane, a second thread
 # (``mistlab.schedule.stage_passes.LANES``).
 HOST, HOST_LANE = "issuing thread", "host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Wait:
-    """A wait of a ``task`` on a ``lane`` (queue of the runtime's work) for the end of another
-    task.
-    """
+    """A wait of a ``task`` on a ``lane`` (queue of work) for the end of another task."""
 
     task: str
     lane: str
@@ -41,7 +39,7 @@ class Wait:
 
 
 class Source(NamedTuple):
-    """A stretch of work that must precede another, and the wait that orders the two, if it is
+    """A stretch of work that precedes another, and the wait because of which it does, if there is
     one.
     """
 
@@ -51,7 +49,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stretch:
-    """A stretch of one actor's work, which comes after all its ``sources``; sources have lower
+    """A stretch of one actor's work, which comes after all its ``sources``; these have lower
     numbers.
     """
 
@@ -76,7 +74,7 @@ Kind = Literal["race", "used before allocated", "freed while used"]
 
 
 class Deed(NamedTuple):
-    """An action of a task on an actor, as text for messages."""
+    """What a task does on an actor, as text for messages."""
 
     task: str
     actor: str
@@ -87,8 +85,8 @@ class Deed(NamedTuple):
 
 
 class Need(NamedTuple):
-    """Two stretches of work that must be ordered: the rule that says so, and the two accesses to
-    the same memory.
+    """Two stretches of work that must be ordered: the kind of race if they are not, and their
+    accesses to the same memory.
     """
 
     earlier: int
@@ -101,22 +99,22 @@ class Need(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """The graph of a rank's work; stretches are in the order in which the host issued them."""
+    """The graph of a rank's work; its stretches are in the order in which the host issued them."""
 
     stretches: list[Stretch] = field(default_factory=list)
     accesses: list[Access] = field(default_factory=list)
     needs: list[Need] = field(default_factory=list)
-    # Names of storages; below, names of byte ranges in some of them.
+    # The names of storages; ``parts`` has names of byte ranges in some storages.
     storages: list[str] = field(default_factory=list)
     parts: dict[int, list[tuple[int, int, str]]] = field(default_factory=dict)
     # A function that returns the name of the task being issued.
     issuing: Callable[[], str] = "start".__str__
     _last: dict[str, int] = field(default_factory=dict)
-    # Actors whose last stretch can take more work; below, actors whose last stretch has some.
+    # Actors whose last stretch can take more work (``_open``) and has work already (``_busy``).
     _open: set[str] = field(default_factory=set)
     _busy: set[str] = field(default_factory=set)
-    # For each pair of an actor and a host actor, the host's last stretch of work that the actor's
-    # work already follows.
+    # For each pair of an actor and a host actor, the last stretch of the host after which the
+    # actor's work is known to come.
     _heard: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
@@ -125,7 +123,7 @@ class Trace:
         return self.issuing()
 
     def called(self, access: Access) -> str:
-        """The name of the memory that an access uses."""
+        """The name of the memory that an access touches."""
         names = [
             name
             for begin, end, name in self.parts.get(access.storage, ())
@@ -134,7 +132,7 @@ class Trace:
         return " and ".join(names) or self.storages[access.storage]
 
     def deed(self, access: Access | Deed) -> Deed:
-        """An access to memory as text: the task, the actor, and what it reads or writes."""
+        """An access as text: the task, the actor, and the bytes that it reads or writes."""
         if isinstance(access, Deed):
             return access
         does = "writes" if access.writes else "reads"
@@ -145,25 +143,25 @@ class Trace:
         )
 
     def reached(self, actor: str) -> int | None:
-        """End the actor's last stretch of work; returns its number, or None if the actor has
+        """End the actor's last stretch of work; returns the stretch's number, or None if there is
         none.
         """
         self._open.discard(actor)
         return self._last.get(actor)
 
     def follow(self, actor: str, source: int | None, wait: Wait | None = None) -> None:
-        """Let the actor's work from now on come after a stretch."""
+        """Let the actor's work from now on come after the stretch ``source``."""
         if source is not None:
             is_new = actor in self._open and actor not in self._busy
-            # A stretch may only come after stretches with lower numbers, so that one pass
-            # determines the order.
+            # A stretch comes only after stretches with lower numbers, so one pass determines the
+            # order.
             if not is_new or self._last[actor] < source:
                 self._begin(actor)
             self.stretches[self._last[actor]].sources.append(Source(source, wait))
 
     def work(self, actor: str, host: str) -> int:
-        """The stretch of work to which operators that the host actor ``host`` now issues to
-        ``actor`` belong.
+        """The number of the stretch to which work belongs that the host actor ``host`` now issues
+        to ``actor``.
         """
         if actor != host:
             heard = self.reached(host)
@@ -176,8 +174,8 @@ class Trace:
         return self._last[actor]
 
     def moment(self, actor: str, host: str) -> int:
-        """A new stretch without work, which comes after all work of ``actor`` and ``host`` so
-        far.
+        """Add a stretch without work, after all work of ``actor`` and ``host`` so far; returns its
+        number.
         """
         sources = [self.reached(one) for one in {actor, host}]
         sources_there = [Source(one) for one in sources if one is not None]
@@ -195,16 +193,16 @@ class Trace:
 
 # Tracks the memory accesses of operators, from allocation to release.
 #
-# CUDA's caching allocator allocates memory for one stream. Memory that several streams use has two
-# rules. Another stream may use the memory only after the allocating stream's point of allocation.
-# The memory may be freed only when the allocating stream has waited for every user.
+# CUDA's caching allocator allocates memory for one stream. If other streams use the memory too, two
+# rules hold: they may use it only after the point at which its stream allocated it, and it may be
+# freed only after its stream has waited for all uses.
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Storage:
     """Allocated memory; ``owner`` is the stream that allocated it, or the host.
 
-    It is None for memory from before the trace, to which the allocator's rules are not applied.
+    ``owner`` is None for memory from before the trace, which the allocator's rules exempt.
     """
 
     number: int
@@ -212,13 +210,13 @@ class _Storage:
     made_at: int | None = None
     made: str = ""
     is_host: bool = False
-    # The last access of each actor to the storage.
+    # The last access of each actor.
     users: dict[str, Access] = field(default_factory=dict)
     watch: weakref.ref[torch.UntypedStorage] | None = None
 
 
 class Memory:
-    """Records in a trace which bytes operators access, and recognises the storages of tensors."""
+    """Records in a trace which bytes operators access, and which storages tensors belong to."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -226,11 +224,11 @@ class Memory:
         self._noted: set[tuple[int, int, int, int, bool]] = set()
 
     def known(self, tensor: Tensor) -> bool:
-        """Whether the memory of a tensor is already in the trace."""
+        """Whether the memory of a tensor is in the trace already."""
         return tensor.untyped_storage()._cdata in self._live
 
     def is_host(self, tensor: Tensor) -> bool:
-        """Whether a tensor is in host memory that the device copies from or to."""
+        """Whether a tensor is in host memory that is copied to or from the device."""
         storage = self._live.get(tensor.untyped_storage()._cdata)
         return storage is not None and storage.is_host
 
@@ -242,12 +240,12 @@ class Memory:
             self.trace.parts.setdefault(self._storage_of(tensor).number, []).append(part)
 
     def made_on_host(self, memory: Tensor) -> None:
-        """Record new host memory that the device copies from or to."""
+        """Record new host memory that is copied to or from the device."""
         number = self._number(f"host memory of {memory.nbytes:,} bytes")
         self._follow(memory, _Storage(number=number, owner=HOST, is_host=True))
 
     def allocated(self, tensor: Tensor, actor: str) -> None:
-        """Record new memory of a stream, allocated after all of the stream's work so far."""
+        """Record new memory that a stream allocated after all its work so far."""
         trace = self.trace
         shape = "x".join(map(str, tensor.shape)) or "1"
         made = f"{shape} {str(tensor.dtype).removeprefix('torch.')} made by {trace.task}"
@@ -261,7 +259,7 @@ class Memory:
         self._follow(tensor, storage)
 
     def touched(self, tensor: Tensor, stretch: int, *, writes: bool, operator: str) -> None:
-        """Record that an operator in a stretch reads or writes a tensor."""
+        """Record that an operator in a stretch of work reads or writes a tensor."""
         begin, end = _bytes_of(tensor)
         storage = self._storage_of(tensor)
         key = (stretch, storage.number, begin, end, writes)
@@ -275,7 +273,7 @@ class Memory:
         storage.users[trace.stretches[stretch].actor] = access
 
     def _storage_of(self, tensor: Tensor) -> _Storage:
-        """The storage of a tensor in the trace; a storage from before the trace has no owner."""
+        """The traced storage of a tensor; one from before the trace has no owner."""
         storage = self._live.get(tensor.untyped_storage()._cdata)
         if storage is None:
             storage = _Storage(number=self._number("memory of before"), owner=None)
@@ -343,9 +341,9 @@ def _bytes_of(tensor: Tensor) -> tuple[int, int]:
     return begin, begin + (last + 1) * tensor.element_size()
 
 
-# A driver that runs on the CPU and records the order of its streams and events in a trace.
+# A driver that runs on the CPU and records in a trace how streams and events order work.
 #
-# Work on a stream runs at once, on CPU tensors. The trace knows which earlier work it would have
+# Work on a stream runs at once, on CPU tensors. The trace records which earlier work it would have
 # waited for on a GPU.
 
 
@@ -353,18 +351,18 @@ Result = TypeVar("Result")
 
 
 class ClockedStream:
-    """A stream whose work is recorded as that of an actor with the name of the stream's lane."""
+    """A stream whose work is recorded under an actor named after the stream's lane."""
 
     def __init__(self, driver: "ClockedDriver", name: str) -> None:
         self.driver, self.name = driver, name
 
     def wait_event(self, event: "ClockedEvent") -> None:
-        """Let the stream's work from now on come after an event."""
+        """Let the stream's later work come after an event."""
         self.driver.wait(self.name, event)
 
 
 class ClockedEvent:
-    """An event: a point in the work of an actor, once it has been recorded."""
+    """An event: once recorded, it marks a point in the work of an actor."""
 
     def __init__(self, driver: "ClockedDriver") -> None:
         self.driver = driver
@@ -376,14 +374,14 @@ class ClockedEvent:
         self.note(stream.name)
 
     def note(self, actor: str) -> None:
-        """Mark the end of all work that an actor has done so far."""
+        """Mark the end of all work of an actor so far."""
         trace = self.driver.trace
         if actor != self.driver.host:
             trace.work(actor, self.driver.host)
         self.stretch, self.task, self.lane = trace.reached(actor), trace.task, actor
 
     def synchronize(self) -> None:
-        """Let the calling thread's work from now on come after the event."""
+        """Let the later work of the calling thread come after the event."""
         self.driver.wait(self.driver.host, self)
 
     def elapsed_time(self, _end_event: "ClockedEvent") -> float:
@@ -392,24 +390,24 @@ class ClockedEvent:
 
 
 class _HostFuture(Future[Result]):
-    """The result of a call on the host's lane; a thread that asks for it comes after the call."""
+    """The result of a call on the host's lane; a thread that reads it continues after the call."""
 
     end: ClockedEvent
 
     def result(self, timeout: float | None = None) -> Result:
-        """The result of the call; the asking thread's work now comes after it."""
+        """The result of the call; later work of the calling thread comes after the call."""
         self.end.synchronize()
         return super().result(timeout)
 
 
 class _HostThread(Executor):
-    """The host's lane: an actor of its own, whose calls run in the thread that submits them."""
+    """The host's lane, an actor of the trace; its calls run in the thread that submits them."""
 
     def __init__(self, driver: "ClockedDriver") -> None:
         self.driver = driver
 
     def submit(self, call: Callable[..., Result], /, *args: Any, **named: Any) -> Future[Result]:
-        """Run a call now, recorded as work of the host's lane."""
+        """Run a call at once, and record it as work of the host's lane."""
         driver, future = self.driver, _HostFuture[Result]()
         issuer = driver.host
         driver.trace.follow(HOST_LANE, driver.trace.reached(issuer))
@@ -424,26 +422,26 @@ class _HostThread(Executor):
 
 
 class NoGraph:
-    """A captured graph, whose work was already recorded when it was captured."""
+    """A captured CUDA graph, whose work is recorded during the capture."""
 
     def replay(self) -> None:
-        """Replaying does nothing, since the captured work is already recorded."""
+        """Does nothing: the work was recorded during the capture."""
 
 
 class ClockedDriver:
-    """A driver that runs on the CPU and records the order of streams and events in a trace."""
+    """A driver that runs on the CPU and records in a trace how streams and events order work."""
 
     backend = "none"
     version = ""
 
     def __init__(self, trace: Trace, memory: Memory) -> None:
         self.trace, self.memory = trace, memory
-        # The host actor that is running; below, the current stream.
+        # The host actor that is running, and the current stream.
         self.host = HOST
         self.compute = self.current = ClockedStream(self, "compute")
 
     def wait(self, actor: str, event: ClockedEvent) -> None:
-        """Let an actor's work from now on come after an event."""
+        """Let the later work of an actor come after an event."""
         trace = self.trace
         wait = Wait(task=trace.task, lane=actor, for_task=event.task, for_lane=event.lane)
         if actor != self.host:
@@ -451,22 +449,22 @@ class ClockedDriver:
         trace.follow(actor, event.stretch, wait)
 
     def count(self) -> int:
-        """The number of devices: always one, the CPU."""
+        """The number of devices: one, the CPU."""
         return 1
 
     def choose(self, device: torch.device) -> None:
-        """Choosing a device does nothing, since there is one."""
+        """Does nothing: there is one device."""
 
     def name(self, device: torch.device) -> str:
         """An invented name of the device."""
         return "stand-in"
 
     def has_bf16(self, device: torch.device) -> bool:
-        """Always true: the values of the tensors do not matter."""
+        """True: values of tensors do not matter here."""
         return True
 
     def current_stream(self, device: torch.device) -> ClockedStream:
-        """The stream on which operators run now, in the trace of a rank's work."""
+        """The stream on which operators run at present."""
         return self.current
 
     def stream(self, device: torch.device, *, urgent: bool = False) -> ClockedStream:
@@ -484,21 +482,21 @@ class ClockedDriver:
 
     @contextmanager
     def capture(self, stream: ClockedStream) -> Iterator["NoGraph"]:
-        """Run the work of a capture at once: its order is the same."""
+        """Run the captured work at once; its order is that of a capture."""
         yield NoGraph()
 
     def event(self) -> ClockedEvent:
-        """A new event, whose record and waits the trace orders."""
+        """A new event; the trace orders work by its recording and its waits."""
         return ClockedEvent(self)
 
     def synchronize(self, device: torch.device) -> None:
-        """Let the host's work from now on come after all streams."""
+        """Let the host's later work come after the work of all streams."""
         for actor in {stretch.actor for stretch in self.trace.stretches} - {HOST, HOST_LANE}:
             self.trace.follow(self.host, self.trace.reached(actor))
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
-        """The values of a tensor; the calling thread's work now comes after the current
-        stream's.
+        """The values of a tensor; the calling thread's later work comes after the current stream's
+        work.
         """
         del usual
         tensor.sum()
@@ -513,7 +511,7 @@ class ClockedDriver:
         """Does nothing: a trace has no times."""
 
     def threads(self, name: str) -> Executor:
-        """The executor of the thread beside the issuing thread of the host."""
+        """The executor for the host's second thread, the host's lane."""
         return _HostThread(self)
 
     def host_zeros(self, size_bytes: int) -> Tensor:
@@ -524,11 +522,13 @@ class ClockedDriver:
         return zeros
 
     def pin(self, memory: Tensor) -> int:
-        """Pinning does nothing on a CPU."""
+        """Does nothing: a CPU needs no pinned memory."""
         return 0
 
     def unpin(self, memory: Tensor) -> None:
-        """Record unpinning as a write by the host, since no copy may still use the memory."""
+        """Record a write of the host to the memory, because no copy may still use memory that is
+        unpinned.
+        """
         stretch = self.trace.work(self.host, self.host)
         self.memory.touched(memory, stretch, writes=True, operator="unpin")
 

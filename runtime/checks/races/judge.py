@@ -1,4 +1,4 @@
-"""Finds pairs of memory accesses that a trace of streams leaves unordered, and waits that are
+"""Finds pairs of memory accesses that a trace leaves unordered (races), and waits that are
 redundant.
 """
 
@@ -15,7 +15,7 @@ NONE: Waits = frozenset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaceFinding:
-    """A data race: two accesses to the same memory that nothing orders."""
+    """A data race: two accesses to the same memory, without a wait that orders them."""
 
     kind: Kind
     memory: str
@@ -24,7 +24,7 @@ class RaceFinding:
 
     @property
     def missing(self) -> str:
-        """The wait that would order the two accesses, as text."""
+        """A text that says which wait would order the two accesses."""
         first, second = self.first, self.second
         return f"a wait of {second.actor}, at {second.task}, for {first.task} on {first.actor}"
 
@@ -35,7 +35,9 @@ class RaceFinding:
 
 @dataclass(eq=False)
 class Judge:
-    """Decides which pairs of stretches of work must be ordered, and which of them are."""
+    """Decides which pairs of stretches of work must be ordered, and which of these pairs are
+    ordered.
+    """
 
     trace: Trace
     _needs: dict[int, list[Need]] = field(init=False)
@@ -49,7 +51,9 @@ class Judge:
 
     @cached_property
     def waits(self) -> dict[Wait, int]:
-        """The waits of tasks, each with the stretch of work that begins after it."""
+        """The waits between tasks, each with the number of the stretch of work that begins after
+        it.
+        """
         return {
             source.wait: number
             for number, stretch in enumerate(self.trace.stretches)
@@ -62,16 +66,16 @@ class Judge:
         return [self._finding(need) for need in self._unmet(NONE)]
 
     def is_needed(self, *waits: Wait) -> bool:
-        """Whether some pair of accesses would be unordered without these waits."""
+        """Whether a race would occur without these waits."""
         return any(True for _ in self._unmet(frozenset(waits)))
 
     def detours(self, wait: Wait) -> list[list[str]]:
-        """The reason why a wait is redundant: paths between the two stretches of work that it
-        orders, which do not use the wait.
+        """Why a wait is redundant: other paths of order between the stretches of work that it
+        orders.
 
-        If a path leads from the work that the wait waits for to the waiting work, it is the only
-        one. Otherwise there is a path for each pair of uses that the wait orders, from the first
-        use to the second. The list is empty if the wait orders nothing.
+        If one path leads from the awaited work to the waiting work, the list has only this path.
+        Otherwise it has a path for each pair of accesses that the wait orders, from the first
+        access to the second. It is empty if the wait orders nothing.
         """
         begins, source = self.waits[wait], self._source(wait)
         around = self.path(source, begins, frozenset([wait]))
@@ -87,7 +91,7 @@ class Judge:
         ]
 
     def path(self, earlier: int, later: int, without: Waits = NONE) -> list[str]:
-        """A path from one stretch of work to another, as text; empty if nothing orders them."""
+        """A path of order from one stretch of work to another, as text; empty if there is none."""
         came_from = {later: later}
         queue = deque([later])
         while queue:
@@ -106,7 +110,7 @@ class Judge:
 
     @cached_property
     def _before(self) -> list[int]:
-        """For each stretch of work, the set of stretches that come before it, as a bit mask."""
+        """For each stretch of work, the stretches that come before it, as a bit mask."""
         before: list[int] = []
         for stretch in self.trace.stretches:
             before.append(_set_before(stretch, before, NONE))
@@ -117,9 +121,10 @@ class Judge:
         return next(one.stretch for one in sources if one.wait is wait)
 
     def _unmet(self, without: Waits) -> Iterator[Need]:
-        """The pairs of accesses that must be ordered, and would not be without the given waits.
+        """The pairs of accesses that must be ordered, but are not once the waits ``without`` are
+        left out.
 
-        Only stretches from the first left-out wait on can be affected.
+        Only stretches after the first of these waits can be affected.
         """
         first = min((self.waits[wait] for wait in without), default=0)
         before = self._before[:first]
@@ -147,7 +152,7 @@ class Judge:
 
 
 def _set_before(stretch: Stretch, before: Sequence[int], without: Waits) -> int:
-    """The set of stretches before a stretch as a bit mask, given the sets of its sources."""
+    """The stretches that come before a stretch, as a bit mask made of the masks of its sources."""
     bits = 0
     for source in stretch.sources:
         if source.wait is None or source.wait not in without:
@@ -156,9 +161,10 @@ def _set_before(stretch: Stretch, before: Sequence[int], without: Waits) -> int:
 
 
 def _conflicts(trace: Trace) -> Iterator[Need]:
-    """Pairs of consecutive accesses to the same bytes of which at least one is a write.
+    """Pairs of consecutive accesses to the same bytes of which at least one writes.
 
-    If each of these pairs is in order, every pair of uses is, because order is transitive.
+    If each of these pairs is ordered, all pairs of conflicting accesses are, since order is
+    transitive.
     """
     by_storage: dict[int, list[Access]] = defaultdict(list)
     for access in trace.accesses:
@@ -182,7 +188,7 @@ def _conflicts(trace: Trace) -> Iterator[Need]:
 
 def _neighbours(accesses: Sequence[Access]) -> Iterator[tuple[Access, Access]]:
     """Pairs of accesses to a storage that must be ordered: each access and the last write before
-    it, and each write and the reads since the last write.
+    it, and each write and the reads since the previous write.
     """
     bounds = sorted({bound for one in accesses for bound in (one.begin, one.end)})
     places = {bound: number for number, bound in enumerate(bounds)}

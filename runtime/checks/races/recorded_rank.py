@@ -1,4 +1,6 @@
-"""Records one rank's run: the bytes that operators read and write, their streams, and all waits."""
+"""Runs one rank and records the bytes that its operators read and write, their streams, and all
+waits.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -48,12 +50,12 @@ _UNTOUCHING = frozenset(
         "lift_fresh",
     )
 )
-# Operators that return a value to the host, so that the host comes after the current stream's work.
+# Operators that return a value to the host, which therefore waits for the current stream.
 _ASKING = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::nonzero"})
 
 
 class Recorder(TorchDispatchMode):
-    """A dispatch mode that records every operator in the trace."""
+    """A dispatch mode that records each operator in the trace."""
 
     def __init__(self, trace: Trace, memory: Memory, driver: ClockedDriver) -> None:
         super().__init__()
@@ -66,7 +68,7 @@ class Recorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Record the operator's memory accesses, run it, then record the memory that it has
+        """Record an operator's memory accesses, run it, then record the memory that it
         allocated.
         """
         kwargs = kwargs or {}
@@ -101,20 +103,20 @@ class Recorder(TorchDispatchMode):
         if self.driver.host == HOST_LANE:
             return HOST_LANE
         is_host = bool(tensors) and all(self.memory.is_host(tensor) for tensor in tensors)
-        # A factory such as zeros_like runs on the device that it names, not on that of the tensor
-        # whose shape it copies.
+        # A factory such as ``zeros_like`` runs on the device that it names, not on its argument's
+        # device.
         if is_host and kwargs.get("device") is None:
             return self.driver.host
         return self.driver.current.name
 
 
-# On the CPU these methods copy nothing and call no operator.
+# Methods that copy to the host on a GPU, but copy nothing and call no operator on a CPU.
 _BROUGHT_TO_HOST = (Tensor.cpu, Tensor.tolist)
 
 
 class HostCopies(TorchFunctionMode):
-    """A mode in which ``cpu`` and ``tolist`` copy a tensor of the device to the host, which waits
-    for the copy, as on a GPU.
+    """A mode in which ``cpu`` and ``tolist`` copy from device to host and make the host wait, as on
+    a GPU.
     """
 
     def __init__(self, memory: Memory, driver: ClockedDriver) -> None:
@@ -128,7 +130,9 @@ class HostCopies(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a torch function; one that copies to the host gets a copy of its tensor."""
+        """Call a torch function; if it brings a tensor to the host, it gets a copy of the
+        tensor.
+        """
         if func in _BROUGHT_TO_HOST and not self.memory.is_host(args[0]):
             args = (self._copied(args[0]), *args[1:])
         return func(*args, **(kwargs or {}))
@@ -169,11 +173,11 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 # Stand-ins for the other ranks of a rank's groups, with the same values as this rank.
 #
-# NCCL's own stream for the asynchronous calls of a group is an actor of the trace.
+# The stream on which NCCL runs a group's asynchronous calls is an actor of the trace.
 
 
 class EqualRanks:
-    """Stand-ins for other ranks, which have this rank's values; calls run on the driver's current
+    """Stand-ins for the other ranks, with this rank's values; their calls run on the current
     stream.
     """
 
@@ -182,7 +186,7 @@ class EqualRanks:
         self._streams: dict[str, ClockedStream] = {}
 
     def all_reduce(self, group: RecordedGroup, tensor: Tensor, operation: str) -> None:
-        """Reduce a tensor in place, as if all ranks had equal values."""
+        """Reduce a tensor in place, as if all ranks had the same values."""
         tensor.mul_(group.size() if operation == "sum" else 1)
 
     def all_gather(self, group: RecordedGroup, whole: Tensor, part: Tensor) -> None:
@@ -191,14 +195,14 @@ class EqualRanks:
         whole[: rank * size].view(-1, size).copy_(part)
         whole[(rank + 1) * size :].view(-1, size).copy_(part)
         mine = whole[rank * size : (rank + 1) * size]
-        # A part that is already in its place in the result is only read.
+        # A part that already lies at its position in the result is only read.
         if mine.data_ptr() == part.data_ptr():
             part.sum()
         else:
             mine.copy_(part)
 
     def reduce_scatter(self, group: RecordedGroup, result: Tensor, whole: Tensor) -> None:
-        """Sum equal values into ``result``; read all of ``whole``."""
+        """Fill ``result`` with the sum of equal parts; reads all of ``whole``."""
         result.copy_(whole.view(group.size(), -1).sum(0))
 
     def all_to_all(
@@ -217,7 +221,9 @@ class EqualRanks:
                 received_rows.fill_(0.02)
 
     def exchange(self, group: RecordedGroup, sends: Messages, receives: Messages) -> None:
-        """Read all tensors to send, and fill all tensors to receive with random values."""
+        """Read all tensors that are sent, and fill all tensors that are received with random
+        values.
+        """
         for tensor, _ in sends:
             tensor.sum()
         for tensor, _ in receives:
@@ -225,7 +231,7 @@ class EqualRanks:
             tensor.normal_(std=0.02) if tensor.is_floating_point() else tensor.zero_()
 
     def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
-        """Make a call on NCCL's own stream, after the current stream's work."""
+        """Make a call on NCCL's stream for the group, after the current stream's work."""
         driver = self._driver
         name = f"NCCL's {group.name}"
         stream = self._streams.setdefault(name, ClockedStream(driver, name))
@@ -239,7 +245,9 @@ class EqualRanks:
 
 
 class _OwnWork:
-    """A call on NCCL's own stream, which holds its tensors until it is waited for."""
+    """An asynchronous call on NCCL's stream, which keeps its tensors until something waits for
+    it.
+    """
 
     def __init__(
         self, driver: ClockedDriver, ended: ClockedEvent, call: Callable[[], None]
@@ -253,11 +261,11 @@ class _OwnWork:
         self._held = None
 
 
-# Runs one rank of a plan alone on CPU tensors, and traces the work of its streams.
+# Runs one rank of a plan alone, on CPU tensors, and traces the work of its streams.
 
 
 DEVICE = torch.device("cpu")
-# The first iteration differs from later ones, and conflicts between two equal iterations need two
+# The first iteration differs from later ones, and a race between two equal iterations needs two
 # more.
 ITERATIONS = 3
 
@@ -267,9 +275,9 @@ def trained(executor: Executor, batches: Batches) -> None:
     step.
 
     A real run reads the loss after each iteration, and so waits for all work. Here nothing waits
-    between iterations, so the program itself must order the work of one with the work of the next.
-    Where averages or servers come behind iterations, a cycle of them and one iteration further
-    follow, with reports: nothing else orders an average with the next iteration.
+    between iterations, so that missing waits between them show. If weights are averaged after
+    iterations, or servers run then, a cycle of averaging and one more iteration follow, now with
+    reports: in a run, too, only the report orders an average with the next iteration.
     """
     for _ in range(ITERATIONS):
         executor.iterate(batches)
@@ -291,7 +299,7 @@ def trace_of(
     serialises: bool = False,
     run: Callable[[Executor, Batches], None] = trained,
 ) -> Trace:
-    """The trace of a rank that runs alone."""
+    """The trace of a rank of a plan, which runs alone."""
     trace = Trace()
     memory = Memory(trace)
     driver = ClockedDriver(trace, memory)
@@ -317,7 +325,7 @@ def trace_of(
 
 @contextmanager
 def standing_in(driver: Driver) -> Iterator[None]:
-    """Within the ``with`` block, this driver treats the CPU as if it were a GPU."""
+    """Within the ``with`` block, the runtime's code takes the CPU for a GPU with this driver."""
     DRIVERS[DEVICE.type] = driver
     try:
         yield
@@ -337,11 +345,11 @@ def _batches(workload: Workload, connections: Connections) -> Batches:
 
 
 def _name(executor: Executor, memory: Memory) -> None:
-    """Name the tensors of a rank's memory for messages."""
+    """Name the tensors in a rank's memory, for messages."""
     state = executor.state
     layers = [pair for section in state.all_sections() for pair in section.layers.items()]
     for layer, layer_state in layers:
-        # Frozen weights have no master weights or moments, and only codes have scales.
+        # Frozen weights have no master weights or moments, and only quantised moments have scales.
         names = "masters", "moment 1", "moment 2", "scales of moment 1", "scales of moment 2"
         kinds = zip(names, layer_state.optimizer, strict=False)
         vectors = {
