@@ -1,8 +1,8 @@
 """Copies the next step's batches to the device while the current step runs.
 
-The copy starts from pinned memory, so the host does not wait for it; it is queued behind the step's
-own work. By the time the host has the step's results, which end all work, it has ended, and the one
-pinned buffer is free for the step after.
+The copy comes from pinned memory, so the host does not wait for it; it is queued behind the work of
+the current step. When the host has the step's results, all work has ended, including the copy, and
+the pinned buffer is free for the next step.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,14 +15,14 @@ from runtime.engine.executor import Batches
 from runtime.engine.storage.arena import Arena
 
 HOST = torch.device("cpu")
-# A function that returns tokens and targets of each micro-batch of a step, on the host; what tells
-# packed documents apart may follow them.
+# The type of a function that returns tokens and targets of each micro-batch of a step, on the host.
+# The positions and beginnings of packed documents may follow.
 Made = Callable[[int], Sequence[tuple[Tensor, ...]]]
 
 
 class BatchesAhead:
-    """The batches of consecutive steps, copied to the device in advance; ``made`` makes the batches
-    of a step, given its number.
+    """The batches of consecutive steps, copied to the device one step ahead; ``made`` returns the
+    batches of a step, by its number.
     """
 
     def __init__(self, made: Made, device: torch.device) -> None:
@@ -32,12 +32,12 @@ class BatchesAhead:
         self._host: Tensor | None = None
 
     def of(self, step: int) -> Batches:
-        """The batches of a step; they are made now if they were not prefetched."""
+        """The batches of a step; if they were not prepared, they are made now."""
         ready, self._ready = self._ready, None
         return ready[1] if ready is not None and ready[0] == step else self._copied(step)
 
     def prepare(self, step: int) -> None:
-        """Make the batches of a step and start copying them; the previous copy has ended by now."""
+        """Make the batches of a step and start copying them; the previous copy must have ended."""
         self._ready = (step, self._copied(step))
 
     def release(self) -> None:
@@ -62,8 +62,8 @@ class BatchesAhead:
         return list(zip(*each, strict=True))
 
     def _pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """The pinned buffer, allocated for the first batches and reused, since all batches have the
-        same size.
+        """The pinned buffer. It is allocated for the first batches and reused, since all batches
+        have the same size.
         """
         if self._host is None:
             size_bytes = numel * dtype.itemsize

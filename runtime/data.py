@@ -1,8 +1,8 @@
 """Sequences of tokens to train on: from a file, or drawn at random.
 
 A sequence depends only on the seed and on its number, counted over all steps, so every plan trains
-on the same sequences. A file holds plain 16-bit or 32-bit tokens (nanoGPT's format), or Megatron's
-tokens, with an index file beside it that says their type and count.
+on the same sequences. A file has plain 16-bit or 32-bit tokens (nanoGPT's format), or Megatron's
+tokens, with an index file that gives their type and count.
 """
 
 import os
@@ -33,8 +33,8 @@ MOST_OF_16_BITS = 1 << 16
 
 
 class Sequences(Protocol):
-    """A data set: returns the tokens of the sequence with a given number, one more than the
-    sequence length.
+    """A data set: gives the tokens of each sequence by number, one more token than the sequence
+    length.
     """
 
     @property
@@ -43,7 +43,7 @@ class Sequences(Protocol):
 
     @property
     def vocab(self) -> int:
-        """The vocabulary size: tokens are numbers below it."""
+        """The vocabulary size; all tokens are smaller."""
 
     def __call__(self, number: int) -> NDArray[np.int64]:
         """The tokens of the sequence with this number."""
@@ -51,7 +51,7 @@ class Sequences(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenFile:
-    """Sequences of a file of tokens, in random order; neighbouring sequences overlap by one
+    """The sequences in a file of tokens, in random order; neighbouring sequences overlap by one
     token.
     """
 
@@ -75,7 +75,7 @@ class TokenFile:
         return self.part(begin, self.length + 1)
 
     def part(self, begin: int, count: int) -> NDArray[np.int64]:
-        """Neighbouring tokens of the file; refuses tokens outside the vocabulary."""
+        """Consecutive tokens of the file; raises an error for tokens outside the vocabulary."""
         tokens_read = self.tokens[begin : begin + count].astype(np.int64)
         outside = np.flatnonzero((tokens_read < 0) | (tokens_read >= self.vocab))
         if len(outside):
@@ -102,7 +102,9 @@ class Synthetic:
 
 
 def open_tokens(path: Path, *, length: int, vocab: int, seed: int) -> TokenFile:
-    """Map a file of tokens into memory; refuses a file that is missing, cut off or too short."""
+    """Map a file of tokens into memory; raises an error if it is missing, truncated or too
+    short.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -132,8 +134,8 @@ def open_tokens(path: Path, *, length: int, vocab: int, seed: int) -> TokenFile:
 def batch_of(
     sequences: Sequences, first: int, count: int, *, hides: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Tokens and targets (count, length) of ``count`` sequences from number ``first`` on; if the
-    data set ``hides`` tokens, the masked tokens are the targets.
+    """Tokens and targets (count, length) of ``count`` sequences from number ``first`` on. If the
+    run ``hides`` tokens (encoders), some are masked, and these are the targets.
     """
     numbers = range(first, first + count)
     if hides:
@@ -144,9 +146,9 @@ def batch_of(
     return whole[:, :-1], whole[:, 1:]
 
 
-# The share of tokens that an encoder predicts (Devlin et al. 2018): the same number in each
-# sequence, so that micro-batches and ranks have equal weights. Of these, random parts are masked or
-# replaced by any token.
+# The share of tokens that an encoder predicts (Devlin et al. 2018). Each sequence has the same
+# number, so that micro-batches and ranks have equal weights. Of these tokens REPLACED are masked,
+# and CHANGED become a random token.
 HIDDEN_SHARE = 0.15
 REPLACED, CHANGED = 0.8, 0.1
 
@@ -154,7 +156,7 @@ REPLACED, CHANGED = 0.8, 0.1
 def hidden(sequences: Sequences, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The tokens of a sequence with some of them masked, and the targets to predict.
 
-    The token that stands for hidden ones is the last of the vocabulary, as RoBERTa's is.
+    The mask token is the last of the vocabulary, as in RoBERTa.
     """
     tokens = sequences(number)[:-1].copy()
     draw = np.random.default_rng((sequences.seed, number, 1))
@@ -175,7 +177,7 @@ def batches_of(
     """Tokens and targets of each micro-batch in a step, for one data-parallel replica of a stage.
 
     In a micro-batch the replicas of a stage take neighbouring sequences, in order. So the sequences
-    of a step depend on nothing but its number.
+    of a step depend only on its number.
     """
     first, hides = step * job.workload.global_batch, job.workload.model.is_encoder
     return [
@@ -185,7 +187,9 @@ def batches_of(
 
 
 def spans_of(plan: Plan, *, replica: int, stage: int) -> list[range]:
-    """The sequences of a step in each micro-batch, for one data-parallel replica of a stage."""
+    """The indices of a step's sequences in each micro-batch, for one data-parallel replica of a
+    stage.
+    """
     stage_plan = plan.stages[stage]
     size, first = stage_plan.micro_batch, replica * stage_plan.micro_batch
     apart = stage_plan.data_parallel * size
@@ -195,7 +199,7 @@ def spans_of(plan: Plan, *, replica: int, stage: int) -> list[range]:
 
 @lru_cache(maxsize=2)
 def shuffled(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The order in which an epoch takes its sequences."""
+    """The random order in which an epoch takes its sequences."""
     return np.random.default_rng((seed, epoch)).permutation(count)
 
 
@@ -204,8 +208,8 @@ def _plain_type(vocab: int) -> np.dtype[Any]:
 
 
 def _megatron(index: Path) -> tuple[np.dtype[Any], int]:
-    """The data type of tokens in Megatron's index file, and the size in bytes that the token file
-    must have.
+    """The data type of the tokens by Megatron's index file, and the bytes that the token file must
+    have.
     """
     content = index.read_bytes()
     if len(content) < _MEGATRON_HEADER.size:

@@ -10,8 +10,8 @@ from torch.utils import deterministic
 
 from mistlab.core.values import reject
 
-# The environment variable for cuBLAS's workspace: without a fixed one cuBLAS may choose other
-# algorithms from run to run. It is read at the process's first GEMM.
+# The environment variable for cuBLAS's workspace, read at a process's first GEMM. Without a fixed
+# workspace cuBLAS may choose other algorithms from run to run.
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 FIXED_WORKSPACE = ":4096:8"
 
@@ -28,15 +28,15 @@ def strictly_deterministic() -> Iterator[None]:
             f"{FIXED_WORKSPACE}, or start another process"
         )
     os.environ.setdefault(WORKSPACE, FIXED_WORKSPACE)
-    # ``Any``, since the type checker does not know the attributes of this module.
+    # Typed as ``Any`` because the type checker does not know the attributes of this module.
     memory: Any = deterministic
     was_strict, filled = (
         torch.are_deterministic_algorithms_enabled(),
         memory.fill_uninitialized_memory,
     )
     torch.use_deterministic_algorithms(True)
-    # Torch would fill new memory on the allocating stream, and a transfer into it does not wait for
-    # that: a race that only this mode would have.
+    # Torch would fill new memory on the stream that allocates it, and a transfer into the memory
+    # does not wait for this: a race that exists only in this mode.
     memory.fill_uninitialized_memory = False
     try:
         yield

@@ -1,8 +1,9 @@
-"""Documents of varied lengths, arranged into the sequences of each step.
+"""Arranges documents of unequal lengths into the sequences of each step.
 
-A document depends on the seed and its number alone, and a step's arrangement on the seed, the
-lengths and the number of its sequences: every plan trains on the same. A document of n tokens gives
-n inputs and n - 1 targets: nothing is predicted beyond its end.
+A document depends only on the seed and its number. How documents are arranged in a step depends
+only on the seed, the lengths and the number of sequences. So every plan trains on the same
+sequences. A document of n tokens has n inputs and n - 1 targets: nothing is predicted beyond its
+end.
 """
 
 from collections.abc import Sequence
@@ -21,22 +22,22 @@ from runtime.data import Sequences, TokenFile, shuffled, spans_of
 from runtime.models.config import NOT_HIDDEN
 from runtime.models.wide_attention import Documents
 
-# ``packed``: documents fill sequences, longest first. ``padded``: each is a sequence.
+# ``packed``: documents fill sequences, longest first. ``padded``: each document is a sequence.
 Filling = Literal["packed", "padded"]
 FILLINGS: tuple[Filling, ...] = get_args(Filling)
-# Streams of random numbers of a seed: of lengths, and of sequences' order.
+# Which random numbers a seed stands for: those of lengths, or those of the order of sequences.
 LENGTHS, SHUFFLED = 2, 3
 
 
 class EndlessDocuments(Protocol):
-    """The interface of an endless series of documents, each of which has a number."""
+    """An endless series of numbered documents."""
 
     @property
     def mean(self) -> float:
         """The mean length of documents in tokens."""
 
     def lengths(self, first: int, count: int) -> NDArray[np.int64]:
-        """The lengths of documents from a number on."""
+        """The lengths of ``count`` documents, from the number ``first`` on."""
 
     def tokens(self, number: int, length: int) -> NDArray[np.int64]:
         """The first ``length`` tokens of the document with this number."""
@@ -44,7 +45,7 @@ class EndlessDocuments(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnDocuments:
-    """Documents of drawn lengths: the first tokens of random sequences."""
+    """Documents of random lengths; their tokens are the first tokens of random sequences."""
 
     drawn: DocumentLengths
     sequences: Sequences
@@ -55,7 +56,7 @@ class DrawnDocuments:
         return self.drawn.mean
 
     def lengths(self, first: int, count: int) -> NDArray[np.int64]:
-        """The lengths of documents from a number on."""
+        """The lengths of ``count`` documents, from the number ``first`` on."""
         numbers = range(first, first + count)
         seed = self.sequences.seed
         shares = [np.random.default_rng((seed, number, LENGTHS)).random() for number in numbers]
@@ -69,7 +70,7 @@ class DrawnDocuments:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EndedDocuments:
     """The documents of a file, each with the token that ends it, in random order; no document
-    repeats before all have occurred. With ``cuts`` longer ones lose what is beyond the context.
+    repeats before all have occurred. With ``cuts``, documents longer than the context are cut off.
     """
 
     file: TokenFile
@@ -77,7 +78,7 @@ class EndedDocuments:
 
     @classmethod
     def of(cls, file: TokenFile, end: int, *, cuts: bool) -> Self:
-        """The documents of a file that end with the token ``end``."""
+        """The documents of a file, in which the token ``end`` ends each document."""
         ends = np.flatnonzero(file.tokens == end) + 1
         if not len(ends):
             reject(
@@ -100,7 +101,7 @@ class EndedDocuments:
         return float(np.minimum(np.diff(self.begins), self.file.length).mean())
 
     def lengths(self, first: int, count: int) -> NDArray[np.int64]:
-        """The lengths of documents from a number on."""
+        """The lengths of ``count`` documents, from the number ``first`` on."""
         places = np.array([self._place(number) for number in range(first, first + count)])
         return np.minimum(np.diff(self.begins)[places], self.file.length)
 
@@ -116,8 +117,9 @@ class EndedDocuments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documented:
-    """The options of a run that trains on documents: of ``lengths``, or of its data, where each
-    ends with the token ``end``; documents longer than a sequence are refused, or with ``cuts`` cut.
+    """The options of a run that trains on documents: of random ``lengths``, or of the run's data,
+    in which the token ``end`` ends each document. Documents longer than a sequence are an error,
+    unless ``cuts`` cuts them off.
     """
 
     filling: Filling
@@ -139,11 +141,11 @@ class Documented:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PackedSequences:
-    """The sequences of each step, of ``length`` tokens and ``count`` a step, with the documents of
-    ``source``; what documents leave of a sequence is padding, a document of its own.
+    """The sequences of each step (``count`` of ``length`` tokens), filled with the documents of
+    ``source``; the rest of a sequence is padding, which is treated as a further document.
 
-    Documents that do not fit into a step wait for the next. Steps are asked for in order; an
-    earlier one, or a later one after a checkpoint, is found by arranging those before it.
+    Documents that do not fit into a step wait for the next. Steps are requested in order. For an
+    earlier step, or a later one after a checkpoint, all steps before it are arranged again.
     """
 
     source: EndlessDocuments
@@ -157,7 +159,7 @@ class PackedSequences:
     _rows: Sequence[NDArray[np.int64]] = ()
 
     def rows(self, step: int) -> Sequence[NDArray[np.int64]]:
-        """The documents in each sequence of a step (D, 2): numbers and lengths."""
+        """The documents in each sequence of a step: rows (D, 2) of document number and length."""
         if step < self._step:
             self._step, self._next, self._waiting = -1, 0, self._waiting[:0]
         while self._step < step:
@@ -166,8 +168,8 @@ class PackedSequences:
         return self._rows
 
     def weight(self, step: int) -> float:
-        """The number of positions in a step, divided by the number of positions at which a token is
-        predicted.
+        """The number of positions in a step, divided by the number of positions that have a
+        target.
         """
         predicted = sum(int((row[:, 1] - 1).sum()) for row in self.rows(step))
         return self.count * self.length / max(1, predicted)
@@ -185,7 +187,7 @@ class PackedSequences:
         return torch.from_numpy(tokens), torch.from_numpy(targets)
 
     def lengths_of(self, row: NDArray[np.int64]) -> list[int]:
-        """The lengths of a sequence's documents, padding included."""
+        """The lengths of a sequence's documents; padding is the last."""
         lengths: list[int] = row[:, 1].tolist()
         left = self.length - sum(lengths)
         return [*lengths, left] if left else lengths
@@ -213,7 +215,7 @@ def packed_batches(
     packed: PackedSequences, plan: Plan, *, step: int, replica: int, stage: int
 ) -> Sequence[tuple[Tensor, ...]]:
     """For each micro-batch of a replica of a stage (``batches_of``): tokens, targets, each token's
-    position in its document, and where documents begin, filled up to a fixed size.
+    position in its document, and where documents begin (padded to a fixed size).
     """
     made = []
     for rows in _of_micro_batches(packed, plan, step=step, replica=replica, stage=stage):
@@ -237,7 +239,9 @@ def documents_of(
     replica: int,
     stage: int,
 ) -> list[Documents]:
-    """The documents of each micro-batch, with the tensors of ``packed_batches`` where they are."""
+    """The documents of each micro-batch, described by the tensors of ``packed_batches`` on their
+    device.
+    """
     rows = _of_micro_batches(packed, plan, step=step, replica=replica, stage=stage)
     made = []
     for of_batch, (_, _, positions, begins) in zip(rows, batches, strict=True):
@@ -254,7 +258,7 @@ def documents_of(
 def _of_micro_batches(
     packed: PackedSequences, plan: Plan, *, step: int, replica: int, stage: int
 ) -> list[Sequence[NDArray[np.int64]]]:
-    """The sequences of each micro-batch in a step, as ``runtime.data.batches_of`` cuts it."""
+    """The sequences of each micro-batch in a step, divided as by ``runtime.data.batches_of``."""
     rows = packed.rows(step)
     spans = spans_of(plan, replica=replica, stage=stage)
     return [rows[span.start : span.stop] for span in spans]

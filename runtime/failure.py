@@ -10,17 +10,17 @@ from runtime.devices.cuda import driver_of
 from runtime.engine.storage.arena import release_all
 from runtime.engine.streams.lanes import Streams
 
-# The seconds after which the release of a failed rank gives up; a healthy device finishes its
-# issued work in less.
+# The seconds after which releasing a failed rank gives up; a healthy device finishes its work
+# sooner.
 PARTING_S = 10.0
 
 
 def let_go(device: torch.device, streams: Streams | None) -> None:
-    """Release everything after a failure; ``streams`` is None if the run failed before it had
-    streams.
+    """Release the resources of a rank after a failure; ``streams`` is None if the run failed before
+    it had streams.
 
-    A device may hang, and then a call that waits for it hangs too. After ``PARTING_S`` this gives
-    up, and leaves the rest to the end of the process.
+    A device may hang, and a call that waits for it hangs too. After ``PARTING_S`` this function
+    gives up, and the rest is released when the process ends.
     """
     thread = Thread(target=_let_go, args=(device, streams), daemon=True)
     thread.start()
@@ -31,7 +31,7 @@ def _let_go(device: torch.device, streams: Streams | None) -> None:
     if streams is not None:
         streams.close()
     driver = driver_of(device)
-    # After a failure of the device, each of these calls is refused too, and no more work runs.
+    # If the device has failed, each of these calls raises an error as well, and no work is running.
     if driver is not None:
         with suppress(RuntimeError):
             driver.choose(device)

@@ -14,15 +14,16 @@ from mistlab.schedule.context_ways import HEADS
 from mistlab.stages.plan_orders import ends_of_plan, passes_of_plan
 from mistlab.stages.stage_shape import StageShape, replicas_of, shares_table
 
-# The ways to run a block of a user's own code that the runtime supports.
+# The treatments of blocks (ways to run them) that the runtime supports for a user's own code.
 TREATED_OWN = frozenset({PLAIN, "recomputed"})
 REMEDY_OWN = "and names no factory: trace package.module:factory, without --blocks"
 
 
 def check_started(job: Job, stage: int | None, started: int) -> None:
-    """Refuse a job that the runtime cannot run, or not with this number of started ranks.
+    """Refuse a job that the runtime cannot run, or that needs another number of ranks than were
+    started.
 
-    With a ``stage`` this stage alone is to run.
+    With a ``stage`` only this stage is to run.
     """
     check_runnable(job)
     ranks = job.plan.num_gpus
@@ -86,8 +87,8 @@ def check_runnable(job: Job) -> None:
 
 
 def check_documents(job: Job, device: str, *, kernel: str, captures: bool) -> None:
-    """Refuse documents in sequences, the option ``--lengths``, where a run cannot tell them
-    apart.
+    """Refuse the option ``--lengths``, which packs documents into sequences, where the run cannot
+    keep documents separate.
     """
     model, workload = job.workload.model, job.workload
     kinds = {
@@ -119,7 +120,7 @@ def check_documents(job: Job, device: str, *, kernel: str, captures: bool) -> No
 
 
 def _check_varied(workload: Workload, device: str, kernel: str) -> None:
-    """Refuse what FlashAttention-2 for sequences of varied lengths cannot compute."""
+    """Refuse documents of unequal lengths that FlashAttention-2 cannot compute."""
     if kernel != "flash":
         reject(
             f"--attention-kernel {kernel}: documents run in flash: leave it out, or "
@@ -138,8 +139,8 @@ def _check_varied(workload: Workload, device: str, kernel: str) -> None:
 
 
 def _check_blocks_of_moments(plan: Plan, workload: Workload) -> None:
-    """Refuse 8-bit moments of a tied table whose copies on two stages would be quantised in
-    different blocks, so that they would drift apart.
+    """Refuse 8-bit moments for a tied table on two stages, if the stages would quantise different
+    blocks of it: the two copies would drift apart.
     """
     model = workload.model
     if workload.optimizer != "adamw-8bit" or workload.train != "all" or not model.head_has_table:
@@ -155,8 +156,8 @@ def _check_blocks_of_moments(plan: Plan, workload: Workload) -> None:
 
 
 def _check_reduction(plan: Plan, workload: Workload) -> None:
-    """Refuse settings with which an asynchronous server cannot apply the gradients of one rank
-    alone.
+    """Refuse settings with which an asynchronous server could not apply the gradients of a single
+    rank.
     """
     how = workload.reduction
     if not how.asynchronous:
@@ -180,8 +181,8 @@ def _check_reduction(plan: Plan, workload: Workload) -> None:
 
 
 def check_norms(plan: Plan, workload: Workload, asked_by: str) -> None:
-    """Refuse gradient norms, which the option ``asked_by`` needs, with an asynchronous server whose
-    ranks do not have separate gradients in each stage.
+    """Refuse the option ``asked_by``, which needs gradient norms, with an asynchronous server for
+    which a rank has no separate gradients in each stage.
     """
     if not (workload.reduction.asynchronous and asked_by):
         return
@@ -206,7 +207,7 @@ def check_norms(plan: Plan, workload: Workload, asked_by: str) -> None:
 
 
 def _check_own_model(plan: Plan, workload: Workload) -> None:
-    """Refuse, for a user's own model, ways to divide it and schedules that only the runtime's
+    """Refuse, for a user's own model, schedules and ways to divide it that only the runtime's
     layers support.
     """
     if not workload.reduces_plainly:
@@ -247,8 +248,8 @@ def _check_tokens(plan: Plan) -> None:
 
 
 def _check_context(plan: Plan, workload: Workload) -> None:
-    """Refuse ways to exchange keys between context-parallel ranks, and attention kernels for them,
-    that the runtime lacks.
+    """Refuse ways of context-parallel ranks to exchange keys, and attention kernels with them, that
+    the runtime lacks.
     """
     model, first = workload.model, plan.stages[0].token_split.ranks
     for number, stage in enumerate(plan.stages):
@@ -279,8 +280,8 @@ def _check_context(plan: Plan, workload: Workload) -> None:
 
 
 def _check_encoder(plan: Plan, workload: Workload) -> None:
-    """Refuse sequence parallelism with an encoder, whose ranks would each hold only a part of some
-    biases' gradients.
+    """Refuse sequence parallelism for an encoder, where a rank would have only a summand of the
+    gradients of some biases.
     """
     for number, stage in enumerate(plan.stages):
         if workload.model.is_encoder and stage.splits_tokens:
@@ -291,7 +292,9 @@ def _check_encoder(plan: Plan, workload: Workload) -> None:
 
 
 def _check_experts(plan: Plan, workload: Workload) -> None:
-    """Refuse experts whose gradients would be reduced over ranks that reduce no other gradients."""
+    """Refuse experts that several tensor-parallel ranks would copy, without data or context
+    parallelism.
+    """
     for number, stage in enumerate(plan.stages):
         copies = ranks_of("reduce experts", stage.degree)
         if workload.model.experts and copies > 1 and replicas_of(stage) == 1:
@@ -304,8 +307,8 @@ def _check_experts(plan: Plan, workload: Workload) -> None:
 
 
 def _check_further(plan: Plan, workload: Workload) -> None:
-    """Refuse multi-token prediction under schedules that accumulate the embedding table's gradient
-    in the input-gradient pass, and those of other matrices in a later pass.
+    """Refuse multi-token prediction under schedules with separate backward passes for weights, if
+    the head's pass for inputs accumulates the shared token table's gradient.
     """
     if not workload.model.further_tokens:
         return
@@ -318,8 +321,8 @@ def _check_further(plan: Plan, workload: Workload) -> None:
 
 
 def _check_adapters(plan: Plan, workload: Workload) -> None:
-    """Refuse adapters on GEMMs that the runtime cannot adapt, and frozen weights that several ranks
-    would quantise differently from one rank.
+    """Refuse adapters for GEMMs that the runtime cannot adapt, and frozen weights that would be
+    quantised differently on several ranks than on one.
     """
     model = workload.model
     kinds = {
@@ -346,8 +349,8 @@ def _check_adapters(plan: Plan, workload: Workload) -> None:
 
 
 def _check_chunks(plan: Plan, workload: Workload) -> None:
-    """Refuse a chunked loss where the model's code has its own loss, or where separate
-    weight-gradient passes would keep the gradients of all logits.
+    """Refuse a loss in chunks if the model's code computes its own loss, or if separate backward
+    passes for weights would keep the gradients of all logits.
     """
     if workload.model.family == "custom":
         reject(
@@ -367,8 +370,8 @@ def _check_chunks(plan: Plan, workload: Workload) -> None:
 
 
 def _check_packing(where: str, ranks: int, workload: Workload) -> None:
-    """Refuse weights whose widths do not divide into quantisation blocks, and ranks that would cut
-    groups of such blocks.
+    """Refuse quantised weights whose widths are not whole quantisation blocks, or of which ranks
+    would cut groups of blocks.
     """
     model, group = workload.model, BLOCKS_A_SCALE[workload.base]
     heads = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -391,7 +394,7 @@ def _check_packing(where: str, ranks: int, workload: Workload) -> None:
 
 
 def trains_here(model: ModelSpec) -> str:
-    """The reason why the runtime cannot train a model; empty if it can."""
+    """Why the runtime cannot train a model; empty if it can."""
     if model.family == "custom":
         return "" if model.factory else f"it is traced, {REMEDY_OWN}"
     experts, scaling = model.experts, model.rotary_scaling
@@ -412,7 +415,7 @@ def trains_here(model: ModelSpec) -> str:
 
 
 def _check_dropped_shares(workload: Workload) -> None:
-    """Refuse dropout inside attention kernels, whose masks would differ from plan to plan."""
+    """Refuse dropout inside attention kernels, whose masks would depend on the plan."""
     model = workload.model
     kinds = {"windows": model.window, "sinks": model.sinks, "latent attention": model.latent}
     with_parts = [kind for kind, has in kinds.items() if has]
@@ -426,8 +429,8 @@ def _check_dropped_shares(workload: Workload) -> None:
 
 
 def check_usual(workload: Workload) -> None:
-    """Refuse adapters, chunked losses and optimizers other than AdamW where a model's own layers
-    run.
+    """Refuse adapters, losses in chunks, and optimizers other than AdamW, for models that run their
+    own layers.
     """
     usual = {"train": "all", "loss": "whole", "optimizer": "adamw"}
     for name, value in usual.items():
@@ -439,7 +442,7 @@ def check_usual(workload: Workload) -> None:
 
 
 def check_model(workload: Workload) -> None:
-    """Refuse a model with layers that the runtime does not have."""
+    """Refuse a model with layers that the runtime lacks."""
     if why := trains_here(workload.model):
         name = workload.model.name or "this model"
         reject(f"workload.model: {name} can be predicted but not trained yet: {why}")

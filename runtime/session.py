@@ -52,12 +52,12 @@ KIBIBYTE = 1024
 class Settings:
     """How to run a plan; ``data`` is a file of tokens, or None for random tokens.
 
-    With ``serialises`` no two tasks of a CUDA device overlap, for comparison. With ``stage`` only
-    this stage of the plan runs, alone. ``kernel`` is the implementation of fused attention. With
-    ``draws_on_device`` first weights are drawn on the device, which is faster; a GPU draws other
-    values than a CPU. With ``weights`` they are those of a folder of Hugging Face. If it
-    ``captures``, iterations are replayed as one CUDA graph, without times of tasks. Sequences may
-    hold ``documents``.
+    ``serialises``: no two tasks of a CUDA device overlap, for comparison. ``stage``: only this
+    stage of the plan runs. ``kernel``: the implementation of fused attention. ``draws_on_device``:
+    the initial weights are drawn on the device, which is faster, but a GPU draws other values than
+    a CPU. ``weights``: the initial weights come from this Hugging Face folder. ``captures``:
+    iterations are replayed as one CUDA graph, without times of tasks. ``documents``: how sequences
+    are made of documents.
     """
 
     device: str
@@ -76,9 +76,9 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """The memory peaks of a rank; ``host_bytes`` is the host memory of offloaded tensors.
+    """The peaks of a rank's memory; ``host_bytes`` is the host memory of offloaded tensors.
 
-    ``outside_bytes`` are bytes of the device taken outside torch's allocator: by the CUDA context,
+    ``outside_bytes`` are bytes of the device outside torch's allocator: of the CUDA context,
     libraries and communicators. ``allocator_retries`` counts how often CUDA's allocator had to free
     its cache.
     """
@@ -92,7 +92,7 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredTask:
-    """A task of the last iteration, with times relative to the start of the rank's first task."""
+    """A task of the last iteration, timed from the start of the rank's first task."""
 
     stage: int
     task: Action | str
@@ -127,8 +127,8 @@ class Session:
         elif settings.draws_on_device:
             self._executor.draw_on_device(settings.seed)
             if (driver := driver_of(device)) is not None:
-                # Count memory peaks from here on, since drawing the weights took memory that
-                # iterations do not take.
+                # Peaks of memory are counted from here on, since drawing the weights took memory
+                # that iterations do not take.
                 driver.count_anew(device)
         self._batches = BatchesAhead(self._own_sequences, device)
         self._captured: CapturedSteps | None = None
@@ -141,7 +141,7 @@ class Session:
     @classmethod
     @contextmanager
     def started(cls, job: Job, settings: Settings) -> Iterator[Self]:
-        """Connect this process to the others, and disconnect it at the end, also after an error."""
+        """Connect this process to the others; disconnects it at the end, also after an error."""
         world = world_of_launcher()
         check_started(job, settings.stage, world.size)
         check_norms(job.plan, job.workload, settings.training.norm_option)
@@ -203,7 +203,7 @@ class Session:
 
     @property
     def steps(self) -> int:
-        """The number of steps done, those before a resumed checkpoint included."""
+        """The number of optimizer steps done, including those before a resumed checkpoint."""
         return self._executor.steps
 
     def step(self) -> tuple[Report, float]:
@@ -213,14 +213,13 @@ class Session:
         executor = self._executor
         with self._watched():
             self._iterate(self._batches.of(self.steps))
-            # Make the next batches now, while the host is free until the device has finished the
-            # issued work.
+            # Make the next batches now, while the device works and the host is free.
             self._batches.prepare(self.steps)
             report = executor.report()
         seconds = perf_counter() - start
         if self._is_new:
-            # Memory is measured after the first step, in which libraries load kernels and NCCL
-            # allocates for each algorithm.
+            # Memory outside the allocator is measured after the first step, in which libraries load
+            # kernels and NCCL allocates memory for each algorithm.
             self._cap.measure()
             self._is_new = False
         self._spans = self._streams.spans()
@@ -238,7 +237,7 @@ class Session:
 
     @property
     def tokens(self) -> int:
-        """The tokens of a step; padding is none."""
+        """The number of tokens in a step, without padding."""
         packed = self._packed
         if packed is None:
             return self.job.workload.tokens
@@ -276,8 +275,8 @@ class Session:
             export(self._executor, self.job.workload, path)
 
     def export_checkpoint(self, folder: Path) -> None:
-        """Write the trained weights as a checkpoint in the format of the one from which they were
-        loaded.
+        """Write the trained weights as a checkpoint in the format of the checkpoint from which they
+        were loaded.
         """
         assert self.settings.weights is not None
         assert self.job.workload.train == "all"
@@ -289,7 +288,7 @@ class Session:
             whole.unlink()
 
     def memory(self) -> list[RankMemory]:
-        """The memory peaks of all ranks in this run."""
+        """The peaks of all ranks' memory in this run."""
         return gathered(self._own_memory())
 
     def tasks(self) -> list[MeasuredTask]:
@@ -344,7 +343,7 @@ class Session:
 
     def _own_sequences(self, step: int) -> Sequence[tuple[Tensor, ...]]:
         """The sequences on which this rank trains in a step: tokens and targets of each
-        micro-batch. Packed documents are told apart in every stage.
+        micro-batch. Every stage also learns which documents are packed into them.
         """
         at = self._own_place()
         if self._packed is not None:
@@ -354,20 +353,20 @@ class Session:
         return batches_of(self._sequences, self.job, step=step, **at)
 
     def _own_place(self) -> dict[str, int]:
-        """This rank's stage, and the number of its data-parallel rank among all of the stage."""
+        """This rank's stage, and its data-parallel index among all ranks of the stage."""
         position = self._executor.connections.place
         replica = self._executor.connections.peers.rank
         data = self._replicas.sequences_of(replica, position.stage, position.data)
         return {"stage": position.stage, "replica": data}
 
     def _own_memory(self) -> RankMemory:
-        """The memory peaks of this rank in this run."""
+        """The peaks of this rank's memory in this run."""
         executor = self._executor
         driver = driver_of(self.device)
         if driver is not None:
             peaks = driver.peaks(self.device)
         else:
-            # On a CPU the peaks are the executor's own count, and the peak memory of the process.
+            # On a CPU the peaks are the executor's own count, and the process's peak memory.
             peaks = DevicePeaks(
                 allocated_bytes=executor.peak_bytes,
                 reserved_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE,
@@ -390,7 +389,7 @@ def _sequences(job: Job, settings: Settings) -> Sequences:
 
 
 def _packed(job: Job, settings: Settings, sequences: Sequences) -> PackedSequences | None:
-    """A run's documents, arranged into sequences, if it trains on documents."""
+    """A run's documents arranged into sequences; None if it does not train on documents."""
     if settings.documents is None:
         return None
     length = job.workload.sequence_length
@@ -404,7 +403,7 @@ def _packed(job: Job, settings: Settings, sequences: Sequences) -> PackedSequenc
 
 
 def _connections(job: Job, settings: Settings, world: World, device: torch.device) -> Connections:
-    """The groups of this rank, connected; a stage that runs alone has no other ranks."""
+    """This rank's groups, connected; a stage that runs alone has no other ranks."""
     if settings.stage is not None:
         return isolated(job.plan, settings.stage, device, settings.seed)
     groups = maker(world, settings.timeout_s)

@@ -1,8 +1,8 @@
 """Assigns to each rank its share of a node's CPU cores.
 
-On a GPU's host a share is the number of threads that draw first weights, fill buffers and step an
-optimizer. Where a CPU stands in for GPUs, a share is the rank's device: its threads stay on cores
-of its own, as when the device was measured.
+On the host of a GPU, a share is the number of threads that draw initial weights, fill buffers and
+step an optimizer. Where a CPU stands in for GPUs, a share is the rank's device: its threads stay on
+cores of its own, as when the device was profiled.
 """
 
 import os
@@ -18,8 +18,8 @@ GIVEN = "OMP_NUM_THREADS"
 @contextmanager
 def with_share(device_cores: int | None = None) -> Iterator[None]:
     """Within the ``with`` block torch uses this rank's share of the cores, unless the user has set
-    a number of threads. ``device_cores`` is the number of cores of a CPU that stands for a GPU: the
-    rank is pinned to so many cores of its own.
+    a number of threads. If ``device_cores`` is given, a CPU stands in for GPUs, and the rank is
+    pinned to this many cores of its own.
     """
     launcher = os.getppid()
     before = torch.get_num_threads()
@@ -45,8 +45,8 @@ def with_share(device_cores: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def on_cores(cores: Collection[int]) -> Iterator[None]:
-    """Within the ``with`` block this thread, and threads that it starts, are pinned to these cores,
-    and torch has one thread for each.
+    """Within the ``with`` block this thread, and threads that it starts, are pinned to these cores;
+    torch has one thread per core.
     """
     threads, allowed = torch.get_num_threads(), allowed_cores()
     os.sched_setaffinity(0, cores)
@@ -59,27 +59,26 @@ def on_cores(cores: Collection[int]) -> Iterator[None]:
 
 
 def cores_of_device(device: int, count: int, node_cores: Collection[int]) -> list[int]:
-    """The cores that stand for the device with this index, among those of the node; each device has
+    """The cores that stand in for the device with this index, of the node's cores; each device has
     ``count`` cores.
 
-    Where a node has too few cores, devices share them.
+    On a node with too few cores, devices share them.
     """
     cores = sorted(node_cores)
     return [cores[(device * count + one) % len(cores)] for one in range(count)]
 
 
 def allowed_cores(process: int = 0) -> set[int]:
-    """The cores that a process may use; by default this one."""
+    """The cores that a process may use; by default this process."""
     return os.sched_getaffinity(process)
 
 
 def share(
     environment: Mapping[str, str], *, is_given: bool, own_cores: int, node_cores: int
 ) -> int | None:
-    """The number of CPU cores of a rank: its share of those that the launcher may use, at most
-    those that this process may use.
-
-    None leaves the number to torch: for the only rank of a node, and where the user has set it.
+    """The number of CPU cores of a rank: its share of the cores that the launcher may use, at most
+    the cores that this process may use. None means that torch chooses: for the only rank of a node,
+    or if the user has set a number.
     """
     ranks = int(environment.get("LOCAL_WORLD_SIZE", "1"))
     if is_given or ranks == 1:
@@ -90,8 +89,8 @@ def share(
 def _is_given(launcher: int) -> bool:
     """Whether the user has set the number of torch's threads.
 
-    If the user has not, torchrun sets 1 for the processes that it starts. So the launcher's own
-    environment is read from Linux, which shows it as the user left it.
+    If not, torchrun sets it to 1 for the processes that it starts. So the environment of the
+    launcher is read from Linux, as the user left it.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return GIVEN in os.environ

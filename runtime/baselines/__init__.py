@@ -1,3 +1,3 @@
-"""Baselines: other systems (Megatron-core, DeepSpeed, FSDP2) as installed packages, checked and
-run.
+"""Baselines: other training systems (Megatron-core, DeepSpeed, FSDP2), checked and run as installed
+packages.
 """

@@ -1,5 +1,5 @@
-"""Checks an exported file with the framework's own classes, which build its configuration or refuse
-it.
+"""Checks an exported file with the target framework's own classes, which accept its configuration
+or raise an error.
 """
 
 import importlib
@@ -23,8 +23,8 @@ from runtime.baselines.builds import check_installed
 
 
 def check_accepted(target: str, text: str, job: Job, *, checkout: Path | None = None) -> None:
-    """Refuse an exported file that its framework, at the version known here, does not accept; with
-    a ``checkout`` of Megatron-LM, its option parser must accept a launch line, too.
+    """Raise an error if the framework, at the version known here, does not accept an exported file.
+    With a ``checkout`` of Megatron-LM, its option parser must accept a launch line too.
     """
     row = TARGETS[target]
     check_installed(row.package)
@@ -72,7 +72,7 @@ def _parsed(text: str, job: Job, checkout: Path) -> None:
 
 
 def _blocks_of(made: Any, text: str) -> list[int]:
-    """How many blocks each stage has in a configuration of Megatron-core, or in the pattern of a
+    """How many blocks each stage has, by a configuration of Megatron-core or by the pattern of a
     hybrid model.
     """
     from megatron.core.transformer.enums import LayerType  # noqa: PLC0415 (its package)
@@ -116,7 +116,9 @@ def _same_experts(made: Any, job: Job) -> None:
 
 @contextmanager
 def _with_transformer_engine() -> Iterator[None]:
-    """Make Megatron-core believe that TransformerEngine, which needs a GPU, is installed."""
+    """Within the ``with`` block, Megatron-core takes TransformerEngine, which needs a GPU, for
+    installed.
+    """
     from megatron.core import utils  # noqa: PLC0415 (its package)
     from packaging.version import Version  # noqa: PLC0415
 
@@ -131,7 +133,7 @@ def _with_transformer_engine() -> Iterator[None]:
 
 
 class _FusedAdam:
-    """A stand-in for TransformerEngine's optimizer, with the attributes for which Megatron-core
+    """A stand-in for TransformerEngine's optimizer, with the attributes that Megatron-core
     checks.
     """
 
@@ -152,8 +154,8 @@ def _deepspeed(text: str, job: Job) -> None:
     ranks *= content.get("pipeline", {}).get("stages", 1)
     replicas, rest = divmod(job.cluster.num_gpus, ranks)
     _same("processes beyond whole replicas", rest, 0)
-    # DeepSpeed checks the batch against the number of processes, so pretend that so many were
-    # started.
+    # DeepSpeed checks the batch against the number of processes, so pretend that a run's processes
+    # exist.
     with patch("deepspeed.runtime.config.dist.get_rank", return_value=0):
         config = DeepSpeedConfig(content, mpu=_Ranks(replicas))
     _same("batch", config.train_batch_size, job.workload.global_batch)
@@ -172,7 +174,7 @@ def _deepspeed(text: str, job: Job) -> None:
 
 
 class _Ranks:
-    """A stand-in for a script's groups of ranks, from which DeepSpeed takes the number of
+    """A stand-in for a script's groups of ranks, from which DeepSpeed reads the number of
     replicas.
     """
 
@@ -187,7 +189,7 @@ def _torchtitan(text: str, job: Job) -> None:
     from torchtitan.config import ConfigManager  # noqa: PLC0415 (its package)
     from torchtitan.distributed.parallel_dims import ParallelDims  # noqa: PLC0415
 
-    # Otherwise torchtitan warns that there is no tokenizer.
+    # Without this torchtitan warns that there is no tokenizer.
     logging.getLogger().setLevel(logging.ERROR)
     with _as_module(text) as name:
         _with_flavour(text)
@@ -209,7 +211,9 @@ def _torchtitan(text: str, job: Job) -> None:
 
 @contextmanager
 def _as_module(text: str) -> Iterator[str]:
-    """A text of Python code as a module that can be imported under a name."""
+    """Make a text of Python code importable as a module within the ``with`` block; gives the
+    module's name.
+    """
     name = "exported_plan"
     with tempfile.TemporaryDirectory() as folder, patch.object(sys, "path", [folder, *sys.path]):
         (Path(folder) / f"{name}.py").write_text(text, encoding="utf-8")
@@ -220,7 +224,9 @@ def _as_module(text: str) -> Iterator[str]:
 
 
 def _with_flavour(text: str) -> None:
-    """Register the model flavour in a text with torchtitan, as its user would have to."""
+    """Register the model flavour that a text defines with torchtitan, as a user would have to
+    do.
+    """
     from torchtitan.models.llama3 import llama3_configs  # noqa: PLC0415 (its package)
 
     (flavour,) = re.findall(r"model_registry\('([^']+)'\)", text)
@@ -229,8 +235,8 @@ def _with_flavour(text: str) -> None:
 
 
 def _same_blocks(parts: list[list[str]] | None, job: Job, head: str) -> None:
-    """Refuse parts of a model whose blocks are not those of the plan's stages, or that lack the
-    embedding or the head.
+    """Raise an error if the model parts of a configuration have other blocks than the plan's
+    stages, or lack the embedding or the head.
     """
     if parts is None:
         _same("stages", job.plan.num_stages, 1)
@@ -246,7 +252,7 @@ def _torchtitan_toml(text: str, job: Job) -> None:
     from torchtitan.config import ConfigManager  # noqa: PLC0415 (its package)
     from torchtitan.distributed import ParallelDims  # noqa: PLC0415
 
-    # Otherwise torchtitan warns that there is no tokenizer.
+    # Without this torchtitan warns that there is no tokenizer.
     logging.getLogger().setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.toml"

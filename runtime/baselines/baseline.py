@@ -1,4 +1,4 @@
-"""The common interface of baselines: other systems' code, which trains step by step."""
+"""The common interface of baselines, that is, of other systems whose code trains step by step."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,9 +21,9 @@ from runtime.runnable import check_model, check_usual
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineSettings:
-    """The settings of a baseline's run besides its plan: device, seed, and optimizer.
+    """The settings of a baseline's run besides the plan: device, seed, and optimizer.
 
-    The settings are those of this package's runs. Every weight decays, in each system.
+    They are those of this package's runs. All weights decay, in every system.
     """
 
     device: str = "cpu"
@@ -32,7 +32,7 @@ class BaselineSettings:
 
     @property
     def of_adam(self) -> dict[str, Any]:
-        """The settings of the optimizer under the argument names of torch's AdamW."""
+        """The optimizer's settings, by the argument names of torch's AdamW."""
         return {
             "lr": self.training.learning_rate,
             "betas": (self.training.beta1, self.training.beta2),
@@ -43,8 +43,8 @@ class BaselineSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """The configuration with which a system trains a plan, as text to print beside that of other
-    systems. It is read from the system's objects; ``system`` names the system with its version.
+    """The configuration with which a system trains a plan, as text to be printed beside that of
+    other systems. It is read from the system's objects; ``system`` is its name with version.
     """
 
     system: str
@@ -57,7 +57,7 @@ class Configuration:
 
     @classmethod
     def of_ours(cls, job: Job) -> "Configuration":
-        """The configuration with which this package's own runtime trains a job."""
+        """The configuration with which this package's runtime trains a job."""
         return cls(
             system=f"mistlab {__version__}",
             layers="this package's runtime",
@@ -70,7 +70,7 @@ class Configuration:
 
     @classmethod
     def of_torch(cls, job: Job, system: str, sums: str, optimizer: Any) -> "Configuration":
-        """The configuration of a system that trains this package's torch model."""
+        """The configuration with which another system trains this package's torch model."""
         return cls(
             system=system,
             layers="this package's torch model",
@@ -88,7 +88,7 @@ def class_name(made: object) -> str:
 
 
 def decay_of(optimizer: Any) -> str:
-    """The weight decay of each distinct group of parameters in an optimizer."""
+    """The weight decay of an optimizer's groups of parameters, each distinct value once."""
     decays = sorted({float(group["weight_decay"]) for group in optimizer.param_groups})
     return ", ".join(f"{decay:g}" for decay in decays)
 
@@ -99,15 +99,15 @@ def sequences_of(job: Job, seed: int) -> Sequences:
     return Synthetic(length=workload.sequence_length, vocab=workload.model.vocab, seed=seed)
 
 
-# This package's initial weights, by name and whole, and as Megatron-core names and splits them.
+# This package's initial weights: whole, by name, and as Megatron-core names and splits them.
 #
-# Every tensor depends only on the seed and its name, so that all systems train from the same
-# weights whatever their plan is.
+# A tensor depends only on the seed and on its name, so all systems start from the same weights
+# under any plan.
 
 
 class FirstWeights:
-    """The initial weights of a model by their names in this package; refuses models that other
-    systems here cannot train.
+    """A model's initial weights, by their names in this package; raises an error for models that
+    the other systems cannot train here.
     """
 
     def __init__(self, workload: Workload, seed: int) -> None:
@@ -122,7 +122,7 @@ class FirstWeights:
         self._seed, self._tied = seed, workload.model.tied_embeddings
 
     def __getitem__(self, name: str) -> Tensor:
-        """The whole initial weight tensor with this name."""
+        """The whole initial tensor with this name."""
         return initial_tensor(name, self.shapes[name], self._seed, tied=self._tied)
 
     def all(self) -> dict[str, Tensor]:
@@ -130,8 +130,8 @@ class FirstWeights:
         return {name: self[name] for name in self.shapes}
 
 
-# Prefixes of the names of a block's norms in Megatron-core: for norms that are modules of their
-# own; below, for norms inside Transformer Engine's GEMMs.
+# Prefixes of the names of a block's norms in Megatron-core: for norms that are modules
+# (LOCAL_NORMS), and for norms inside Transformer Engine's GEMMs (ENGINE_NORMS).
 LOCAL_NORMS = {"attention_norm": "input_layernorm.", "mlp_norm": "pre_mlp_layernorm."}
 ENGINE_NORMS = {
     "attention_norm": "self_attention.linear_qkv.layer_norm_",
@@ -148,10 +148,10 @@ def megatron_weights(
     ranks: int,
     norms: Mapping[str, str] = LOCAL_NORMS,
 ) -> Iterator[tuple[str, Tensor]]:
-    """This rank's parts of the tensors of a pipeline stage, under Megatron-core's names.
+    """This rank's parts of a pipeline stage's tensors, under Megatron-core's names.
 
-    The stage has the blocks ``blocks``; tensors of embedding and head come in any case. ``norms``
-    begin the names of norms.
+    The stage has the blocks ``blocks``; embedding and head are included for every stage. ``norms``
+    has the prefixes of the names of norms.
     """
 
     def rows(tensor: Tensor) -> Tensor:
@@ -184,8 +184,8 @@ def megatron_weights(
 
 
 def _by_groups(qkv: Tensor, model: ModelSpec) -> Tensor:
-    """The rows of a projection of queries, keys and values in Megatron-core's order: grouped by
-    heads that share keys and values.
+    """The rows of a projection to queries, keys and values in Megatron-core's order: each group of
+    query heads is followed by the key and the value that it shares.
     """
     channels, groups = model.head_dim, model.kv_heads
     sizes = [model.heads * channels, groups * channels, groups * channels]

@@ -1,5 +1,5 @@
-"""Checks what baselines need: installed packages, and that no interrupted build of a torch
-extension blocks new ones.
+"""Checks what baselines need: installed packages, and no interrupted build of a torch extension,
+which would block new builds.
 """
 
 import os
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from mistlab.core.values import reject
 
-# Finds interrupted builds of torch extensions, on which the next one would block for ever.
+# Finds interrupted builds of torch extensions, for which the next build would wait forever.
 #
 # DeepSpeed compiles its optimizers on first use. A build holds a lock file, which remains if the
 # build is killed, and other builds wait for the file to disappear.
 
 
 def check_builds(environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse to continue while a lock file of a build exists."""
+    """Raise an error if a lock file of a build exists."""
     folder = environment.get("TORCH_EXTENSIONS_DIR")
     root = Path(folder) if folder else Path.home() / ".cache" / "torch_extensions"
     locks = sorted(lock for depth in ("*", "*/*") for lock in root.glob(f"{depth}/lock"))
@@ -28,7 +28,7 @@ def check_builds(environment: Mapping[str, str] = os.environ) -> None:
         )
 
 
-# The package that provides the layers and kernels that Megatron-core usually has.
+# Packages that Megatron-core usually runs with, for layers and kernels.
 TRANSFORMER_ENGINE = "transformer_engine"
 FUSED_GRADIENTS = "fused_weight_gradient_mlp_cuda"
 
@@ -38,12 +38,12 @@ def has_package(name: str) -> bool:
     return find_spec(name) is not None
 
 
-# Checks whether a framework is installed at the version that this package knows.
+# Checks that a framework is installed in the version that this package knows.
 
 
 def check_installed(package: str) -> None:
-    """Refuse to continue unless a distribution, such as ``deepspeed==0.19.8``, is installed at that
-    version.
+    """Raise an error unless a package is installed in a given version, such as
+    ``deepspeed==0.19.8``.
     """
     name, _, wanted = package.partition("==")
     try:

@@ -1,6 +1,6 @@
 """Trains a job in DeepSpeed: this package's torch model under DeepSpeed's engine.
 
-The configuration is the job's export. Recomputed blocks run under torch's own checkpointing.
+DeepSpeed's configuration is what the job exports. Recomputed blocks use torch's checkpointing.
 """
 
 import json
@@ -28,7 +28,7 @@ class DeepSpeedRun:
                 "plan: DeepSpeed is driven without pipeline and tensor parallelism here: give one "
                 "stage with tensor_parallel: 1"
             )
-        # DeepSpeed reads this variable when it is imported.
+        # DeepSpeed reads this variable on import.
         os.environ["DS_ACCELERATOR"] = settings.device
         import deepspeed  # noqa: PLC0415 (its package)
 
@@ -90,11 +90,10 @@ class DeepSpeedRun:
 
 
 def adam_of(settings: BaselineSettings, parameters: list[nn.Parameter], *, on_host: bool) -> Any:
-    """The AdamW of DeepSpeed for GPUs, or for states offloaded beside GPUs; torch's on CPUs."""
+    """DeepSpeed's AdamW for GPUs, or for states offloaded to the host; on CPUs torch's AdamW."""
     if settings.device != "cuda":
         return torch.optim.AdamW(parameters, **settings.of_adam)
-    # Each of DeepSpeed's optimizers is compiled when it is first made, so only the needed one is
-    # imported.
+    # DeepSpeed compiles an optimizer when it is first made, so only the one needed is made.
     from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam  # noqa: PLC0415 (its package)
 
     if on_host:
@@ -103,15 +102,15 @@ def adam_of(settings: BaselineSettings, parameters: list[nn.Parameter], *, on_ho
 
 
 def compiled_run(job: Job, settings: BaselineSettings) -> DeepSpeedRun:
-    """A run with DeepSpeed's DeepCompile, which schedules all-gathers and offloading in compiled
-    graphs.
+    """A run with DeepSpeed's DeepCompile, which compiles the model and schedules all-gathers and
+    offloading in the compiled graphs.
     """
     return DeepSpeedRun(job, settings, compiles=True)
 
 
 def compile_steps(config: dict[str, Any]) -> None:
-    """Let DeepCompile do what a configuration asks of ZeRO-Offload: it moves the optimizer states
-    back to the GPU for the step.
+    """Change a configuration with ZeRO-Offload so that DeepCompile offloads the optimizer states;
+    it moves them back to the GPU for the step.
     """
     zero = config["zero_optimization"]
     offloads = zero.pop("offload_optimizer", None) is not None

@@ -1,8 +1,8 @@
-"""Trains a job in PyTorch's FSDP2: this package's torch model, with each block sharded on its own.
+"""Trains a job in PyTorch's FSDP2: this package's torch model, each block sharded separately.
 
-ZeRO-3 gathers weights again for the backward pass, ZeRO-2 keeps them. Offloading takes all states
-to the host. With several replicas of states the ranks are a mesh of replicas by shards. Recomputed
-blocks run under torch's own checkpointing.
+ZeRO-3 gathers weights again for the backward pass; ZeRO-2 keeps them. Offloading moves all states
+to the host. If states have several replicas, the ranks form a mesh of replicas by shards.
+Recomputed blocks use torch's checkpointing.
 """
 
 import os
@@ -79,8 +79,8 @@ class FsdpRun:
         torch.distributed.destroy_process_group()
 
     def _exchange_after(self, *, is_last: bool) -> None:
-        """Reduce gradients only after the last micro-batch: until then whole gradients accumulate
-        and gathered weights are kept. Under ZeRO-3, which has room for shards only, reduce after
+        """Reduce gradients only after the last micro-batch: until then whole gradients accumulate,
+        and gathered weights are kept. Under ZeRO-3, which has memory for shards only, reduce after
         each micro-batch.
         """
         if self._job.plan.stages[0].zero < 3:
@@ -89,8 +89,8 @@ class FsdpRun:
 
     def _sharded(self, settings: BaselineSettings) -> nn.Module:
         workload, stage = self._job.workload, self._job.plan.stages[0]
-        # Master weights have 32 bits, as in the other systems; forward and backward passes use
-        # copies in the run's precision.
+        # Master weights have 32 bits, as in the other systems; passes use copies in the run's
+        # precision.
         model = model_of(workload).float()
         model.load_state_dict(FirstWeights(workload, settings.seed).all())
         model.to(self._device)
@@ -114,7 +114,7 @@ class FsdpRun:
 
 
 def _check_savings(stage: StagePlan) -> None:
-    """Refuse memory savings that this run of FSDP2 would silently ignore."""
+    """Raise an error for ways to save memory that FSDP2 would silently ignore."""
     if stage.offload.activations:
         reject(
             "plan.stages[0].offload.activations: FSDP2 is driven with all activations on the GPU "
@@ -129,7 +129,7 @@ def _check_savings(stage: StagePlan) -> None:
 
 
 def _prefetch(blocks: list[Any]) -> None:
-    """Let each block's pass gather the weights of the next block in advance."""
+    """Let the pass of each block gather the weights of the next block in advance."""
     for block, after in pairwise(blocks):
         block.set_modules_to_forward_prefetch([after])
         after.set_modules_to_backward_prefetch([block])

@@ -1,4 +1,6 @@
-"""Builds Megatron-core's configurations and arguments from Megatron-LM's options."""
+"""Builds Megatron-core's configurations and arguments from the options of a Megatron-LM launch
+line.
+"""
 
 import os
 import sys
@@ -26,10 +28,8 @@ from mistlab.job.job import Job
 from mistlab.shell.launch import Launch, launch_of
 from mistlab.shell.session import LaunchFile
 
-# Fields of Megatron-core's configurations for experts, latent attention and windows, from
-# Megatron-LM's options.
-#
-# Fields without an option keep the configuration's defaults.
+# Fields of Megatron-core's configurations for experts, latent attention and windows, by the
+# Megatron-LM options that set them. Other fields keep their defaults.
 
 
 _WHOLE: Mapping[str, str] = {
@@ -87,8 +87,8 @@ _LATENT: Mapping[str, str] = {
 
 
 def parts_of(options: Options) -> dict[str, Any]:
-    """The fields that options for experts, windows, multi-token prediction and low precisions
-    set.
+    """The configuration fields set by options for experts, windows, multi-token prediction and low
+    precision.
     """
     fields: dict[str, Any] = {name: options.has(option) for option, name in _SWITCHES.items()}
     for table, read in ((_WHOLE, options.whole), (_TEXT, options.text)):
@@ -104,7 +104,7 @@ def parts_of(options: Options) -> dict[str, Any]:
 
 
 def latent_of(options: Options) -> dict[str, Any]:
-    """The fields that options for latent attention set; none for attention without it."""
+    """The configuration fields set by options for latent attention; empty for other attention."""
     if not options.has("--multi-latent-attention"):
         return {}
     return {"multi_latent_attention": True} | {
@@ -118,7 +118,7 @@ def latent_of(options: Options) -> dict[str, Any]:
 # does with the options that an export writes.
 
 
-# The data types that Megatron-LM's words for the precision of moments stand for.
+# The data types for the precisions of moments that Megatron-LM's options name.
 _DTYPES = {
     "fp32": torch.float32,
     "fp16": torch.float16,
@@ -129,10 +129,9 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronConfigs:
-    """The configurations of Megatron-core for a run: model and parallelism, data parallelism,
-    optimizer.
+    """Megatron-core's configurations for a run: model and parallelism, data parallelism, optimizer.
 
-    ``others`` are numbers that no configuration of Megatron-core holds.
+    ``others`` are numbers that none of these configurations holds.
     """
 
     transformer: TransformerConfig
@@ -142,8 +141,8 @@ class MegatronConfigs:
 
 
 def configs_of(text: str, **overrides: Any) -> MegatronConfigs:
-    """The configurations for a launch line, with Megatron-core's local layers and without fusions;
-    ``overrides`` set other fields of the transformer's configuration.
+    """The configurations for a launch line, with Megatron-core's own (local) layers and without
+    fusions; ``overrides`` set further fields of the transformer's configuration.
     """
     launch = launch_of(LaunchFile(text=text))
     options = Options.of([word.text for word in launch.arguments])
@@ -246,20 +245,20 @@ def _others(launch: Launch, options: Options) -> dict[str, Any]:
     }
 
 
-# Megatron-LM's own option parser, from a checkout: it accepts a launch line, or refuses it.
+# Megatron-LM's own option parser, from a checkout, which accepts or rejects a launch line.
 #
-# The wheel of Megatron-core has no parser. A checkout is imported beside the wheel; its queries
+# The wheel of Megatron-core has no parser. The checkout is imported beside the wheel. Its questions
 # about GPUs and TransformerEngine are answered as on a machine that has both.
 
 
-# Options that an exported launch line leaves to the user, with values that make the line complete
-# for the parser.
+# Options that an exported launch line leaves to the user, with values that complete the line for
+# the parser.
 _BESIDE = "--mock-data --tokenizer-type NullTokenizer --lr 1e-4 --train-iters 10 --no-rope-fusion"
 _HOPPER, _BLACKWELL = 9, 10
 
 
 def arguments_of(text: str, job: Job, checkout: Path) -> Namespace:
-    """The arguments of a launch line, after Megatron-LM has checked them and built the model's
+    """The arguments of a launch line, once Megatron-LM has checked them and built the model's
     configuration.
     """
     if not (checkout / "megatron" / "training" / "arguments.py").is_file():
@@ -287,8 +286,8 @@ def _version_of(job: Job) -> int:
 
 @contextmanager
 def _on_its_machine(job: Job, checkout: Path, connections: str) -> Iterator[None]:
-    """Within the ``with`` block, the number of processes and the paths that Megatron-LM would see
-    on its first rank.
+    """Within the ``with`` block, Megatron-LM sees the number of processes and the paths of its
+    first rank.
     """
     variables = {
         "RANK": "0",
@@ -304,7 +303,9 @@ def _on_its_machine(job: Job, checkout: Path, connections: str) -> Iterator[None
 
 @contextmanager
 def _as_command(command: Sequence[str]) -> Iterator[None]:
-    """Parse the words of a command line, without letting the parser end this process."""
+    """Within the ``with`` block, Megatron-LM's parser reads this command line, and raises an error
+    instead of ending the process.
+    """
     with patch.object(sys, "argv", ["pretrain.py", *command]):
         try:
             yield

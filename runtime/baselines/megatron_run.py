@@ -1,9 +1,9 @@
 """Trains a job in Megatron-core: its GPT model, schedules, data parallelism and optimizer.
 
-The configurations are those of the job's export, with the fusions that Megatron-LM has by default.
-Layers are Transformer Engine's where it is installed, as for most users, and Megatron-core's local
-ones without it, which store attention's scores: the run then says so in its name. On CPUs, CUDA
-devices that Megatron-core names are taken for the CPU, and nothing is compiled.
+The configurations are those that the job exports, with the fusions that Megatron-LM has by default.
+Layers are Transformer Engine's if it is installed, as for most users. Otherwise they are
+Megatron-core's own (local), which store attention's scores; then the name of the run says so. On
+CPUs, CUDA devices that Megatron-core names are replaced by the CPU, and nothing is compiled.
 """
 
 import os
@@ -52,7 +52,7 @@ from runtime.engine.training import FP16_LOSS_SCALE
 Batch = tuple[Tensor, Tensor]
 
 
-# The fusions that Megatron-core has for a dense model, as fields of its configuration.
+# The fusions of Megatron-core for dense models, as fields of its configuration.
 FUSIONS = (
     "bias_activation_fusion",
     "bias_dropout_fusion",
@@ -126,14 +126,14 @@ class MegatronRun:
             "use_cpu_initialization": not on_gpu,
             "perform_initialization": False,
             "transformer_impl": TRANSFORMER_ENGINE if engine else "local",
-            # For gated networks Megatron-core fuses the gate with its biases, or without biases the
-            # gate alone.
+            # For gated networks Megatron-core fuses the gate with its bias; without biases it fuses
+            # the gate alone.
             "bias_activation_fusion": model.mlp_type == "gated_mlp",
             "bias_dropout_fusion": True,
             "masked_softmax_fusion": on_gpu and not engine,
             "apply_rope_fusion": engine and model.position_embedding == "rotary",
             # Megatron-core's own loss kernel rounds gradients of logits to bf16 in any precision,
-            # so without Transformer Engine it is used under bf16 only.
+            # so without Transformer Engine it is used only with bf16.
             "cross_entropy_loss_fusion": engine or self._job.workload.precision == "bf16",
             "cross_entropy_fusion_impl": "te" if engine else "native",
             "gradient_accumulation_fusion": on_gpu and has_package(FUSED_GRADIENTS),
@@ -241,11 +241,9 @@ class MegatronRun:
         return output, loss_of
 
     def _mean(self, losses: list[Tensor]) -> float:
-        """The mean loss over all replicas, which the last stage computes; returned on every
-        rank.
-        """
+        """The mean loss over all replicas, on every rank; only the last stage computes losses."""
         total = torch.stack(losses).mean() if losses else torch.zeros((), device=self._device)
         last = self._job.plan.stages[-1]
-        # Each rank of the last stage contributes the mean loss of its replica to the sum.
+        # Each rank of the last stage adds the mean loss of its replica.
         torch.distributed.all_reduce(total)
         return float(total) / (last.data_parallel * last.tensor_parallel)

@@ -1,8 +1,8 @@
-"""Runs Megatron-core on CPUs, although its code names CUDA devices explicitly.
+"""Runs Megatron-core on CPUs, although its code names CUDA devices.
 
-Inside, whatever is made on a CUDA device is made on the CPU, the random state of a GPU is that of
-the CPU, and waiting for a GPU does nothing. Functions of torch are replaced one by one, because
-modes of torch end where backward passes begin.
+Within ``on_cpu`` tensors for CUDA devices are made on the CPU, the random state of a GPU is the
+CPU's, and waiting for a GPU does nothing. Functions of torch are replaced one by one, because
+torch's modes are not active in backward passes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,14 +17,14 @@ _CPU = torch.device("cpu")
 
 
 def _device(value: Any) -> Any:
-    """The CPU in place of a CUDA device; other values unchanged."""
+    """The CPU in place of a CUDA device; any other value as it is."""
     if isinstance(value, torch.device) and value.type == "cuda":
         return _CPU
     return _CPU if isinstance(value, str) and value.startswith("cuda") else value
 
 
 def _sent_to_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A version of a torch function that replaces CUDA devices among its arguments by the CPU."""
+    """A torch function whose CUDA device arguments are replaced by the CPU."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -35,8 +35,8 @@ def _sent_to_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _type(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The type name that a tensor would have on a GPU, by which Megatron-core tells parameters
-    apart.
+    """The type name that a tensor would have on a GPU, which Megatron-core uses to group
+    parameters.
     """
     type_name = _TYPE(tensor, *args, **kwargs)
     return type_name.replace("torch.", "torch.cuda.") if isinstance(type_name, str) else type_name
@@ -47,7 +47,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 _TYPE = torch.Tensor.type
-# Functions of torch that make tensors on a device among their arguments.
+# Functions of torch that make tensors on a device given as an argument.
 _MAKERS = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros")
 
 # Functions of torch.cuda, each with its replacement on a CPU.

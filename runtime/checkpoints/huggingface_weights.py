@@ -251,9 +251,8 @@ COPIES: Mapping[str, str] = {
 
 
 def _of_further(spec: ModelSpec, number: int, model_type: str) -> dict[str, TensorSource]:
-    """The checkpoint's tensors for the parameters of a multi-token prediction head. DeepSeek stores
-    the head as a block after the others, and concatenates the token's vector and the previous
-    hidden state in this order.
+    """The checkpoint's tensors for a multi-token prediction head. DeepSeek stores the head as a
+    further block, and concatenates the token's vector and the previous hidden state in this order.
     """
     path, prefix = f"model.layers.{spec.layers + number}", f"head.further.{number}"
     norms = {"norm": "hnorm", "token_norm": "enorm", "last_norm": "shared_head.norm"}
@@ -269,9 +268,7 @@ def _of_further(spec: ModelSpec, number: int, model_type: str) -> dict[str, Tens
 
 
 def copies_in(spec: ModelSpec, folder: TensorFolder) -> dict[str, str]:
-    """The tensors of a checkpoint that copy other tensors, each with the parameter that it
-    copies.
-    """
+    """The tensors of a checkpoint that copy other tensors, each with the copied parameter."""
     paths = [f"model.layers.{spec.layers + number}" for number in range(spec.further_tokens)]
     table = "embedding.tokens.weight"
     own_of = {name: table if spec.tied_embeddings else own for name, own in COPIES.items()}
@@ -366,9 +363,7 @@ def _by_heads_of_keys(spec: ModelSpec) -> tuple[int, ...]:
 def _of_block(
     spec: ModelSpec, block: int, model_type: str, path: str
 ) -> Iterator[tuple[str, TensorSource]]:
-    """The checkpoint's tensors at ``path`` for the parameters of a block of the kind of
-    ``block``.
-    """
+    """The checkpoint's tensors at ``path`` for a block of the same kind as ``block``."""
     yield "attention_norm.weight", TensorSource.of(f"{path}.input_layernorm.weight")
     yield "mlp_norm.weight", TensorSource.of(f"{path}.post_attention_layernorm.weight")
     attention = f"{path}.self_attn"
@@ -432,9 +427,9 @@ def _of_network(name: str, path: str) -> Iterator[tuple[str, TensorSource]]:
 
 
 def _of_latent(spec: ModelSpec, path: str) -> Iterator[tuple[str, TensorSource]]:
-    """The checkpoint's tensors for latent attention. It stores a head's rotary channels last and a
-    pair's two channels adjacent; the runtime has rotary channels first, and all pairs' first
-    channels before their second ones.
+    """The checkpoint's tensors for latent attention. They have a head's rotary channels last and
+    pairs adjacent; the runtime has rotary channels first, and all pairs' first channels before the
+    second.
     """
     latent = spec.latent
     assert latent is not None
@@ -564,9 +559,7 @@ _COMPARED = (
 
 
 def load_weights(executor: Executor, folder: TensorFolder, seed: int = 0) -> None:
-    """Load this rank's weights from a checked checkpoint; adapters that it lacks are drawn by
-    seed.
-    """
+    """Load this rank's weights from a checked checkpoint; missing adapters are drawn by seed."""
     sources = sources_of(executor.model, folder)
     for layer, module in executor.layers.items():
         made = {

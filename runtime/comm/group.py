@@ -1,8 +1,8 @@
-"""Groups of ranks: their collectives, handles of running collectives, the first calls that connect
-ranks, and out-of-memory errors.
+"""Groups of ranks: collectives, handles of running collectives, first calls that connect ranks, and
+out-of-memory errors.
 
-Starting a collective returns a ``Pending`` if somebody has to wait for it. It returns None if the
-collective is done already, or if the CUDA stream that it was started on keeps the order.
+Starting a collective returns a ``Pending`` if the caller must wait for it. It returns None if the
+collective has ended already, or runs on a CUDA stream, whose later work comes after it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,26 +15,26 @@ from torch import Tensor, distributed
 
 
 class RankLostError(RuntimeError):
-    """Another rank has terminated, or has not arrived in time."""
+    """Another rank has terminated, or did not answer in time."""
 
 
 class Pending(Protocol):
-    """A collective that has been started and may still be running."""
+    """A collective that has been started and may still run."""
 
     def is_ready(self) -> bool:
         """Whether the collective has ended, so that ``finish`` would not block."""
 
     def wait_a_moment(self) -> None:
-        """Block until the collective may have ended, or until a moment has passed."""
+        """Block until the collective may have ended, or for a moment."""
 
     def finish(self) -> None:
-        """Copy the result of the collective to its place; called once, when the collective has
-        ended.
+        """Complete the collective once it has ended, for instance by copying its result; called
+        once.
         """
 
 
 class Channel(Protocol):
-    """The ranks of two neighbouring stages, which send messages to each other."""
+    """The ranks of two pipeline stages that send messages to each other."""
 
     def exchange(
         self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
@@ -59,26 +59,26 @@ class Group(Channel, Protocol):
     def all_gather(self, whole: Tensor, part: Tensor) -> Pending | None:
         """Fill ``whole`` with the tensors ``part`` of all ranks, in the order of ranks.
 
-        ``part`` is this rank's part; it may be a view of its place in ``whole``.
+        ``part`` is this rank's part, and may be a view of its position in ``whole``.
         """
 
     def reduce_scatter(self, whole: Tensor, into: Tensor | None = None) -> Pending | None:
-        """Sum ``whole`` over the ranks, and keep this rank's part: in ``into`` if that is given,
-        otherwise in the part's place of ``whole``.
+        """Sum ``whole`` over the ranks and keep this rank's part: in ``into`` if it is given,
+        otherwise at the part's position in ``whole``.
         """
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, from_each: Sequence[int], to_each: Sequence[int]
     ) -> Pending | None:
-        """Send consecutive rows of ``sent`` to each rank, and fill ``received`` with the rows from
+        """Send each rank its consecutive rows of ``sent``, and fill ``received`` with the rows from
         each rank.
 
-        ``to_each`` and ``from_each`` are the numbers of rows in order of rank.
+        ``to_each`` and ``from_each`` are the numbers of rows, in the order of ranks.
         """
 
 
 class Alone:
-    """A group of a single rank, which communicates with no one."""
+    """A group of one rank, in which collectives only copy."""
 
     size = 1
     rank = 0
@@ -87,44 +87,42 @@ class Alone:
         """All-reduce in a group of one rank: does nothing."""
 
     def all_gather(self, whole: Tensor, part: Tensor) -> None:
-        """Copy ``part`` into ``whole``, unless it already is that part of ``whole``."""
-        # Storages and offsets are compared, since tensors without memory have no address.
+        """Copy ``part`` into ``whole``, unless ``part`` is a view of ``whole``'s beginning."""
+        # Storages and offsets are compared because tensors without memory have no address.
         places = [(one.untyped_storage()._cdata, one.storage_offset()) for one in (part, whole)]
         if places[0] != places[1]:
             whole.copy_(part)
 
     def reduce_scatter(self, whole: Tensor, into: Tensor | None = None) -> None:
-        """Copy ``whole`` into ``into``, if that is given."""
+        """Copy ``whole`` into ``into``, if it is given."""
         if into is not None:
             into.copy_(whole)
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, from_each: Sequence[int], to_each: Sequence[int]
     ) -> None:
-        """All-to-all in a group of one rank: copy the sent rows to the received ones."""
+        """All-to-all in a group of one rank: copy the sent rows to the received rows."""
         del from_each, to_each
         received.copy_(sent)
 
     def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
-        """Refuse any message, since there is no other rank."""
+        """Raise an error for any message, since there is no other rank."""
         assert not sends
         assert not receives
 
 
-# A function that makes a group from its name and ranks; it returns None if the calling rank is not
-# among them.
+# The type of a function that makes a group from its name and its ranks; it returns None if the
+# calling rank is not one of them.
 GroupMaker = Callable[[str, Sequence[int]], Group | None]
 
 
 def own_part(whole: Tensor, group: Group) -> Tensor:
-    """The part of a flat tensor that belongs to this rank, if the ranks divide the tensor
-    evenly.
-    """
+    """This rank's part of a flat tensor that the ranks of a group divide evenly."""
     return whole.chunk(group.size)[group.rank]
 
 
 class Then:
-    """A running collective, with a function to call when it has ended."""
+    """A running collective, and a function that is called when it has ended."""
 
     def __init__(self, pending: Pending, follow: Callable[[], object]) -> None:
         self._pending = pending
@@ -135,19 +133,17 @@ class Then:
         return self._pending.is_ready()
 
     def wait_a_moment(self) -> None:
-        """Wait a moment for the running collective."""
+        """Wait a moment for the collective."""
         self._pending.wait_a_moment()
 
     def finish(self) -> None:
-        """Wait for the end of the collective, then call the function that depends on it."""
+        """Complete the collective, then call the function."""
         self._pending.finish()
         self._follow()
 
 
 def finished(pending: Pending | None) -> None:
-    """Wait for a collective and finish it; None, for a collective that streams order, needs no
-    wait.
-    """
+    """Wait for a collective and complete it; None stands for a collective that needs no wait."""
     if pending is not None:
         while not pending.is_ready():
             pending.wait_a_moment()
@@ -155,7 +151,7 @@ def finished(pending: Pending | None) -> None:
 
 
 class Together:
-    """Several running collectives that are handled as one."""
+    """Several running collectives, handled as one."""
 
     def __init__(self, pending: Sequence[Pending]) -> None:
         self._pending = pending
@@ -165,23 +161,23 @@ class Together:
         return all(one.is_ready() for one in self._pending)
 
     def wait_a_moment(self) -> None:
-        """Wait a moment for one of the collectives that have not ended."""
+        """Wait a moment for one of the collectives that still run."""
         next((one for one in self._pending if not one.is_ready()), self._pending[0]).wait_a_moment()
 
     def finish(self) -> None:
-        """Wait for the end of all joined collectives, in their order."""
+        """Complete all collectives, in order."""
         for pending in self._pending:
             pending.finish()
 
 
 def together(started: Iterable[Pending | None]) -> Pending | None:
-    """Several running collectives handled as one; None if streams order the work."""
+    """Several running collectives as one; None if none of them needs a wait."""
     pending = [one for one in started if one is not None]
     return Together(pending) if pending else None
 
 
 class InTurn:
-    """Collectives that are started one after another, and waited for as if they were one."""
+    """Collectives that are started one after another, handled as one."""
 
     def __init__(self, steps: Iterator[Pending | None]) -> None:
         self._steps = steps
@@ -189,11 +185,11 @@ class InTurn:
 
     @property
     def is_done(self) -> bool:
-        """Whether the last one of the collectives has been finished."""
+        """Whether the last of the collectives has been completed."""
         return self._current is None
 
     def is_ready(self) -> bool:
-        """Whether all collectives have ended; starts the next one when the current one has."""
+        """Whether all collectives have ended; starts the next one if the current one has ended."""
         while self._current is not None:
             if not self._current.is_ready():
                 return False
@@ -202,43 +198,45 @@ class InTurn:
         return True
 
     def wait_a_moment(self) -> None:
-        """Wait a moment for that collective of the sequence which is running."""
+        """Wait a moment for the collective that is running."""
         if self._current is not None:
             self._current.wait_a_moment()
 
     def finish(self) -> None:
-        """Does nothing, since each collective was finished when it ended."""
+        """Does nothing: each collective was completed when it ended."""
         assert self.is_done
 
     def _next(self) -> Pending | None:
-        """Start collectives until one has to be waited for, and return that one."""
+        """Start collectives until one needs a wait, and return that collective."""
         return next((one for one in self._steps if one is not None), None)
 
 
 def in_turn(steps: Iterator[Pending | None]) -> Pending | None:
-    """The given collectives as one that runs them one after another; None if streams order the
-    work.
+    """The given collectives as one that runs them one after another; None if none of them needs a
+    wait.
     """
     turns = InTurn(steps)
     return None if turns.is_done else turns
 
 
 def then(pending: Pending | None, follow: Callable[[], object]) -> Pending | None:
-    """Call ``follow`` once a collective has ended; at once if streams order the work (None)."""
+    """Call ``follow`` once a collective has ended; at once if there is nothing to wait for
+    (None).
+    """
     if pending is None:
         follow()
         return None
     return Then(pending, follow)
 
 
-# Calls every group of ranks once before training, so that all ranks connect in the same order.
+# First calls of every group of ranks before training, so that all ranks connect in the same order.
 #
-# NCCL makes a group's communicator at the group's first call, and blocks every rank there until all
-# ranks of the group have arrived. A batch of messages may be the first call only if every rank of
-# the group sends or receives in it. Likewise, the first message between two ranks makes their
-# channels, and blocks one rank until the other arrives. So every group is called here, and ranks of
-# neighbouring stages exchange a message, before a rank issues anything else. Afterwards no rank
-# waits for a connection, and the memory of communicators is already allocated.
+# NCCL creates a group's communicator at the group's first call, and blocks each rank there until
+# all ranks of the group have called. A batch of messages can be the first call only if every rank
+# of the group sends or receives in it. The first message between two ranks creates their channels,
+# and blocks each until the other calls. So every group is called, and ranks of neighbouring stages
+# exchange a message, before ranks issue anything else. From then on no rank waits for connections,
+# and all memory of communicators is allocated.
 
 
 def enter(groups: Iterable[Group], device: torch.device) -> None:
@@ -251,9 +249,8 @@ def enter(groups: Iterable[Group], device: torch.device) -> None:
 def greet(
     link: Channel, receivers: Sequence[int], senders: Sequence[int], device: torch.device
 ) -> None:
-    """Send one message to each receiver, and receive one from each sender.
-
-    Receivers and senders are numbered within the group.
+    """Send one message to each receiver, and receive one from each sender (indices in the
+    group).
     """
     if receivers or senders:
         sends = [(_smallest(device), rank) for rank in receivers]
@@ -273,11 +270,11 @@ def _smallest(device: torch.device) -> Tensor:
     return torch.zeros(1, device=device)
 
 
-# Out-of-memory errors that name the stage, the task and the allocated bytes.
+# Out-of-memory errors that name the stage, the task and the bytes allocated.
 
 
-# Texts by which errors of allocators other than torch's are recognised: the host's; CUDA's, which
-# its libraries use; NCCL's (src/include/alloc.h); those of cuBLAS and cuDNN.
+# Parts of messages by which out-of-memory errors of allocators other than torch's are recognised:
+# of the host; of CUDA, also in its libraries; of NCCL (src/include/alloc.h); of cuBLAS and cuDNN.
 _WORDS = (
     "can't allocate memory",
     "out of memory",
@@ -290,11 +287,11 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """Where memory ran out: the stage, the task and the allocated bytes.
+    """Where memory ran out: the stage, the task and the bytes allocated.
 
-    ``held_bytes`` has a size for each class of memory, under the names that predictions use.
-    ``outside_bytes`` are the bytes of the device taken outside torch's allocator; 0 on a CPU.
-    ``reason`` is the allocator's message.
+    ``held_bytes`` has the bytes of each class of memory, by the names of predictions.
+    ``outside_bytes`` are bytes of the device outside torch's allocator (0 on a CPU). ``reason`` is
+    the allocator's message.
     """
 
     stage: int
@@ -305,7 +302,7 @@ class Shortage:
 
 
 class ShortageError(RuntimeError):
-    """The memory of a device or of the host ran out."""
+    """Memory of a device or of the host ran out."""
 
     def __init__(self, shortage: Shortage) -> None:
         super().__init__(f"stage {shortage.stage} is out of memory at {shortage.doing}")
@@ -314,7 +311,7 @@ class ShortageError(RuntimeError):
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Within the ``with`` block, convert out-of-memory errors of all allocators to
+    """Within the ``with`` block, turn out-of-memory errors of all allocators into
     ``MemoryError``.
     """
     try:
@@ -327,10 +324,8 @@ def refusals() -> Iterator[None]:
 
 
 def refusal_in(error: BaseException) -> str | None:
-    """The line of an error's text in which an allocator reports lack of memory; None for other
-    errors.
-
-    This project's own errors about a shortage, on this rank or another, do not count.
+    """The line of an error's message that reports lack of memory; None for other errors, and for
+    this project's own errors about lack of memory on any rank.
     """
     lines = str(error).strip().splitlines()
     if isinstance(error, MemoryError | torch.OutOfMemoryError):

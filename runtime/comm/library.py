@@ -1,7 +1,7 @@
 """The interface to the functions of ``torch.distributed`` that groups of processes call.
 
-So a check can run the groups' own code over a library that only notes its calls, where
-``torch.distributed`` would need the other processes and, for NCCL, their GPUs.
+Thanks to it, a check can run the groups' own code on a library that only records calls.
+``torch.distributed`` itself needs the other processes and, for NCCL, their GPUs.
 """
 
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from typing import Any, Protocol, final
 
 from torch import Tensor, distributed
 
-# The maximum number of multiprocessors that messages between stages occupy: a receive that is
-# posted early is a kernel that spins while others compute, and NCCL by itself may take 32.
+# The most multiprocessors that messages between stages occupy. NCCL's default may take 32, and a
+# receive that is posted early is a kernel that spins while others compute.
 LINK_CTAS = 4
 
 
 class Work(Protocol):
-    """The interface of a running asynchronous call of ``torch.distributed``."""
+    """A running asynchronous call of ``torch.distributed``."""
 
     def wait(self) -> Any:
-        """With NCCL, make the current stream wait for the end of the call; with gloo, block until
+        """With NCCL, let the current stream wait for the end of the call; with gloo, block until
         the end.
         """
 
@@ -30,19 +30,19 @@ class Library(Protocol):
     def new_group(
         self, ranks: Any, timeout: Any = None, *, pg_options: Any = None, group_desc: Any = None
     ) -> Any:
-        """A group of some processes; all processes must call this."""
+        """Create a group of some processes; all processes must call this."""
 
     def world(self) -> Any:
-        """The communication group of all processes of the run."""
+        """The group of all processes of the run."""
 
     def link_options(self) -> Any:
-        """The options of a group of neighbouring stages; None if the backend has none."""
+        """The options for a group of neighbouring pipeline stages; None if the backend has none."""
 
     def get_process_group_ranks(self, group: Any) -> list[int]:
-        """The ranks of a group among all processes."""
+        """The global ranks of a group's processes."""
 
     def get_backend(self, group: Any) -> str:
-        """The name of the backend of a communication group, such as nccl."""
+        """The name of a group's backend, such as nccl."""
 
     def all_reduce(
         self, tensor: Tensor, op: Any = ..., group: Any = None, async_op: bool = False
@@ -62,7 +62,9 @@ class Library(Protocol):
         group: Any = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Sum over the group, and keep this rank's part."""
+        """Reduce-scatter: sum ``input`` over the group, and write this rank's part to
+        ``output``.
+        """
 
     def all_to_all_single(
         self,
@@ -73,14 +75,12 @@ class Library(Protocol):
         group: Any = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Send each rank its rows of the input, and receive in the output the rows for this
+        """Send each rank its rows of ``input``, and receive in ``output`` the rows for this
         rank.
         """
 
     def message(self, *, is_sent: bool, tensor: Tensor, peer: int, group: Any) -> Any:
-        """A message (a send or a receive) with a global rank, to be passed to
-        ``batch_isend_irecv``.
-        """
+        """A message (a send or a receive) to or from a global rank, for ``batch_isend_irecv``."""
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> Sequence[Work]:
         """Send and receive messages as one batch; NCCL does so on its own stream."""
@@ -88,13 +88,13 @@ class Library(Protocol):
 
 @final
 class TorchLibrary:
-    """The interface implemented by ``torch.distributed``."""
+    """The interface ``Library``, implemented by ``torch.distributed``."""
 
     new_group = staticmethod(distributed.new_group)
     get_process_group_ranks = staticmethod(distributed.get_process_group_ranks)
     get_backend = staticmethod(distributed.get_backend)
     all_reduce = staticmethod(distributed.all_reduce)
-    # Torch 2.13 renamed these functions and warns about the old names, which 2.11 has alone.
+    # Torch 2.13 renamed these functions and warns about the old names, the only ones in 2.11.
     all_gather_single = staticmethod(
         getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
     )
@@ -105,13 +105,15 @@ class TorchLibrary:
     batch_isend_irecv = staticmethod(distributed.batch_isend_irecv)
 
     def world(self) -> distributed.ProcessGroup:
-        """The group of all processes, which exists once they have joined."""
+        """The group of all processes, which exists once they are connected."""
         group = distributed.group.WORLD
         assert group is not None
         return group
 
     def link_options(self) -> Any:
-        """Options of NCCL that give messages between stages few multiprocessors; None with gloo."""
+        """NCCL's options that limit the multiprocessors of messages between stages; None with
+        gloo.
+        """
         if distributed.get_backend() != "nccl":
             return None
         options = distributed.ProcessGroupNCCL.Options()
@@ -121,14 +123,14 @@ class TorchLibrary:
     def message(
         self, *, is_sent: bool, tensor: Tensor, peer: int, group: distributed.ProcessGroup
     ) -> distributed.P2POp:
-        """A message (a send or a receive), to be passed to ``batch_isend_irecv``."""
+        """A message (a send or a receive) for ``batch_isend_irecv``."""
         call = distributed.isend if is_sent else distributed.irecv
         return distributed.P2POp(call, tensor, peer, group)
 
 
 def with_timeout(options: Any, timeout: timedelta) -> Any:
-    """Options of NCCL for a group, with the group's timeout, without which torch warns; None, for
-    other backends, stays None.
+    """NCCL's options for a group with the group's timeout, without which torch warns; None for
+    other backends.
     """
     if options is not None:
         options._timeout = timeout

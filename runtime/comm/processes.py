@@ -1,5 +1,5 @@
-"""The processes of a run: their groups, objects that they exchange, and attempts that a launcher
-restarts.
+"""The processes of a run: their groups, the objects that they exchange, and attempts after a
+launcher restarts them.
 """
 
 import os
@@ -36,20 +36,20 @@ from runtime.comm.group import (
 from runtime.comm.library import TORCH, Library, Work, with_timeout
 from runtime.devices.cuda import driver_of, why_no_gpu
 
-# Gives the processes of one attempt a store of their own, since torchrun may restart them.
+# Gives the processes of each attempt a new store, since torchrun may restart them.
 #
-# torchrun lends the processes its own store, which outlives them: after a restart it still holds
-# the addresses of terminated processes, and a process that reads such an address fails to connect
-# or blocks (pytorch #135712). The number of restarts differs from node to node, so it cannot
-# identify the attempt. Instead, each process sends rank 0 a random word, and rank 0 answers every
-# word with the name of the attempt.
+# torchrun gives processes its own store, which outlives them. After a restart it still has the
+# addresses of ended processes, and a process that reads such an address fails to connect, or blocks
+# (pytorch #135712). The number of restarts differs between nodes, so it cannot identify the
+# attempt. Instead, each process sends rank 0 a random word, and rank 0 answers every word with the
+# name of the attempt.
 
 
 MOMENT_S = 0.01
 
 
 def attempt_store(rank: int, size: int, timeout_s: float) -> Store | None:
-    """A store that only this attempt uses; None if the launcher provides no store."""
+    """A store that only this attempt of the run uses; None if the launcher provides no store."""
     environment = os.environ
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
@@ -75,9 +75,9 @@ def attempt_name(store: Store, rank: int, size: int, timeout_s: float) -> str:
 
 
 def _answer_all(store: Store, name: str, size: int, timeout_s: float) -> None:
-    """Answer the ranks' words until all ranks have asked.
+    """On rank 0: answer the words of ranks until all ranks have asked.
 
-    Greetings of processes that are gone are answered too: nobody can tell them apart.
+    Words of processes that have ended are answered too, since they look like all others.
     """
     deadline = monotonic() + timeout_s
     answered = dict.fromkeys(range(1, size), "")
@@ -108,14 +108,14 @@ def _presence(name: str, rank: int) -> str:
     return f"{name}: {rank} is here"
 
 
-# Ranks as processes, which communicate by torch.distributed over NCCL (GPUs) or gloo (CPUs).
+# Ranks as processes that communicate by torch.distributed, over NCCL (GPUs) or gloo (CPUs).
 
 REDUCTIONS = {"sum": distributed.ReduceOp.SUM, "max": distributed.ReduceOp.MAX}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """This process's rank among the processes that a launcher started."""
+    """This process's rank, global and on its node, among the processes that a launcher started."""
 
     rank: int
     size: int
@@ -123,7 +123,7 @@ class World:
 
 
 def world_of_launcher() -> World:
-    """The world in torchrun's environment variables; a single process if they are unset."""
+    """The ranks by torchrun's environment variables; a single process if they are unset."""
     environment = os.environ
     return World(
         rank=int(environment.get("RANK", "0")),
@@ -133,7 +133,9 @@ def world_of_launcher() -> World:
 
 
 def device_of(name: str, world: World) -> torch.device:
-    """This rank's device of the kind ``name``; refuses a GPU that does not exist."""
+    """This rank's device of the kind ``name``; raises an error if it should be a GPU that does not
+    exist.
+    """
     driver = driver_of(torch.device(name))
     if driver is None:
         return torch.device(name)
@@ -158,9 +160,9 @@ def device_of(name: str, world: World) -> torch.device:
 def join(world: World, device: torch.device, timeout_s: float) -> None:
     """Connect this process to the others of the run; raises an error after the timeout.
 
-    The process group is bound to the device. NCCL then makes the communicator of all processes
-    here, and a group's communicator when the group is made, with all processes taking part. So each
-    group has a single communicator, for collectives and messages alike.
+    The process group is bound to the device. So NCCL creates the communicator of all processes now,
+    and a group's communicator when the group is created, with all processes taking part. Each group
+    has one communicator, for collectives and messages alike.
     """
     if world.size > 1:
         driver = driver_of(device)
@@ -185,9 +187,9 @@ def leave(world: World) -> None:
 def abandon() -> None:
     """Disconnect without waiting for other processes, after this process has failed.
 
-    NCCL's communicators are aborted: otherwise their unfinished work would keep the device. Gloo's
-    connections are left open, because torch would wait for unfinished work before it closes them.
-    They close with the process, which should end now.
+    NCCL's communicators are aborted, since their unfinished work would otherwise occupy the device.
+    Gloo's connections are left open, because torch waits for unfinished work before it closes them;
+    they close when the process ends, which it should do now.
     """
     if distributed.is_initialized() and distributed.get_backend() == "nccl":
         _abort_process_group()
@@ -201,19 +203,18 @@ def meet() -> None:
 
 
 def maker(world: World, timeout_s: float, library: Library = TORCH) -> GroupMaker:
-    """A function that makes groups of processes; all processes must make the same groups in the
+    """A function that creates groups of processes; all processes must create the same groups in the
     same order.
     """
-    # A new group does not inherit the timeout of the processes; torch would give it its own
-    # default.
+    # A new group does not inherit the timeout of the processes: torch would use its default.
     timeout = timedelta(seconds=timeout_s)
 
     def make(name: str, ranks: Sequence[int]) -> Group | None:
         if len(ranks) == 1:
             return Alone()
         if name == "world":
-            # The communicator of all processes is used again, since a second one would take memory
-            # on every device.
+            # The communicator of all processes is reused, since a second one would take memory on
+            # each device.
             return everybody(library)
         is_link = name.startswith(("forward", "backward"))
         options = with_timeout(library.link_options(), timeout) if is_link else None
@@ -228,10 +229,10 @@ def maker(world: World, timeout_s: float, library: Library = TORCH) -> GroupMake
 
 @contextmanager
 def heard_from(ranks: Sequence[int]) -> Iterator[None]:
-    """Within the ``with`` block, convert torch.distributed's errors about lost ranks to
+    """Within the ``with`` block, turn torch.distributed's errors about lost ranks into
     ``RankLostError``.
 
-    An error that says that memory ran out stays as it is: then no rank is lost.
+    An error that reports lack of memory is passed on, since then no rank is lost.
     """
     try:
         yield
@@ -244,8 +245,8 @@ def heard_from(ranks: Sequence[int]) -> Iterator[None]:
 class ProcessGroup:
     """A group of processes that communicates by torch.distributed.
 
-    NCCL runs a collective on the current stream, so nobody has to wait for it. Gloo runs a
-    collective in a thread of its own, so somebody has to wait for it.
+    NCCL runs a collective on the current stream, so the host need not wait. Gloo runs a collective
+    in another thread, so the caller must wait for it.
     """
 
     def __init__(self, group: distributed.ProcessGroup, library: Library = TORCH) -> None:
@@ -263,8 +264,8 @@ class ProcessGroup:
 
     def all_gather(self, whole: Tensor, part: Tensor) -> Pending | None:
         """Fill ``whole`` with the parts of all ranks, in the order of ranks."""
-        # The part is copied for gloo, which may write other ranks' parts into ``whole`` before it
-        # has read this rank's.
+        # For gloo the part is copied: gloo may overwrite it in ``whole`` with other ranks' parts
+        # before reading it.
         part = part if self._is_ordered else part.clone()
         with heard_from(self._ranks):
             work = self._library.all_gather_single(
@@ -286,7 +287,7 @@ class ProcessGroup:
     def all_to_all(
         self, received: Tensor, sent: Tensor, from_each: Sequence[int], to_each: Sequence[int]
     ) -> Pending | None:
-        """Send each rank its rows, and receive the rows that all ranks send to this one."""
+        """Send each rank its rows, and receive the rows that all ranks send to this rank."""
         with heard_from(self._ranks):
             work = self._library.all_to_all_single(
                 *(received, sent, list(from_each), list(to_each)),
@@ -322,14 +323,14 @@ class ProcessGroup:
 
 
 def everybody(library: Library = TORCH) -> ProcessGroup:
-    """The group of all processes, which exists once they have connected."""
+    """The group of all processes, which exists once they are connected."""
     return ProcessGroup(library.world(), library)
 
 
 class _PendingWorks:
-    """Running collectives of gloo, with the tensors that must live until they end.
+    """Running collectives of gloo, and the tensors that must live until they end.
 
-    Some of gloo's collectives end only while somebody waits for them, so a thread waits.
+    Some of gloo's collectives end only while a thread waits for them, so a thread does.
     """
 
     def __init__(self, works: Sequence[Work], held: list[Tensor], ranks: Sequence[int]) -> None:
@@ -341,11 +342,11 @@ class _PendingWorks:
         self._waiter.start()
 
     def is_ready(self) -> bool:
-        """Whether all running collectives of gloo have ended."""
+        """Whether all of these collectives have ended."""
         return not self._waiter.is_alive()
 
     def wait_a_moment(self) -> None:
-        """Sleep a moment, in which gloo's threads can run."""
+        """Sleep for a moment, in which gloo's threads can run."""
         self._waiter.join(MOMENT_S)
 
     def finish(self) -> None:
@@ -362,7 +363,7 @@ class _PendingWorks:
 
 
 def _lost_error(ranks: Sequence[int], error: RuntimeError) -> RankLostError:
-    """The error for a call in which some of these ranks did not answer; which one is not known."""
+    """The error for a call that some of these ranks did not answer; which of them is not known."""
     this_rank = distributed.get_rank() if distributed.is_initialized() else None
     others = [str(rank) for rank in ranks if rank != this_rank]
     who = f"rank {others[0]}" if len(others) == 1 else f"one of ranks {', '.join(others)}"
@@ -372,7 +373,7 @@ def _lost_error(ranks: Sequence[int], error: RuntimeError) -> RankLostError:
     return RankLostError(f"{by}{who} is gone, or has not come in time ({reason})")
 
 
-# Exchanges picklable Python objects between all processes of a run.
+# Exchanges Python objects (pickled) between all processes of a run.
 
 
 T = TypeVar("T")
@@ -384,8 +385,8 @@ def is_distributed() -> bool:
 
 
 def gathered(value: T) -> list[T]:
-    """The objects of all processes in the order of ranks; a single process gets only its own
-    ``value``.
+    """The objects ``value`` of all processes, in the order of ranks; a single process gets only its
+    own.
     """
     if not is_distributed():
         return [value]

@@ -1,9 +1,9 @@
-"""Replicas of a run: equal sets of its ranks, each of which trains by the plan, and which
-periodically average their weights.
+"""Replicas of a run: sets of ranks that each train by the plan, and average their weights
+periodically.
 
-Data-parallel ranks of every stage are cut into as many runs of neighbours as there are replicas. A
-replica's ranks form the groups of a plan with fewer data-parallel ranks. Ranks with the same part
-of the weights, one of each replica, form a group of their own.
+The data-parallel ranks of every stage are cut into as many consecutive parts as there are replicas.
+The ranks of a replica form the groups of a plan with fewer data-parallel ranks. The ranks that hold
+the same part of the weights, one of each replica, form another group.
 """
 
 from collections.abc import Sequence
@@ -28,14 +28,14 @@ class ReplicaRanks:
 
     @classmethod
     def of(cls, plan: Plan, workload: Workload) -> Self:
-        """The replicas that a workload's gradient reduction makes of a plan's ranks; a single one
-        if it makes none.
+        """The replicas into which a workload's gradient reduction divides a plan's ranks; one if
+        the reduction has no replicas.
         """
         count = workload.reduction.replicas_of(plan.data_ranks[0])
         return cls(whole=plan, plan=plan.of_replica(count), count=count)
 
     def place(self, rank: int) -> tuple[int, int]:
-        """The replica that a global rank belongs to, and its rank inside the replica."""
+        """The replica of a global rank, and its rank inside the replica."""
         before = 0
         for stage in self.plan.stages:
             if rank < self.count * stage.num_gpus:
@@ -56,7 +56,7 @@ class ReplicaRanks:
         raise AssertionError
 
     def sequences_of(self, replica: int, stage: int, data: int) -> int:
-        """The index of a replica's data-parallel rank among those of all replicas, which decides
+        """The index of a data-parallel rank of a replica among those of all replicas, which decides
         the rank's sequences.
         """
         return replica * self.plan.data_ranks[stage] + data
@@ -70,8 +70,8 @@ def connected_replicas(
     *,
     device: torch.device = CPU,
 ) -> Connections:
-    """The groups of a rank inside its replica, and the group of ranks with the same weights in
-    other replicas; with one replica, the plan's own groups.
+    """A rank's groups inside its replica, and the group of ranks with the same weights in other
+    replicas; with one replica, the plan's own groups.
     """
     tied, experts = workload.model.head_has_table, workload.model.experts is not None
     replicas = ReplicaRanks.of(plan, workload)
@@ -80,8 +80,8 @@ def connected_replicas(
     replica, inner = replicas.place(rank)
 
     def make_each(name: str, ranks: Sequence[int]) -> Group | None:
-        """Make the same group of ranks in each replica, and return the group of this rank's
-        replica; all ranks make all groups in the same order.
+        """Create a group of ranks in each replica, and return that of this rank's replica; all
+        ranks create all groups in the same order.
         """
         called = "replica" if name == "world" else name
         groups = [

@@ -1,8 +1,10 @@
-"""Where each rank is in a plan: its stage, its groups, and the ranks to which it sends sequences.
+"""Where each rank is in a plan: its stage, its groups, and the ranks with which it exchanges
+sequences.
 
-Ranks count along the axes of ``mistlab.plan.dimensions``, stage after stage. Sequences of a
-micro-batch go to data-parallel ranks in order. So ranks of stages with different degrees exchange
-the sequences that both have. Context-parallel ranks of neighbouring stages have the same tokens.
+Ranks are numbered along the axes of ``mistlab.plan.dimensions``, stage after stage. The sequences
+of a micro-batch are divided over data-parallel ranks in order, so ranks of stages with different
+degrees exchange the sequences that both have. Context-parallel ranks with the same index in
+neighbouring stages have the same tokens.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,9 +24,9 @@ from runtime.comm.group import Alone, Channel, Group, GroupMaker, enter, greet, 
 from runtime.devices.cuda import generator_of
 
 CPU = torch.device("cpu")
-# The runtime keeps one replica of sharded states, so it makes no groups of state replicas.
+# The groups that the runtime makes. It has one replica of sharded states, so no state replicas.
 GROUPS_HERE = [name for name in GROUPS if name != "state replicas"]
-# Groups of ranks that all-gather weights; they are needed from ZeRO-1 on.
+# Groups of ranks that all-gather weights, which are needed from ZeRO-1 on.
 _GATHERING = ("gather", "gather experts")
 
 
@@ -40,8 +42,8 @@ class RankPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """The sequences of a micro-batch that this rank sends to or receives from a peer: a range by
-    this rank's numbering, and the peer's global rank.
+    """The sequences of a micro-batch that a rank exchanges with a peer: a range, in the rank's own
+    numbering, and the peer's global rank.
     """
 
     begin: int
@@ -51,8 +53,8 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The arrangement of a plan's ranks; ``tied`` if embedding and head share weights, ``experts``
-    if the model has experts.
+    """How a plan's ranks are arranged; ``tied`` says whether embedding and head share weights,
+    ``experts`` whether the model has experts.
     """
 
     plan: Plan
@@ -60,7 +62,7 @@ class Topology:
     experts: bool = False
 
     def place(self, rank: int) -> RankPosition:
-        """The position (stage, and index in each parallel degree) of a global rank in the plan."""
+        """The position of a global rank in the plan."""
         for stage, stage_plan in enumerate(self.plan.stages):
             if rank < stage_plan.num_gpus:
                 return RankPosition(stage=stage, **position_of(rank, stage_plan.degree))
@@ -68,14 +70,18 @@ class Topology:
         raise AssertionError
 
     def rank(self, stage: int, data: int, tensor: int, context: int = 0) -> int:
-        """The global rank at a position (stage, and index in each parallel degree) of the plan."""
+        """The global rank at a position in the plan: its stage, and its index along each mesh
+        axis.
+        """
         before = sum(one.num_gpus for one in self.plan.stages[:stage])
         stage_plan = self.plan.stages[stage]
         position = {"data": data, "context": context, "tensor": tensor}
         return before + rank_of(position, stage_plan.degree)
 
     def sequences(self, position: RankPosition, micro_batch: int) -> int:
-        """The index, within the batch, of the first sequence of a micro-batch at a position."""
+        """The index in the batch of the first sequence of a micro-batch, for the rank at a
+        position.
+        """
         stage_plan = self.plan.stages[position.stage]
         return (micro_batch * stage_plan.data_parallel + position.data) * stage_plan.micro_batch
 
@@ -85,10 +91,11 @@ class Topology:
         return list(range(first, first + self.plan.stages[stage].num_gpus))
 
     def groups(self) -> Iterator[tuple[str, list[int]]]:
-        """All groups by name, in the order in which every rank makes and first calls them.
+        """All groups by name, in the order in which every rank creates and first calls them.
 
-        A communicator takes memory of the device, so only groups that are called are made: none to
-        gather weights below ZeRO-1, and none for tables if the world's group has the same ranks.
+        A communicator takes memory of the device, so only groups that are called are created: none
+        to gather weights below ZeRO-1, and none for the tied tables if all ranks form the same
+        group.
         """
         world = list(range(self.plan.num_gpus))
         yield "world", world
@@ -108,15 +115,17 @@ class Topology:
 
     @property
     def exchanges_tables(self) -> bool:
-        """Whether embedding and head each have a copy of one table, whose gradients are summed."""
+        """Whether embedding and head, on different stages, have copies of one table whose gradients
+        are summed.
+        """
         return self.tied and not shares_table(self.plan)
 
     def ends(self) -> list[int]:
-        """The ranks of the first and the last part of the model, which hold embedding and head."""
+        """The ranks that hold the first or the last part of the model, with embedding or head."""
         return sorted({rank for stage in ends_of_plan(self.plan) for rank in self.ranks(stage)})
 
     def links(self) -> Iterator[tuple[str, list[int]]]:
-        """The groups of neighbouring stages that send messages to each other, by name
+        """The groups of two stages that send messages to each other, by their names
         (``link_of``).
         """
         stages = placement_of_plan(self.plan).stages
@@ -131,8 +140,8 @@ class Topology:
         return sorted({one for pair in pairs if stage in pair for one in pair} - {stage})
 
     def transfers(self, rank: int, *, to_stage: int, receives: bool) -> list[Transfer]:
-        """The sequences that a rank receives from, or sends to, the ranks of a neighbouring
-        stage.
+        """The sequences that a rank receives from the ranks of a neighbouring stage, or sends to
+        them.
         """
         position = self.place(rank)
         stage_plan, other = self.plan.stages[position.stage], self.plan.stages[to_stage]
@@ -142,8 +151,8 @@ class Topology:
             low = max(begin, data * other.micro_batch)
             high = min(begin + stage_plan.micro_batch, (data + 1) * other.micro_batch)
             for tensor in range(other.tensor_parallel):
-                # Each receiver needs only one sender, since all ranks of a tensor-parallel group
-                # hold the same activations.
+                # All ranks of a tensor-parallel group have the same activations, so each receiver
+                # needs one sender.
                 if receives:
                     matches = tensor == position.tensor % other.tensor_parallel
                 else:
@@ -154,8 +163,8 @@ class Topology:
         return transfers
 
     def context_peers(self, rank: int) -> tuple[list[int], list[int]]:
-        """The ranks to which a rank sends keys and values (or heads) inside attention, and those
-        from which it receives them; none if keys are gathered.
+        """The ranks to which a rank sends keys and values (or heads) inside attention, and the
+        ranks from which it receives them; none if keys are gathered.
         """
         position = self.place(rank)
         ranks, way = self.plan.stages[position.stage].token_split
@@ -171,8 +180,8 @@ class Topology:
         return (peers, peers) if way == HEADS else (peers[:1], peers[1:])
 
     def traffic(self, rank: int, link: str) -> tuple[list[Transfer], list[Transfer]]:
-        """The number of sequences that a rank sends over a link for each micro-batch, and the
-        number that it receives.
+        """The sequences that a rank sends over a link for each micro-batch, and those that it
+        receives.
         """
         sender, receiver = ends_of_link(link)
         receives = self.place(rank).stage == receiver
@@ -184,7 +193,7 @@ class Topology:
 def link_of(kind: PassKind, sender: int, receiver: int) -> str:
     """The name of the link from one stage to another, for outputs of forward or of backward passes.
 
-    A link between a stage and the next one has the number of the first of them.
+    A link between neighbouring stages is numbered by the earlier of them.
 
     >>> link_of("F", 1, 2), link_of("B", 2, 1), link_of("F", 2, 0), link_of("B", 0, 2)
     ('forward 1', 'backward 1', 'forward 2 to 0', 'backward 0 to 2')
@@ -196,7 +205,7 @@ def link_of(kind: PassKind, sender: int, receiver: int) -> str:
 
 
 def ends_of_link(link: str) -> tuple[int, int]:
-    """The sending and the receiving stage of a link, as its name gives them.
+    """The sending and the receiving stage of a link, by its name.
 
     >>> ends_of_link("backward 1"), ends_of_link("forward 2 to 0")
     ((2, 1), (2, 0))
@@ -211,10 +220,10 @@ def ends_of_link(link: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sharers:
-    """Ranks with the same parameters, which may shard the states of these: they ``gather`` weights
-    and ``reduce`` gradients in separate groups, so that both can run at the same time.
+    """The ranks with the same parameters as a rank, which may shard their states. They ``gather``
+    weights and ``reduce`` gradients in separate groups, so that both can run at the same time.
 
-    ``splitters`` are the ranks that have other parts of the same tensors.
+    ``splitters`` are the ranks that hold other parts of the same tensors.
     """
 
     gather: Group
@@ -229,13 +238,13 @@ class Sharers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Connections:
-    """The groups through which a rank communicates: with tensor- and context-parallel ranks, ranks
-    with other experts and with parts of the same experts, all ranks, and other stages. In a run of
-    several replicas these are the groups of the rank's replica, and ``peers`` have the same part of
-    the weights in the other replicas.
+    """The groups in which a rank communicates: tensor- and context-parallel ranks, ranks with other
+    experts and with parts of the same experts, all ranks, and other stages. In a run of several
+    replicas these are groups inside the replica, and ``peers`` hold the same part of the weights in
+    other replicas.
 
-    ``sharers`` have the same weights; first all but experts' weights, then experts'. ``links`` are
-    named as in ``Topology.links``.
+    ``sharers`` have the same weights: first those of all but experts, then those of experts.
+    ``links`` are named as in ``Topology.links``.
     """
 
     topology: Topology
@@ -257,14 +266,12 @@ class Connections:
 
     @property
     def place(self) -> RankPosition:
-        """The position of this rank in the plan: its stage, and its index in each parallel
-        degree.
-        """
+        """The position of this rank in the plan: its stage, and its index along each mesh axis."""
         return self.topology.place(self.rank)
 
     @property
     def replica(self) -> int:
-        """The rank's index among the ranks with the same weights, experts aside."""
+        """The rank's index among the ranks with the same weights (other than experts)."""
         return self.sharers[0].replica
 
 
@@ -277,11 +284,11 @@ def connected(
     experts: bool = False,
     device: torch.device = CPU,
 ) -> Connections:
-    """Make all groups of a plan, and call each for the first time with all its ranks.
+    """Create all groups of a plan, and call each for the first time on all its ranks.
 
-    ``make`` returns None for groups that the rank is not in. ``tied`` says whether the model's
-    embedding and head have the same weights, ``experts`` whether it has experts. ``device`` is the
-    device of all later messages.
+    ``make`` returns None for groups without this rank. ``tied`` says whether the model's embedding
+    and head share weights, ``experts`` whether it has experts. ``device`` is the device of all
+    later messages.
     """
     topology = Topology(plan=plan, tied=tied, experts=experts)
     groups: dict[str, Group] = {}
@@ -333,33 +340,35 @@ def _sharers(groups: Mapping[str, Group], gather: str, reduce: str, splitters: s
     return Sharers(gather=gatherers, reduce=reducers, splitters=others)
 
 
-# Runs one stage of a pipeline alone, with random tensors in place of its neighbours' messages.
+# Runs one pipeline stage alone, with random tensors in place of messages from its neighbours.
 #
-# The random values are drawn into the buffers that would receive the messages, so the stage's
-# memory peaks are the same as in the whole pipeline.
+# The random values are written to the buffers that would receive the messages, so the stage's peaks
+# of memory are those in the whole pipeline.
 
 
-# The standard deviation of an untrained embedding's output.
+# The standard deviation of the random tensors, that of an untrained embedding's output.
 STD = 0.02
 
 
 class Neighbour:
-    """A stand-in for the stage at the other end of a link: discards messages and generates
-    answers.
+    """A stand-in for the stage at the other end of a link: messages to it are dropped, and messages
+    from it are random.
     """
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self._generator = generator_of(device).manual_seed(seed)
 
     def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
-        """Discard all tensors to send, and fill all tensors to receive with random values."""
+        """Drop all tensors that are sent, and fill all tensors that are received with random
+        values.
+        """
         for tensor, _ in receives:
             tensor.normal_(std=STD, generator=self._generator)
 
 
 def isolated(plan: Plan, stage: int, device: torch.device, seed: int) -> Connections:
-    """Connections with which one stage runs alone on one rank; ``seed`` determines the messages
-    that stand for its neighbours'.
+    """The connections of one stage that runs alone on one rank; ``seed`` determines the random
+    messages from its neighbours.
     """
     assert plan.stages[stage].num_gpus == 1
     topology, alone = Topology(plan=plan), Alone()

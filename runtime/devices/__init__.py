@@ -1,3 +1,3 @@
-"""Devices other than the CPU: the interface through which the runtime uses them, and its
-implementation for CUDA.
+"""Devices other than the CPU: the interface by which the runtime uses them, and its implementation
+for CUDA.
 """

@@ -19,13 +19,14 @@ from runtime.devices.driver import DevicePeaks, Driver, Event, Graph, Stream
 
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-# Environment variables: CUDA reads the first when it starts, torch the second when it makes a
-# communicator; a value set by the user is kept. Streams that share one of CUDA's connections wait
-# for one another. NCCL sends messages on a stream of its own, to which the second variable gives
-# the priority of the runtime's streams for messages (docs/decisions/0011-communicators.md).
+# Environment variables that are set unless the user has set them. CUDA reads the first when it
+# starts, torch the second when it creates a communicator. Streams that share one of CUDA's
+# connections wait for one another. NCCL sends messages on a stream of its own, to which the second
+# variable gives the priority of the runtime's streams for messages
+# (docs/decisions/0011-communicators.md).
 SETTINGS = {CONNECTIONS: "32", "TORCH_NCCL_HIGH_PRIORITY": "1"}
 
-# For each major version of CUDA: the driver that it needs, and a build of ``TESTED_TORCH`` for it
+# For each major version of CUDA: the driver that it needs, and the build of ``TESTED_TORCH`` for it
 # (docs.nvidia.com/deploy/cuda-compatibility).
 NEEDED_DRIVERS = {"13": ("580", "cu130"), "12": ("525", "cu126")}
 TESTED_TORCH = "2.13.0"
@@ -38,8 +39,8 @@ _LOST = (
 
 
 def shared_connections() -> str | None:
-    """A warning if the user has set fewer of CUDA's connections than a rank has lanes (queues of
-    work); otherwise None.
+    """A warning if the user allows CUDA fewer connections than a rank has lanes (queues of work);
+    otherwise None.
     """
     given = os.environ.get(CONNECTIONS, "")
     if not given.isdigit() or int(given) >= len(LANES):
@@ -51,7 +52,7 @@ def shared_connections() -> str | None:
 
 
 def why_no_gpu() -> str:
-    """The reason why CUDA has no GPU for this process, with the remedy; empty if it has one."""
+    """Why CUDA has no GPU for this process, with the remedy; empty if it has one."""
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
@@ -66,8 +67,8 @@ def why_no_gpu() -> str:
 
 
 def _old_driver(message: str) -> str:
-    """The problem of a driver that is too old for the installed torch: both versions, and what to
-    install.
+    """What to say about a driver that is too old for the installed torch: both versions, and what
+    to install.
     """
     built = str(torch.version.cuda)
     version = re.search(r"found version (\d+)", message)
@@ -86,8 +87,8 @@ def _old_driver(message: str) -> str:
 
 
 def peers_apart(ranks: int) -> str | None:
-    """A warning if two GPUs that this node's ranks use cannot access each other's memory (peer
-    access), or have that disabled; otherwise None.
+    """A warning if two GPUs of this node's ranks cannot access each other's memory (peer access),
+    or if that is disabled; otherwise None.
     """
     if ranks > 1 and os.environ.get(NO_PEERS) == "1":
         return f"{NO_PEERS}=1: {_LOST}: unset it, if the GPUs have peer access"
@@ -121,7 +122,7 @@ class CudaDriver:
         return torch.version.cuda or ""
 
     def count(self) -> int:
-        """The number of GPUs; called first of all, so that CUDA starts with the variables in
+        """The number of GPUs. It must be called first, so that CUDA starts with the variables in
         ``SETTINGS``.
         """
         for name, value in SETTINGS.items():
@@ -145,11 +146,11 @@ class CudaDriver:
         return torch.cuda.current_stream(device)
 
     def stream(self, device: torch.device, *, urgent: bool = False) -> Stream:
-        """A new stream; the work of an urgent one precedes that of the default stream, and follows
-        that of NCCL's urgent streams.
+        """A new stream. Work on an urgent stream has priority over the default stream, but not over
+        NCCL's urgent streams.
 
-        CUDA's highest priority would lend streams of NCCL's pool, where a lane and a group of
-        NCCL's might be one stream.
+        With CUDA's highest priority torch would take the stream from the pool that NCCL uses, and a
+        lane and a group of NCCL could share it.
         """
         return torch.cuda.Stream(device, priority=-1 if urgent else 0)
 
@@ -158,13 +159,13 @@ class CudaDriver:
         return torch.cuda.stream(stream)
 
     def event(self) -> Event:
-        """A new event, with timing; a thread that waits for it sleeps rather than spins."""
+        """A new event that records times; a thread that waits for it sleeps instead of spinning."""
         return torch.cuda.Event(enable_timing=True, blocking=True)
 
     @contextmanager
     def capture(self, stream: Any) -> Iterator[Graph]:
-        """Capture a CUDA graph; other threads of the process, such as NCCL's, may go on calling
-        CUDA.
+        """Capture a CUDA graph; other threads of the process, such as NCCL's, may call CUDA
+        meanwhile.
         """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
@@ -199,7 +200,7 @@ class CudaDriver:
         return torch.zeros(size_bytes, dtype=torch.uint8)
 
     def pin(self, memory: Tensor) -> int:
-        """Register host memory with CUDA; return CUDA's error number, 0 for none."""
+        """Register host memory with CUDA; returns CUDA's error number, 0 for none."""
         return int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
 
     def unpin(self, memory: Tensor) -> None:
@@ -233,10 +234,10 @@ class CudaDriver:
         )
 
 
-# The table of drivers for device kinds other than the CPU, by torch's name of the kind.
+# The table of drivers for devices other than the CPU, by torch's name for the kind of device.
 
 
-# A stand-in for a GPU adds its own row while it is in use.
+# A stand-in for a GPU adds a row while it is in use.
 DRIVERS: dict[str, Driver] = {"cuda": CudaDriver()}
 
 

@@ -1,9 +1,8 @@
-"""The interface (driver) through which the runtime and the profiler use a device other than the
-CPU.
+"""The interface (driver) by which the runtime and the profiler use a device other than the CPU.
 
-Every call for a GPU goes through a ``Driver``, so that a stand-in can take the GPU's place on a
-machine without one. There are two stand-ins: one follows streams by vector clocks, one has tensors
-without memory.
+Every call to a GPU goes through a ``Driver``, so that a stand-in can replace the GPU on a machine
+without one. There are two stand-ins: one records how streams order memory accesses, the other has
+tensors without memory.
 """
 
 from collections.abc import Iterator
@@ -18,24 +17,24 @@ from torch import Tensor
 
 
 class Graph(Protocol):
-    """The interface of a captured graph of a device's work (a CUDA graph)."""
+    """A captured graph of a device's work (CUDA graph), which can be replayed."""
 
     def replay(self) -> None:
         """Run the captured work again on the current stream."""
 
 
 class Stream(Protocol):
-    """The interface of a stream: a queue of work on a device."""
+    """A stream: a queue of work on a device."""
 
     def wait_event(self, event: Any) -> None:
-        """Make work queued from now on wait for the event."""
+        """Let work that is queued from now on wait for the event."""
 
 
 class Event(Protocol):
     """A point in the work of a stream."""
 
     def record(self, stream: Any) -> None:
-        """Mark the point of the stream at which all work queued so far has ended."""
+        """Let the event mark the end of the work queued on the stream so far."""
 
     def synchronize(self) -> None:
         """Block the calling thread until the device has reached the event."""
@@ -46,8 +45,7 @@ class Event(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePeaks:
-    """Peaks of a device's memory: bytes allocated by tensors, and bytes reserved by torch's
-    allocator.
+    """Peaks of a device's memory: bytes of tensors, and bytes that torch's allocator reserved.
 
     ``retries`` counts how often the allocator had to free its cache and ask the device again.
     """
@@ -58,7 +56,7 @@ class DevicePeaks:
 
 
 class Driver(Protocol):
-    """The interface to one kind of device, such as CUDA's."""
+    """The interface to one kind of device, such as CUDA devices."""
 
     @property
     def backend(self) -> str:
@@ -84,25 +82,25 @@ class Driver(Protocol):
         """The stream that torch uses by default."""
 
     def stream(self, device: torch.device, *, urgent: bool = False) -> Stream:
-        """A new stream; an urgent stream's ready work precedes that of other streams."""
+        """A new stream; work on an urgent stream has priority over work on other streams."""
 
     def using(self, stream: Any) -> AbstractContextManager[object]:
         """Make a stream the calling thread's current stream, within a ``with`` block."""
 
     def event(self) -> Event:
-        """A new event, with timing; a thread that waits for it yields its core."""
+        """A new event that records times; a thread that waits for it gives up its core."""
 
     def capture(self, stream: Any) -> AbstractContextManager[Graph]:
-        """Capture the work in the ``with`` block instead of running it: on this stream, which is
-        not the default one, and on streams that fork from it and join it again.
+        """Capture the work in the ``with`` block instead of running it: work on this stream (not
+        the default one), and on streams that fork from it and join it again.
         """
 
     def synchronize(self, device: torch.device) -> None:
         """Block the calling thread until all streams have ended their work."""
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
-        """The values of a tensor, for which the calling thread waits; on devices without values,
-        ``usual`` for each.
+        """The values of a tensor, for which the calling thread waits; on devices without values
+        each is ``usual``.
         """
 
     def generator(self, device: torch.device) -> torch.Generator:
@@ -142,22 +140,22 @@ class Driver(Protocol):
         """The peaks of the device's memory since the last ``count_anew``."""
 
 
-# Lends pinned host memory, and can keep it pinned from one run of a process to the next.
+# Lends pinned host memory, and can keep it pinned from one run in a process to the next.
 #
-# Pinning is slow, because every page is touched and registered. A process that runs plan after plan
-# therefore keeps its pinned memory within ``kept()``, and reuses it.
+# Pinning is slow, because every page is touched and registered. So a process that runs plan after
+# plan keeps its pinned memory within ``kept()``, and reuses it.
 
 
-# Parts of a pinned block begin at page boundaries, as blocks themselves do.
+# Parts of a block of pinned memory begin at page boundaries, like the blocks.
 PAGE_BYTES = 4096
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Block:
-    """A block of pinned memory, lent in parts from its beginning; its first ``used_bytes`` are lent
-    already.
+    """A block of pinned memory that is lent in parts, one after the other; ``used_bytes`` are lent
+    so far.
 
-    ``lent`` counts the parts that are not given back yet. The first ``written_bytes`` may hold
+    ``lent`` counts the parts that have not been returned. The first ``written_bytes`` may hold
     values of earlier runs.
     """
 
@@ -182,8 +180,8 @@ class _Block:
         return self.memory[begin:end]
 
     def give_back(self) -> None:
-        """Return a part of the block; once all parts are returned, the whole block can be lent
-        again.
+        """Return a part of the block; once all parts are returned, the block can be lent anew from
+        its beginning.
         """
         self.lent -= 1
         if not self.lent:
@@ -196,7 +194,7 @@ class _Block:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Lent:
-    """A part of pinned host memory that was lent, filled with zeros at first."""
+    """A part of pinned host memory that is lent to a run; it is filled with zeros at first."""
 
     memory: Tensor
     _block: _Block
@@ -218,10 +216,11 @@ class _Keeper:
     _lock: Lock = field(default_factory=Lock)
 
     def lend(self, size_bytes: int, driver: Driver) -> Lent:
-        """Lend a part of the smallest block with enough room, otherwise of a new block.
+        """Lend a part of the smallest block with enough free bytes, or of a new block if there is
+        none.
 
-        Before a new block is pinned, all blocks that nobody uses are unpinned, so that little is
-        pinned beyond the need of the current run.
+        Before a new block is pinned, all unused blocks are unpinned, so that little more is pinned
+        than the run needs.
         """
         with self._lock:
             with_room = [

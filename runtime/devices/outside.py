@@ -1,8 +1,7 @@
-"""Measures device memory that is used outside torch's allocator, and limits the allocator to what
-is left.
+"""Measures the device memory used outside torch's allocator, and limits the allocator to the rest.
 
-The process's CUDA context, its libraries, the communicators of its groups and other processes take
-such memory.
+Memory outside the allocator is used by the process's CUDA context, its libraries, the communicators
+of its groups, and other processes.
 """
 
 import torch
@@ -14,7 +13,7 @@ from runtime.devices.cuda import driver_of
 
 
 def outside_bytes(device: torch.device) -> int:
-    """The used bytes of a device that torch's allocator does not hold; 0 on a CPU."""
+    """The bytes in use on a device that torch's allocator does not hold; 0 on a CPU."""
     driver = driver_of(device)
     if driver is None:
         return 0
@@ -23,9 +22,10 @@ def outside_bytes(device: torch.device) -> int:
 
 
 class Cap:
-    """Limits torch's allocator to the cluster's memory size, minus the bytes used outside of it.
+    """Limits torch's allocator to the cluster's memory size, minus the bytes used outside the
+    allocator.
 
-    If the plan names no memory size, torch may hold all of the device. On a CPU there is no cap.
+    If the plan states no memory size, torch may use the whole device. On a CPU there is no limit.
     """
 
     def __init__(self, cluster: Cluster, device: torch.device) -> None:
@@ -33,8 +33,8 @@ class Cap:
         self._cluster, self._device = cluster, device
         self._driver = driver_of(device)
         if self._driver is not None:
-            # Free what earlier plans of this process have cached; the groups have connected by now,
-            # so their memory is counted.
+            # Free what earlier plans in this process cached. The groups are connected by now, so
+            # their memory counts as used outside the allocator.
             self._driver.count_anew(device)
             self.measure()
 
@@ -50,8 +50,8 @@ class Cap:
 
     @staticmethod
     def share(cluster: Cluster, device: torch.device, outside: int) -> float:
-        """The share of a device that torch may hold beside ``outside`` bytes; refuses a cluster
-        whose memory size leaves none.
+        """The share of a device's memory that torch may use beside ``outside`` bytes; raises an
+        error if the cluster's memory size leaves none.
         """
         driver, share = driver_of(device), 1.0
         if driver is not None and cluster.memory_gib is not None:

@@ -1,1 +1,3 @@
-"""Profiling of a machine: its operators, its links, and the interference of its streams."""
+"""Profiling of a machine: times of operators, links, and how much concurrent streams slow one
+another.
+"""

@@ -1,5 +1,5 @@
-"""The machine that is profiled: its devices, software, clock rates, and what nvidia-smi says about
-it.
+"""Describes the machine that is profiled: its devices, software, clock rates, and what nvidia-smi
+reports.
 """
 
 import os
@@ -26,9 +26,7 @@ _PATIENCE_S = 20.0
 
 
 def answers_of(queries: Sequence[str], gpu: str) -> list[str]:
-    """The answer of nvidia-smi to each query about a GPU, one word each; empty words if the command
-    fails.
-    """
+    """nvidia-smi's answer to each query about a GPU; empty texts if the command fails."""
     command = ["nvidia-smi", f"--query-gpu={','.join(queries)}", f"--id={gpu}"]
     command.append("--format=csv,noheader,nounits")
     nothing = [""] * len(queries)
@@ -42,10 +40,10 @@ def answers_of(queries: Sequence[str], gpu: str) -> list[str]:
     return answers if done.returncode == 0 and len(answers) == len(queries) else nothing
 
 
-# The devices that a profile measures: GPUs, or shares of a CPU in place of GPUs.
+# The devices that a profile measures: GPUs, or groups of CPU cores in place of GPUs.
 
 
-# A kind of device: ``cpu``, or one that has a driver.
+# A kind of device: ``cpu``, or a kind for which there is a driver.
 DeviceKind = str
 
 # A CPU stands for this many devices, since communication needs at least two processes.
@@ -54,9 +52,8 @@ CPU_DEVICES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """The devices of a node that are measured, by one process each with ``threads`` threads.
-
-    On a CPU each thread has one of ``node_cores`` for itself.
+    """The devices of a node that are measured, each by one process with ``threads`` threads. On a
+    CPU each thread has a core of its own, of the ``node_cores``.
     """
 
     kind: DeviceKind
@@ -75,7 +72,7 @@ class Devices:
 
     @property
     def first(self) -> torch.device:
-        """The device of the first process."""
+        """The device of the first measuring process."""
         return torch.device(self.kind, 0)
 
     @contextmanager
@@ -91,9 +88,9 @@ class Devices:
 
 
 def usual_kind() -> DeviceKind:
-    """The kind of device that is measured if none is named: GPUs, if there are any.
+    """The kind of device that is measured by default: GPUs if there are any, otherwise the CPU.
 
-    Refuses GPUs whose driver is too old, in whose place a CPU would be measured.
+    Raises an error for GPUs whose driver is too old, so that a CPU is not measured instead.
     """
     if DRIVERS["cuda"].count():
         return "cuda"
@@ -132,9 +129,9 @@ _QUERIES = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
 
 
 def clocks_of(device: torch.device) -> Clocks | None:
-    """The clock rates of a GPU; None for a CPU, and if nvidia-smi fails.
+    """The clock rates of a GPU; None for a CPU, or if nvidia-smi fails.
 
-    An idle GPU lowers its clocks: call this right after work.
+    An idle GPU lowers its clocks, so this must be called right after work.
     """
     if device.type != "cuda":
         return None
@@ -145,13 +142,15 @@ def clocks_of(device: torch.device) -> Clocks | None:
 
 
 def identity(device: torch.device) -> str:
-    """The identifier by which nvidia-smi knows a GPU, since its numbering differs from torch's."""
+    """The identifier of a GPU for nvidia-smi, whose numbering differs from torch's."""
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     return str(device.index or 0) if uuid is None else f"GPU-{uuid}"
 
 
 def _number(word: str) -> float | None:
-    """An answer as a positive number; None for an empty word and for "unknown" in brackets."""
+    """A text as a positive number; None if it is empty or, in brackets, says that the value is
+    unknown.
+    """
     try:
         number = float(word)
     except ValueError:
@@ -166,7 +165,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def environment_of(devices: Devices, revision: str) -> Environment:
-    """A description of the device, and of the versions of its software."""
+    """A description of the measured device, and of the versions of the software."""
     driver = DRIVERS.get(devices.kind)
     return Environment(
         device=driver.name(devices.first) if driver else _cpu(),
@@ -180,14 +179,14 @@ def environment_of(devices: Devices, revision: str) -> Environment:
 
 
 def host_memory_bytes() -> int:
-    """The memory of the machine, or the part of it that this container may use."""
+    """The memory of the machine in bytes, or the part of it that this container may use."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [Path(path).read_text().strip() for path in _LIMITS if Path(path).exists()]
     return min([machine, *(int(limit) for limit in limits if limit.isdigit())])
 
 
 def device_memory_bytes(devices: Devices) -> int:
-    """The total memory of a GPU. CPU devices share half of the machine's memory."""
+    """The memory of a GPU in bytes; devices on a CPU share half of the machine's memory."""
     driver = DRIVERS.get(devices.kind)
     if driver is None:
         return host_memory_bytes() // 2 // devices.count
@@ -196,7 +195,7 @@ def device_memory_bytes(devices: Devices) -> int:
 
 
 def outside_bytes(device: torch.device) -> int:
-    """The memory that is used outside torch's allocator: on a GPU by all programs, on a CPU by this
+    """The bytes in use outside torch's allocator: on a GPU by all processes, on a CPU by this
     process.
     """
     if driver_of(device) is not None:

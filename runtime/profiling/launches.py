@@ -1,5 +1,5 @@
-"""Measures the host's time to launch kernels, with blocks so small that the host is the
-bottleneck.
+"""Measures the time that the host takes to launch kernels, with blocks so small that a run is
+host-bound.
 """
 
 import gc
@@ -26,20 +26,19 @@ from runtime.engine.streams.lanes import Streams
 from runtime.engine.training import Training
 from runtime.profiling.timing import Clock, Timing
 
-# Runs blocks so small that the host's launches take all the time, on one device with the runtime's
-# executor.
+# Runs small, host-bound blocks on one device with the runtime's executor.
 
 
 HIDDEN, HEADS, SEQUENCE, VOCAB = 64, 2, 8, 128
-# The time of an iteration with few blocks is subtracted from that of one with many. Embedding, head
-# and work done once per iteration are in both, and find CPU caches equally cold. The difference
-# still contains a block's optimizer step, once for all micro-batches.
+# The time of an iteration with FEW blocks is subtracted from that of an iteration with MANY.
+# Embedding, head and other work done once per iteration are in both, with equally cold CPU caches.
+# What remains includes the optimizer step of a block, once for all micro-batches.
 FEW, MANY = 4, 8
 MICRO_BATCHES = 16
 
 
 def tiny(family: Family, attention: Attention, precision: Precision, *, layers: int) -> Workload:
-    """A workload whose model has ``layers`` blocks so small that only launches take time."""
+    """A workload whose model has ``layers`` blocks so small that its run is host-bound."""
     return Workload(
         model=ModelSpec.of(family=family, hidden=HIDDEN, layers=layers, heads=HEADS, vocab=VOCAB),
         sequence_length=SEQUENCE,
@@ -89,16 +88,16 @@ class TinyBlocks:
             self._runs.append(run)
         tokens = torch.zeros(1, SEQUENCE, dtype=torch.int64, device=device)
         self._batches = [(tokens, tokens)] * MICRO_BATCHES
-        # The first iteration takes longer than the others.
+        # The first iteration is slower than the others.
         self.sample_s()
 
     def sample_s(self, now: Callable[[], float] = perf_counter) -> float:
-        """The seconds of one small block's forward and backward pass."""
+        """The seconds of the forward and backward pass of one small block."""
         few_s, many_s = self.samples_s(now)
         return (many_s - few_s) / (MANY - FEW) / MICRO_BATCHES
 
     def samples_s(self, now: Callable[[], float] = perf_counter) -> list[float]:
-        """The seconds of an iteration of the model with few blocks, and of that with many."""
+        """The seconds of an iteration of the model with few blocks, and of the model with many."""
         return [self._iteration_s(run, now) for run in self._runs]
 
     def release(self) -> None:
@@ -107,7 +106,7 @@ class TinyBlocks:
             run.release()
 
     def _iteration_s(self, run: Executor, now: Callable[[], float]) -> float:
-        # A run reads the tasks' times after each step, so the measured iteration reads them too.
+        # A run reads the times of tasks after each step, so this measurement does too.
         run.streams.spans()
         begin = now()
         run.iterate(self._batches)
@@ -115,7 +114,7 @@ class TinyBlocks:
         return now() - begin
 
 
-# Measures the host's time to launch kernels, with blocks so small that launches take all the time.
+# Measures the host's time to launch kernels, with blocks so small that a run is host-bound.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +132,7 @@ def launches(
 ) -> LaunchTiming:
     """Time the host while the executor runs small blocks of a model family, without offloading.
 
-    On a CPU, the time is that of this process alone, so that other processes do not add to it.
+    On a CPU the time is this process's CPU time, so that other processes do not add to it.
     """
     now = process_time if clock.device.type == "cpu" else perf_counter
     with undisturbed():
@@ -146,11 +145,10 @@ def launches(
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Within the ``with`` block, suspend what would disturb a measurement, such as garbage
-    collection.
+    """Within the ``with`` block, avoid what disturbs a measurement of host time.
 
-    Python's garbage collector is off. Kernels on a CPU run in one thread, because waking threads
-    takes longer than such a kernel.
+    Python's garbage collector is off, and kernels on a CPU run in one thread, because waking
+    threads takes longer than such a small kernel.
     """
     threads, collects = torch.get_num_threads(), gc.isenabled()
     torch.set_num_threads(1)
@@ -166,7 +164,7 @@ def undisturbed() -> Iterator[None]:
 def _kernels(workload: Workload) -> int:
     """The number of kernels in a block's forward and backward pass, as predictions count them.
 
-    The executor's other work is charged to these kernels.
+    The measured time is divided by it, so other work of the executor is charged to these kernels.
     """
     compiled = work_of(graph_of(workload), MISTLAB.rules_in(workload.precision)).compiled
     columns = size_columns(workload, {"b": np.array([1]), "tp": np.array([1])})

@@ -21,7 +21,7 @@ Copy = Literal["host_to_device", "device_to_host"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCase:
-    """A collective to measure over groups of ``gpus`` ranks; ``size_bytes`` is the whole
+    """A collective to be measured in groups of ``gpus`` ranks; ``size_bytes`` is the whole
     message.
     """
 
@@ -30,31 +30,31 @@ class CollectiveCase:
     size_bytes: int
 
     def measured(self, rank: Rank) -> Timing:
-        """Time the collective in all groups of the node at once."""
+        """Time the collective, in all groups of the node at once."""
         return rank.timed(collective(self.kind, self.size_bytes, rank, self.gpus))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyCase:
-    """A copy to measure between a device and pinned host memory."""
+    """A copy to be measured between a device and pinned host memory."""
 
     kind: Copy
     size_bytes: int
 
     def measured(self, rank: Rank) -> Timing:
-        """Time the copy on all devices of the node at once."""
+        """Time the copy, on all devices of the node at once."""
         return rank.timed(copy(self.kind, self.size_bytes, rank))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendCase:
-    """A message to measure from the first rank's device to that of its ``peer``."""
+    """A message to be measured, from the first rank's device to the device of its ``peer``."""
 
     size_bytes: int
     peer: int = 1
 
     def measured(self, rank: Rank) -> Timing:
-        """Time a message and its answer, and take half of that."""
+        """The time of a message, measured as half the time of a message and its answer."""
         message = _values(self.size_bytes, rank)
 
         def there_and_back() -> None:
@@ -69,8 +69,8 @@ class SendCase:
 
 
 def collective(kind: Collective, size_bytes: int, rank: Rank, gpus: int) -> TimedWork:
-    """A function that runs a collective over this process's group, as the runtime's executor calls
-    it.
+    """A function that runs a collective in this process's group, in the way of the runtime's
+    executor.
     """
     group = ProcessGroup(rank.groups[gpus])
     whole = _values(size_bytes, rank, gpus)
@@ -102,20 +102,21 @@ def _values(size_bytes: int, rank: Rank, divisor: int = 1) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideCase:
-    """Which memory outside the allocator to measure: that of contexts, libraries, and communicators
-    of all processes and of one group of each size.
+    """The memory outside torch's allocator, to be measured: that of contexts, libraries, and
+    communicators of all processes and of one group of each size.
 
-    Before the measurement the communicators are used as in training: NCCL allocates memory at the
-    first use of an algorithm, and at the first message between two ranks. ``size_bytes`` is the
-    size of a long collective.
+    The communicators are used first as in training, because NCCL allocates memory at the first use
+    of an algorithm, and at the first message between two ranks. ``size_bytes`` is the size of a
+    long collective.
     """
 
     size_bytes: int
 
     def measured(self, rank: Rank) -> int:
-        """The bytes outside the allocator on the device that has most.
+        """The bytes outside torch's allocator, on the device with the most.
 
-        The first device does not count if there are others: the parent process takes memory there.
+        If there are several devices, the first does not count, because the parent process uses
+        memory there.
         """
         if rank.groups:
             world = everybody()

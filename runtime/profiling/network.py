@@ -1,7 +1,7 @@
-"""Measures links between nodes, in processes that torchrun has started, equally many on each node.
+"""Measures links between nodes, in processes that torchrun started, equally many on each node.
 
-Groups have as many neighbouring ranks of each node, in the same places, and all groups of a shape
-work at once, so that they share the nodes' links as in a run.
+A group has the same number of neighbouring ranks on each node, at the same local indices. All
+groups of a shape work at once, so that they share the nodes' links as in a run.
 """
 
 import os
@@ -31,7 +31,7 @@ class NodesOfRun:
 
     @classmethod
     def of_launcher(cls) -> "NodesOfRun":
-        """The nodes from torchrun's environment variables; refuses fewer than two."""
+        """The nodes by torchrun's environment variables; raises an error for fewer than two."""
         size, gpus = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
         if size == gpus or size % gpus:
             launched = "one node" if size == gpus else f"{size} processes on nodes of {gpus}"
@@ -40,11 +40,11 @@ class NodesOfRun:
 
     @property
     def shapes(self) -> list[int]:
-        """The numbers of ranks in a node for which groups are measured."""
+        """The numbers of ranks per node with which groups are measured."""
         return [count for count in range(1, self.gpus + 1) if self.gpus % count == 0]
 
     def groups(self, in_node: int) -> list[list[int]]:
-        """The groups that consist of this many ranks of each node."""
+        """The groups with this many ranks on each node."""
         return [
             [node * self.gpus + rank for node in range(self.nodes) for rank in range(first, end)]
             for first, end in ((one, one + in_node) for one in range(0, self.gpus, in_node))
@@ -53,8 +53,8 @@ class NodesOfRun:
 
 @contextmanager
 def rank_of_nodes(of: NodesOfRun, kind: str, repetitions: int) -> Iterator[Rank]:
-    """Connect this process to those of other nodes, with groups of all shapes; disconnect at the
-    end of the ``with`` block.
+    """Connect this process to the processes on other nodes, in groups of all shapes; disconnects at
+    the end of the ``with`` block.
     """
     world = world_of_launcher()
     device = device_of(kind, world)

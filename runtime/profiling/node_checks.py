@@ -1,4 +1,4 @@
-"""Checks of a node's GPUs before anything is allocated: what would fail, and what would be slow."""
+"""Checks a node's GPUs before memory is allocated: what would fail, and what would be slow."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,8 @@ from runtime.devices.cuda import (
 )
 from runtime.profiling.environment import Devices, answers_of, identity
 
-# CUDA contexts of this process and its children, and what a driver keeps, are less than this.
+# More than the CUDA contexts of this process and its children, and the driver itself, take on a
+# GPU.
 OWN_BYTES = GIB_BYTES
 _KERNELS = re.compile(r"(sm|compute)_(\d+)(\d)")
 
@@ -26,7 +27,7 @@ _KERNELS = re.compile(r"(sm|compute)_(\d+)(\d)")
 def check_gpus(
     gpus: Sequence[torch.device], *, ranks: int, precision: Precision, option: str
 ) -> None:
-    """Refuse GPUs that cannot run ``ranks`` connected ranks of a precision.
+    """Raise an error if the GPUs cannot run ``ranks`` connected ranks in a precision.
 
     ``option`` is the field that asks for the precision.
     """
@@ -44,7 +45,7 @@ def check_gpus(
 
 
 def check_bf16(gpu: torch.device, option: str) -> None:
-    """Refuse a GPU that only emulates bfloat16."""
+    """Raise an error if a GPU only emulates bfloat16."""
     driver = DRIVERS[gpu.type]
     if not driver.has_bf16(gpu):
         reject(
@@ -54,10 +55,10 @@ def check_bf16(gpu: torch.device, option: str) -> None:
 
 
 def _check_kernels(gpu: torch.device) -> None:
-    """Refuse a GPU for which the installed torch has no kernels.
+    """Raise an error if the installed torch has no kernels for a GPU.
 
-    A binary of ``sm_80`` runs on capabilities 8.0 to 8.9, an intermediate ``compute_90`` on 9.0 and
-    above.
+    A binary for ``sm_80`` runs on compute capabilities 8.0 to 8.9; intermediate code for
+    ``compute_90`` runs on 9.0 and above.
     """
     built = [_KERNELS.match(name) for name in torch.cuda.get_arch_list()]
     capability: tuple[int, int] = torch.cuda.get_device_capability(gpu)
@@ -77,13 +78,13 @@ def _check_kernels(gpu: torch.device) -> None:
 
 
 def _install(version: str) -> str:
-    """The line that installs torch for a major version of CUDA."""
+    """The command that installs torch for a major version of CUDA."""
     index = f"https://download.pytorch.org/whl/{NEEDED_DRIVERS[version][1]}"
     return f"pip install torch=={TESTED_TORCH} --index-url {index}"
 
 
 def slow_settings(ranks: int) -> Iterator[str]:
-    """Warnings of what may make runs of a node's ranks hang, slow or short of memory."""
+    """Warnings about what may make the ranks of a node hang, or slow, or short of memory."""
     gpus = [torch.device("cuda", one) for one in range(min(DRIVERS["cuda"].count(), ranks))]
     if connections := shared_connections():
         yield connections
@@ -101,7 +102,9 @@ def slow_settings(ranks: int) -> Iterator[str]:
 
 
 def unlike_gpus(gpus: Sequence[torch.device]) -> Iterator[str]:
-    """A warning if some GPUs of a node are of another kind, with how to leave them out."""
+    """A warning if some GPUs of a node are of another kind than most, with how to leave them
+    out.
+    """
     kinds: dict[str, list[int]] = {}
     for gpu in gpus:
         kinds.setdefault(DRIVERS["cuda"].name(gpu), []).append(gpu.index)
@@ -116,9 +119,9 @@ def unlike_gpus(gpus: Sequence[torch.device]) -> Iterator[str]:
 
 
 def _taken(gpu: torch.device) -> Iterator[str]:
-    """A warning if other processes hold memory of a GPU.
+    """A warning if other processes use memory of a GPU.
 
-    It asks nvidia-smi: torch would open a context on each GPU, which takes memory itself.
+    It asks nvidia-smi, since torch would open a context on each GPU, which itself takes memory.
     """
     taken, whole, free = answers_of(("memory.used", "memory.total", "memory.free"), identity(gpu))
     if taken.isdigit() and int(taken) * MIB_BYTES > OWN_BYTES:
@@ -130,7 +133,7 @@ def _taken(gpu: torch.device) -> Iterator[str]:
 
 
 def check_devices(devices: Devices, *, precision: Precision, option: str) -> Iterator[str]:
-    """Refuse devices of a node that cannot run ranks of a precision; return warnings."""
+    """Raise an error if the devices of a node cannot run ranks in a precision; returns warnings."""
     if devices.kind != "cuda":
         return iter(())
     gpus = [torch.device("cuda", number) for number in range(devices.count)]

@@ -1,4 +1,6 @@
-"""Measures operators of blocks, with operations and bytes counted as in layer graphs."""
+"""Measures operators of blocks; their floating-point operations and bytes are counted as in layer
+graphs.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,12 +20,13 @@ from runtime.models.parallel import product
 from runtime.profiling.timing import Clock, Timing
 from runtime.tracing.traced_operators import TracedCall, flop_of, read_bytes, written_bytes
 
-# Counts the operations and bytes of operators as they run, in the way of layer graphs.
+# Counts the floating-point operations and bytes of operators as they run, as layer graphs count
+# them.
 
 
 class WorkCounter(TorchDispatchMode):
-    """A dispatch mode that sums the operations, and the bytes read and written, of all
-    operators.
+    """A dispatch mode that sums the floating-point operations, and the bytes read and written, of
+    all operators.
     """
 
     def __init__(self) -> None:
@@ -51,7 +54,7 @@ class WorkCounter(TorchDispatchMode):
 
 
 def product_flop_per_s(precision: Precision, size: int, clock: Clock, repetitions: int) -> float:
-    """The operations per second of a GEMM of two square random matrices."""
+    """The floating-point operations per second of a GEMM of two square random matrices."""
     dtype = TYPE_OF_PRECISION[precision]
     left, right = (torch.randn(size, size, device=clock.device).to(dtype) for _ in range(2))
     result = torch.empty_like(left)
@@ -60,7 +63,7 @@ def product_flop_per_s(precision: Precision, size: int, clock: Clock, repetition
 
 
 def memory_bytes_per_s(size_bytes: int, clock: Clock, repetitions: int) -> float:
-    """The bytes read and written per second by a copy within the device's memory."""
+    """The bytes per second, read and written, of a copy within the device's memory."""
     source = torch.randint(0, 100, (size_bytes,), dtype=torch.int8, device=clock.device)
     target = torch.empty_like(source)
     samples = clock.samples_s(lambda: target.copy_(source), repetitions)
@@ -69,14 +72,14 @@ def memory_bytes_per_s(size_bytes: int, clock: Clock, repetitions: int) -> float
 
 # Measures each operator of a GPT block separately, forward and backward.
 #
-# The operators are those of this package's own blocks, with random values. An operator is named by
-# its place in the block, with the names of the documented tables. Linear layers have no bias here,
-# so that a GEMM is timed alone.
+# The operators are those of this package's blocks, on random values. An operator is named by its
+# position in the block, as in the documented tables. Linear layers have no bias here, so that only
+# the GEMM is timed.
 
 
 DROPOUT = 0.1
 STEP = "optimizer-step"
-# The magnitude of random values: so small that sums of a few thousand products are finite in 16
+# The magnitude of random values, small enough that sums of a few thousand products are finite in 16
 # bits.
 SCALE = 0.1
 
@@ -86,7 +89,7 @@ OperatorCall = tuple[Callable[..., Tensor], tuple[Shape, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSizes:
-    """The sizes of a block, and of the micro-batch that it runs on."""
+    """The sizes of a block, and of the micro-batch that it computes."""
 
     hidden: int
     ffn: int
@@ -108,7 +111,9 @@ class AttentionSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTiming:
-    """The measured times of an operator's forward and backward pass, and the work of both."""
+    """The measured times of an operator's forward and backward pass, and the operations and bytes
+    of both.
+    """
 
     forward: Timing
     backward: Timing
@@ -119,14 +124,14 @@ class OperatorTiming:
 def block_operator(
     operator: OperatorCall, precision: Precision, clock: Clock, repetitions: int
 ) -> OperatorTiming:
-    """Time the operator at one place of a block, forward and backward."""
+    """Time the operator at one position of a block, forward and backward."""
     function, shapes = operator
     return _timed(function, shapes, precision, clock, repetitions)
 
 
 def optimizer_step(parameters: int, precision: Precision, clock: Clock, repetitions: int) -> Timing:
-    """Time the optimizer step of this many parameters as the executor runs it: gradients are copied
-    to 32 bits, master weights and moments are updated, then weights.
+    """Time the optimizer step of this many parameters as the executor runs it: copy gradients to 32
+    bits, update master weights and moments, then update weights.
     """
     device, dtype = clock.device, TYPE_OF_PRECISION[precision]
     master, first, second = (torch.zeros(parameters, device=device) for _ in range(3))
@@ -154,7 +159,7 @@ def optimizer_step(parameters: int, precision: Precision, clock: Clock, repetiti
 def fused_attention(
     sizes: AttentionSizes, precision: Precision, clock: Clock, repetitions: int
 ) -> OperatorTiming:
-    """Time fused causal attention."""
+    """Time fused causal attention, forward and backward."""
     shape = (sizes.micro_batch, sizes.sequence_length, sizes.heads, sizes.head_dim)
 
     def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -164,10 +169,10 @@ def fused_attention(
 
 
 def places_of(block: BlockSizes, device: str) -> Mapping[str, OperatorCall]:
-    """For each place in a block, the operator's function and the shapes of its operands.
+    """For each position in a block, the operator's function and the shapes of its operands.
 
-    On a CPU nothing is dropped: drawing random numbers takes a CPU longer than the rest, and the
-    models of the catalogue drop nothing.
+    On a CPU there is no dropout: drawing random numbers would take longer than the operators, and
+    the models of the catalogue have none.
     """
     drops = device != "cpu"
     batch, sequence, hidden = block.micro_batch, block.sequence_length, block.hidden

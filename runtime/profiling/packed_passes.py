@@ -1,4 +1,4 @@
-"""Measures a block's passes over sequences that are packed from several documents."""
+"""Measures a block's passes over sequences into which several documents are packed."""
 
 import time
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ def seconds_of_packed(
     workload: Workload, sequences: Sequence[Sequence[int]], repetitions: int
 ) -> list[float]:
     """For each packed sequence, the CPU seconds of a forward and a backward pass of a model's first
-    block: the minimum over repetitions.
+    block, the minimum over repetitions.
     """
     model = model_of(workload)
     block = model.blocks[0]
@@ -26,7 +26,7 @@ def seconds_of_packed(
         for parameter in block.parameters():
             parameter.normal_(std=0.02)
     seconds = []
-    # The first passes are slower, so the first sequences run twice.
+    # The first passes are slower, so the first sequences also run once before.
     for lengths in (*sequences[:WARM_UP], *sequences):
         packed.now = Documents.of([lengths])
         x = torch.randn(1, sum(lengths), workload.model.hidden, requires_grad=True)

@@ -17,17 +17,17 @@ from runtime.profiling.timing import Rank, TimedWork, Timing
 
 
 class Lanes(Protocol):
-    """Streams of a device that run side by side and do not wait for one another."""
+    """Streams of a device that run concurrently and do not wait for one another."""
 
     def side_by_side(self, works: Mapping[str, TimedWork]) -> None:
-        """Start the work of several streams together; the caller's stream continues once all have
-        ended.
+        """Start the work of several streams together; the caller's stream continues once all of it
+        has ended.
         """
 
 
 @final
 class ThreadLanes:
-    """Lanes on a CPU: a thread for each stream."""
+    """Threads of a CPU in place of streams: one for each."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(len(STREAMS))
@@ -40,15 +40,15 @@ class ThreadLanes:
 
 @final
 class StreamLanes:
-    """Lanes on a GPU: each is a stream of the device, with the priority that it has in a run."""
+    """Streams of a GPU, each with the priority that it has in a run."""
 
     def __init__(self, device: torch.device, driver: Driver) -> None:
         self._device, self._driver = device, driver
         self._streams = {name: driver.stream(device, urgent=name != "compute") for name in STREAMS}
 
     def side_by_side(self, works: Mapping[str, TimedWork]) -> None:
-        """Start the work of all streams when the current stream arrives here, and let that wait for
-        all ends.
+        """Start the work of all streams when the current stream reaches this point, and let the
+        current stream wait for all of it.
         """
         current, start = self._driver.current_stream(self._device), self._driver.event()
         start.record(current)
@@ -63,16 +63,16 @@ class StreamLanes:
 
 
 def lanes_of(device: torch.device) -> Lanes:
-    """The lanes of a device: threads on a CPU, streams on a GPU."""
+    """The streams of a device: threads on a CPU, CUDA streams on a GPU."""
     driver = driver_of(device)
     return ThreadLanes() if driver is None else StreamLanes(device, driver)
 
 
-# Measures how much four streams slow one another when they run at the same time (interference).
+# Measures how much four concurrent streams slow one another (interference).
 #
-# Each stream gets work of one of a few lengths, or none, and all combinations of lengths are
-# measured. A stream's work is a number of equal GEMMs, transfers or copies, whose time is measured
-# first. Concurrent copies in both directions are among the combinations.
+# Each stream gets work of one of a few lengths, or none, and all combinations are measured. A
+# stream's work is a number of equal GEMMs, transfers or copies, whose time is measured first. Some
+# combinations copy in both directions at once.
 
 
 TRIAL_RUNS = 3
@@ -80,11 +80,11 @@ TRIAL_RUNS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """The lengths of work to combine: ``levels`` are multiples of ``unit_s`` seconds; 0 is an idle
-    stream.
+    """The lengths of work to combine: ``levels`` are multiples of ``unit_s`` seconds, where 0 is an
+    idle stream.
 
-    ``product_size`` is the size of the square products that compute, ``chunk_bytes`` the size of
-    one transfer.
+    ``product_size`` is the size of the square GEMMs that compute, ``chunk_bytes`` the size of one
+    transfer.
     """
 
     levels: tuple[int, ...]
@@ -95,8 +95,8 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapCase:
-    """A combination to measure: one level of work for each stream; ranks communicate in groups of
-    ``gpus``.
+    """A combination of work to be measured: one length for each stream; ranks communicate in groups
+    of ``gpus``.
     """
 
     gpus: int
@@ -105,8 +105,8 @@ class OverlapCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapTiming:
-    """Measured times of a combination: each stream's work alone (None for an idle stream), and all
-    together.
+    """The measured times of a combination: of each stream's work alone (None for an idle stream),
+    and of all together.
     """
 
     alone: tuple[Timing | None, ...]
@@ -114,8 +114,8 @@ class OverlapTiming:
 
 
 def overlap_cases(gpus: int, levels: tuple[int, ...]) -> list[OverlapCase]:
-    """All combinations with at least two busy streams; with a single device, none that
-    communicate.
+    """All combinations with at least two busy streams; with a single device, those without
+    communication.
     """
     transfers = levels if gpus > 1 else (0,)
     mixtures = product(levels, transfers, levels, levels)
@@ -124,7 +124,9 @@ def overlap_cases(gpus: int, levels: tuple[int, ...]) -> list[OverlapCase]:
 
 
 class StreamLoads:
-    """The work of each stream in a process, and how often it is repeated per unit of length."""
+    """The work of each stream in a process, and how often it is repeated to take one unit of
+    length.
+    """
 
     def __init__(self, lengths: Lengths, rank: Rank, gpus: int) -> None:
         self._rank = rank
@@ -141,7 +143,7 @@ class StreamLoads:
         ]
 
     def measured(self, case: OverlapCase) -> OverlapTiming:
-        """Time the work of each stream alone, then that of all streams together."""
+        """Time the work of each stream alone, then the work of all streams together."""
         works = {
             name: self._work(stream, level)
             for stream, (name, level) in enumerate(zip(STREAMS, case.levels, strict=True))

@@ -1,7 +1,7 @@
 """Times work that is repeated on a device: by events on a GPU, by the host's clock on a CPU.
 
-Caches are cleared before each timed work. In a run, weights, states and messages come from memory:
-those of all blocks together are larger than any cache.
+Caches are cleared before each repetition, because in a run weights, states and messages come from
+memory: those of all blocks together are larger than any cache.
 """
 
 import time
@@ -27,20 +27,20 @@ from runtime.profiling.environment import Devices
 TimedWork = Callable[[], object]
 
 WARM_UPS = 2
-# The GPU pauses for so many cycles before each timed work, so that the host has launched all
-# kernels by then.
+# The GPU pauses for this many cycles before each timed work, so that the host has launched all
+# kernels when the work begins.
 HEAD_START_CYCLES = 2_000_000
-# So many bytes are written before each timed work, to clear the L2 cache (at most 126 MB).
+# The bytes written before each timed work, to clear the L2 cache (at most 126 MB).
 FLUSHED_BYTES = 256 * MIB_BYTES
-# The bytes written on a CPU for the same purpose: twice the cache that the cores of a server share.
+# The bytes written on a CPU for the same purpose: twice the cache that a server's cores share.
 FLUSHED_ON_HOST_BYTES = 64 * MIB_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The median of repeated measurements, and how far they scatter.
+    """The median of repeated measurements, and their spread.
 
-    ``spread`` is the distance of the quartiles, divided by the median.
+    ``spread`` is the distance between the quartiles, divided by the median.
     """
 
     median_s: float
@@ -65,7 +65,7 @@ class Clock(Protocol):
         """The device on which the clock times work."""
 
     def samples_s(self, work: TimedWork, repetitions: int) -> list[float]:
-        """The seconds of each repetition of some work, after warm-up."""
+        """The seconds of each repetition of ``work``, after warm-up."""
 
     def wait(self) -> None:
         """Wait until the device has ended all work."""
@@ -73,10 +73,10 @@ class Clock(Protocol):
 
 @final
 class HostClock:
-    """A clock for work that has ended when its call returns; caches are cold.
+    """A clock for work that has ended when its function returns; it clears caches first.
 
-    ``meet`` is called when the caches are clear, so that processes that work together begin at
-    once.
+    ``meet`` is called once the caches are clear, so that processes that work together begin at the
+    same time.
     """
 
     def __init__(self, meet: Callable[[], object] = lambda: None) -> None:
@@ -86,7 +86,7 @@ class HostClock:
         self._small = torch.ones(8, 8)
 
     def samples_s(self, work: TimedWork, repetitions: int) -> list[float]:
-        """The seconds of each repetition of some work, after warm-up."""
+        """The seconds of each repetition of ``work``, after warm-up."""
         for _ in range(WARM_UPS):
             work()
         samples = []
@@ -99,25 +99,27 @@ class HostClock:
         return samples
 
     def _clear(self) -> None:
-        """Clear the data caches of the CPU, but keep torch's code in them, as in a run."""
+        """Clear the data caches of the CPU; torch's code stays in them, as in a run."""
         self.flushed.zero_()
         for _ in range(WARM_UPS):
             torch.mm(self._small, self._small).add_(self._small)
 
     def wait(self) -> None:
-        """Returns at once, since the work has already ended."""
+        """Returns at once, since the work has ended already."""
 
 
 @final
 class EventClock:
-    """A clock for work on a GPU's current stream: two events around it, with a cold cache."""
+    """A clock for work on a GPU's current stream: it records an event before and after, with cold
+    caches.
+    """
 
     def __init__(self, device: torch.device, driver: Driver) -> None:
         self.device, self._driver = device, driver
         self._flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=device)
 
     def samples_s(self, work: TimedWork, repetitions: int) -> list[float]:
-        """The seconds of each repetition, after warm-up."""
+        """The seconds of each repetition of ``work``, after warm-up."""
         for _ in range(WARM_UPS):
             work()
         pairs = []
@@ -139,7 +141,7 @@ class EventClock:
 
 
 def clock_of(device: torch.device, meet: Callable[[], object] = lambda: None) -> Clock:
-    """The clock for a device; on a CPU, processes ``meet`` before each timed work."""
+    """The clock for a device; on a CPU, processes call ``meet`` before each timed work."""
     driver = driver_of(device)
     return HostClock(meet) if driver is None else EventClock(device, driver)
 
@@ -147,14 +149,14 @@ def clock_of(device: torch.device, meet: Callable[[], object] = lambda: None) ->
 # One of the processes that measure at the same time, with its device and its groups.
 
 
-# The timeout after which a process that waits for another gives up, and all processes end.
+# How long a process waits for another before it gives up, and all processes end.
 PATIENCE = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rank:
-    """A process that measures; ``groups`` has its group of each size, and processes compare times
-    over ``talk``.
+    """A process that measures: ``groups`` has its group of each size; processes exchange times over
+    ``talk``.
     """
 
     rank: int
@@ -167,8 +169,8 @@ class Rank:
     @classmethod
     @contextmanager
     def joined(cls, rank: int, devices: Devices, meeting: Path, repetitions: int) -> Iterator[Self]:
-        """Connect this process to the others, and disconnect when all have left the ``with``
-        block.
+        """Connect this process to the other measuring processes; disconnects once all have left the
+        ``with`` block.
         """
         with devices.driven(rank) as device:
             joined_rank = cls._join(rank, devices, device, meeting, repetitions)
@@ -181,7 +183,7 @@ class Rank:
     def _join(
         cls, rank: int, devices: Devices, device: torch.device, meeting: Path, repetitions: int
     ) -> Self:
-        """Connect to the other processes, and make groups of neighbouring ranks."""
+        """Connect to the other measuring processes, and create groups of neighbouring ranks."""
         groups: dict[int, ProcessGroup] = {}
         talk = None
         driver = driver_of(device)
@@ -222,7 +224,7 @@ class Rank:
         together(self.talk)
 
     def timed(self, work: TimedWork) -> Timing:
-        """Time work that all processes run at once."""
+        """Time ``work``, which all processes run at once."""
         self.together()
         return Timing.of(self.slowest(self.clock.samples_s(work, self.repetitions)))
 

@@ -24,20 +24,20 @@ POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledWorld:
-    """The processes that measure together, and the lengths of work to combine."""
+    """The processes that measure together, and the lengths of work that they combine."""
 
     devices: Devices
     repetitions: int
     lengths: Lengths
 
     def measured(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
-        """Yield the result of each case to measure, in order, as soon as it is there."""
+        """The result of each case, in order, as soon as it has been measured."""
         yield from self._measured(cases)
 
     def outside_bytes(self, size_bytes: int) -> int:
-        """The device memory that a process uses outside torch's allocator.
+        """The device memory that a process uses outside torch's allocator, in bytes.
 
-        ``size_bytes`` is the size of the messages that the processes exchange before.
+        ``size_bytes`` is the size of the messages that the processes exchange first.
         """
         ((_, outside),) = self._measured([OutsideCase(size_bytes=size_bytes)])
         return outside
@@ -67,7 +67,9 @@ class ProfiledWorld:
 
 
 def _next(outcomes: Any, processes: Sequence[BaseProcess], case: object) -> Any:
-    """The next result of the processes; raises an error if one has died, or none answers."""
+    """The next result of the processes; raises an error if a process has died, or none answers in
+    time.
+    """
     waits = round(2 * PATIENCE.total_seconds() / POLL_S)
     for _ in range(waits):
         try:
@@ -92,10 +94,10 @@ def _next(outcomes: Any, processes: Sequence[BaseProcess], case: object) -> Any:
 def _measure(
     rank: int, world: ProfiledWorld, folder: Path, cases: Sequence[Any], outcomes: Any
 ) -> None:
-    """The main function of a measuring process: measure all cases in order; the first process
-    reports.
+    """The main function of a measuring process: measures all cases in order; the first process
+    reports the results.
     """
-    # An interrupt of the terminal reaches all processes; this one ignores it, since its parent ends
+    # An interrupt in the terminal reaches all processes. This one ignores it, since its parent ends
     # it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     meeting = folder / "meeting"

@@ -1,3 +1,3 @@
-"""Serving that switches layouts: prefill under one layout and decode under another, on the same
-ranks.
+"""Serving that alternates between two layouts: prefill under one layout and decoding under another,
+on the same ranks.
 """

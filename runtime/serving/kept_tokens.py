@@ -1,8 +1,8 @@
-"""Paged key-value caches: on a rank's device for requests of its replica, and in host memory for
-waiting requests.
+"""Paged key-value caches: on a rank's device for the requests of its replica, and in host memory
+for waiting requests.
 
-Axes: N sequences of a pass, Q their new tokens, C tokens that they have, H query heads, K heads of
-keys and values, D channels of a head; a pass has T new tokens in all.
+Axes: N sequences of a pass, Q new tokens of each, C cached tokens of each, H query heads, K heads
+of keys and values, D channels of a head; T new tokens of all sequences of a pass.
 """
 
 import math
@@ -17,8 +17,8 @@ from runtime.models.attention import PartedAttention
 
 
 class BlockPool:
-    """The memory of cache blocks (blocks, layers, 2, tokens per block, K, D), and which blocks are
-    free.
+    """Memory of a paged key-value cache (blocks, layers, 2, tokens per block, K, D), and the blocks
+    that are free.
     """
 
     def __init__(self, memory: Tensor) -> None:
@@ -35,11 +35,11 @@ class BlockPool:
         return -(-tokens // self.block) - len(self.tables.get(request, ()))
 
     def lacks(self, request: int, tokens: int) -> bool:
-        """Whether too few blocks are free for a request to have this many tokens."""
+        """Whether too few blocks are free for a request to grow to this many tokens."""
         return self._needed(request, tokens) > len(self.free)
 
     def grow(self, request: int, tokens: int) -> None:
-        """Allocate the blocks that a request needs for this many tokens."""
+        """Allocate the blocks that a request needs to grow to this many tokens."""
         needed = self._needed(request, tokens)
         if self.lacks(request, tokens):
             message = f"{needed} blocks for request {request}, but {len(self.free)} are free"
@@ -49,7 +49,7 @@ class BlockPool:
             table.append(self.free.pop(0))
 
     def release(self, request: int) -> None:
-        """Free all key-value blocks of a request."""
+        """Free all cache blocks of a request."""
         self.free += self.tables.pop(request)
 
 
@@ -66,8 +66,8 @@ def write_tokens(memory: Tensor, table: Sequence[int], values: Tensor) -> None:
 
 
 class CopyLane:
-    """A thread that copies between device and host one after the other, beside the rank's
-    computation.
+    """A thread that makes copies between device and host, one after another, while the rank
+    computes.
     """
 
     def __init__(self) -> None:
@@ -75,26 +75,26 @@ class CopyLane:
         self._copies: list[Future[None]] = []
 
     def submit(self, copy: Callable[[], None]) -> "Future[None]":
-        """Start a copy between device and host, after those that were submitted earlier."""
+        """Start a copy between device and host, after the copies submitted before."""
         started = self._thread.submit(copy)
         self._copies.append(started)
         return started
 
     def wait(self) -> None:
-        """Wait until all copies between device and host have ended."""
+        """Wait until all submitted copies have ended."""
         for copy in self._copies:
             copy.result()
         self._copies.clear()
 
     def close(self) -> None:
-        """End the thread that copies between device and host."""
+        """End the thread, after its copies."""
         self._thread.shutdown(cancel_futures=True)
 
 
 @dataclass(slots=True, eq=False)
 class KeptPass:
     """The tokens of one pass: for each sequence its cache blocks, its number of cached tokens, and
-    its new tokens.
+    its number of new tokens.
     """
 
     tables: Sequence[Sequence[int]]
@@ -102,7 +102,7 @@ class KeptPass:
     new: Sequence[int]
 
     def places(self) -> Tensor:
-        """The position (T) of each new token of the pass in its sequence."""
+        """The position of each new token (T) in its sequence."""
         pairs = zip(self.before, self.new, strict=True)
         return torch.cat([torch.arange(begin, begin + count) for begin, count in pairs])
 
@@ -116,15 +116,15 @@ class KeptPass:
         return torch.cat(blocks), places % block
 
     def padded_tables(self) -> Tensor:
-        """The cache blocks of all sequences as one array (N, most blocks); shorter rows repeat a
-        block.
+        """The cache blocks of all sequences as one array (N, most blocks); shorter rows are padded
+        by repeating a block.
         """
         longest = max(map(len, self.tables))
         return torch.tensor([[*one, *[one[0]] * (longest - len(one))] for one in self.tables])
 
 
 class KeptAttention:
-    """The attention of one transformer block on a rank's paged cache; implements ``KeptKeys``."""
+    """The attention of a transformer block on a rank's paged cache; implements ``KeptKeys``."""
 
     def __init__(self, of: torch.nn.Module, pool: BlockPool, layer: int) -> None:
         sees = isinstance(of, PartedAttention) and of.sees_window
@@ -133,8 +133,8 @@ class KeptAttention:
         self.tokens: KeptPass | None = None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Write keys and values (1, T, K, D) to the cache, and attend to it with queries (1, T, H,
-        D).
+        """Write the new keys and values (1, T, K, D) to the cache, and return the attention of the
+        queries (1, T, H, D) to it.
         """
         assert self.tokens is not None
         blocks, rows = self.tokens.slots(self.pool.block)
@@ -145,7 +145,7 @@ class KeptAttention:
         return self._mixed(query[0], keys, values)[None]
 
     def _mixed(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """The output of attention (T, H, D) over keys and values (N, C, K, D)."""
+        """The output of attention (T, H, D) to cached keys and values (N, C, K, D)."""
         assert self.tokens is not None
         new = torch.tensor(self.tokens.new)
         group = query.shape[1] // keys.shape[2]

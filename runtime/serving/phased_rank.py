@@ -1,9 +1,5 @@
-"""One rank of a model that is served by turns under two layouts: it executes the actions of a
-schedule.
-
-All ranks follow the same schedule, so none has to ask another what comes next. Ranks of a stage
-reduce inside layers; stages send activations on, and the last one sends tokens to the first. While
-decoding, the sequences of a replica go through its stages in as many parts as there are stages.
+"""Executes a serving schedule on one rank; the model alternates between a layout for prefill and
+one for decoding.
 """
 
 from collections import deque
@@ -53,15 +49,15 @@ from runtime.serving.served_weights import (
     whole_tensors,
 )
 
-# A function that allocates memory which all ranks of a node share, by name and shape.
+# The type of a function that allocates memory shared by all ranks of a node, by name and shape.
 HostMemory = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
 Layouts = tuple[Layout, Layout]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PhasedJob:
-    """The inputs of all ranks: requests with prompt tokens, a model with its initial weights, both
-    layouts, and limits; at a change of layout, weights come from other ranks or from host memory.
+    """The inputs of all ranks: requests with prompts, the model with initial weights, both layouts,
+    and limits. When the layout changes, weights come from other ranks or from host memory.
     """
 
     workload: Workload
@@ -75,9 +71,9 @@ class PhasedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRun:
-    """The record of a rank's run: its actions, the tokens of all requests, bytes received in each
-    change of layout (of weights, and of keys and values on the device), bytes copied to host memory
-    and back, and seconds by cause.
+    """The record of a rank's run: its actions, the tokens of all requests, the bytes received in
+    each change of layout (weights; keys and values), the bytes copied to the host and back, and
+    seconds by cause.
     """
 
     actions: list[Action]
@@ -90,7 +86,7 @@ class ServedRun:
 
 
 class GroupedRanks:
-    """A group of ranks in the role of a model's tensor-parallel ranks; its collectives block."""
+    """Tensor-parallel ranks of a served model, by a group of ranks; collectives block."""
 
     splits_tokens = False
 
@@ -122,8 +118,8 @@ class GroupedRanks:
 
 @dataclass(slots=True, eq=False)
 class _PhaseStage:
-    """A rank's part of the model under one layout: its layers, the cache blocks of its replica's
-    requests, its heads, and the rotary tables.
+    """A rank's part of the model under one layout: its layers, its heads, the cache blocks of its
+    replica's requests, and the rotary tables.
     """
 
     layout: Layout
@@ -146,7 +142,7 @@ class _PhaseStage:
             self.tables = self.layers.rotary.cosine, self.layers.rotary.sine
 
     def prepare(self, of: KeptPass) -> Tensor:
-        """Tell the layers which tokens the next pass has, and set their rotary positions."""
+        """Give the layers the tokens of the next pass, and the rotary tables of their positions."""
         places = of.places()
         for kept in self.attention:
             kept.tokens = of
@@ -161,8 +157,8 @@ class _PhaseStage:
 
 
 class PhasedRank:
-    """A rank that executes a schedule from its first action to its last; ``prompts`` are the tokens
-    of all requests.
+    """A rank that executes a serving schedule from its first action to its last; ``prompts`` are
+    the tokens of all requests' prompts.
     """
 
     def __init__(
@@ -179,10 +175,10 @@ class PhasedRank:
         self.world, self.rank = world, world.rank
         self.prompts = [list(one) for one in prompts]
         self.made: list[list[int]] = [[] for _ in prompts]
-        # Tokens produced since all ranks last exchanged them: request, position, and whether this
-        # rank chose the token.
+        # New tokens since all ranks last exchanged tokens: request, position, and whether this rank
+        # chose the token.
         self.new: list[tuple[int, int, bool]] = []
-        # Batches whose tokens the last stage has sent and this stage has not received yet.
+        # Batches whose tokens the last stage has sent, but this stage has not received yet.
         self.coming: deque[list[int]] = deque()
         self.unknown: dict[int, deque[int]] = {number: deque() for number in range(len(prompts))}
         self.actions: list[Action] = []
@@ -208,35 +204,35 @@ class PhasedRank:
         self.host = BlockPool(host_memory("tier", (limits.host_blocks, *shape), self.dtype))
         self.lane = CopyLane()
         self.sent: list[Pending] = []
-        # Requests whose blocks become free once the copy to the host has ended.
+        # Requests whose cache blocks become free once their copy to the host has ended.
         self.leaving: deque[tuple[int, Future[None]]] = deque()
         self.cache_bytes: list[int] = []
         self.stored_bytes = self.fetched_bytes = 0
         self.seconds = dict.fromkeys(("reading", "decoding", "changing"), 0.0)
         self.stage = self._stage(0)
-        # No rank may read host memory before all ranks have written theirs.
+        # Ranks may read host memory only after all ranks have written theirs.
         self._settle()
 
-    # Answers to the schedule's questions: all requests have arrived, and copies are waited for
-    # before use.
+    # What the schedule asks the rank while it is planned: all requests have arrived at the start,
+    # and a copy is awaited where its result is needed.
 
     def arrived(self) -> list[int]:
-        """All requests at the first call, none later."""
+        """All requests at the first call, and none later."""
         come = [] if self._arrived else list(range(len(self.prompts)))
         self._arrived = True
         return come
 
     def is_fetched(self, request: int) -> bool:
-        """Whether a step may include a request; waits for the request's copy and returns true."""
+        """True: a step may include any request, because the step waits for the request's copy."""
         del request
         return True
 
     def most_steps(self, requests: Sequence[Sequence[int]]) -> int:
-        """No limit on decode steps, since no further request arrives."""
+        """So many decode steps that they are unlimited, since no further request arrives."""
         del requests
         return 10**9
 
-    # Executes the actions that the serving schedule lists: passes, copies and changes of layout.
+    # Executes the actions of the serving schedule: passes, copies and changes of layout.
 
     def run(self) -> ServedRun:
         """Execute all actions of the serving schedule, in order."""
@@ -289,7 +285,7 @@ class PhasedRank:
         return self.stage.layout.replica_of(self.rank) == replica
 
     def _stage(self, number: int) -> _PhaseStage:
-        """This rank's layers and empty cache blocks under one of the layouts."""
+        """This rank's layers and empty cache blocks under the layout with this number."""
         layout, spec = self.layouts[number], self.workload.model
         config = config_over(self.workload, self.layouts)
         layers = ServedLayers(
@@ -358,15 +354,15 @@ class PhasedRank:
         self._note(part, made)
 
     def _note(self, requests: Sequence[int], made: Sequence[int] | None) -> None:
-        """Record a new token for each request; zero where this rank does not know the token."""
+        """Record a new token for each request; 0 if this rank does not know the token yet."""
         chose = made is not None and self._ranks.rank == 0
         for index, number in enumerate(requests):
             self.new.append((number, len(self.made[number]), chose))
             self.made[number].append(0 if made is None else made[index])
 
     def _take_blocks(self, request: int, tokens: int) -> None:
-        """Allocate cache blocks for a request; if there are too few, wait for copies to the host,
-        which free some.
+        """Allocate cache blocks for a request. If too few are free, wait for copies to the host,
+        which free blocks.
         """
         pool = self.stage.pool
         while pool.lacks(request, tokens) and self.leaving:
@@ -390,7 +386,7 @@ class PhasedRank:
     def _through(
         self, requests: Sequence[int], tokens: Sequence[Sequence[int]], before: Sequence[int]
     ) -> list[int] | None:
-        """Run a pass through this rank's pipeline stage; the last stage returns the next tokens."""
+        """Run a pass through this rank's stage; returns the next tokens on the last stage."""
         stage = self.stage
         of = KeptPass(
             [stage.pool.tables[one] for one in requests], before, [len(one) for one in tokens]
@@ -416,7 +412,7 @@ class PhasedRank:
     # Messages between pipeline stages, and between all ranks.
 
     def _send(self, tensor: Tensor, stages: int) -> None:
-        """Send a tensor to the rank with this tensor-parallel index in a later stage."""
+        """Send a tensor to the rank with the same tensor-parallel index in a later stage."""
         peer = self.rank + stages * self.stage.layout.tp
         pending = self.world.exchange([(tensor.contiguous(), peer)], [])
         if pending is not None:
@@ -437,7 +433,7 @@ class PhasedRank:
             self.made[number][self.unknown[number].popleft()] = token
 
     def _settle(self) -> None:
-        """Finish all messages and copies on all ranks; afterwards all ranks know all tokens."""
+        """Complete all messages and copies on all ranks; from then on all ranks know all tokens."""
         while self.coming:
             self._take_tokens()
         for pending in self.sent:
@@ -448,7 +444,7 @@ class PhasedRank:
             self.stage.pool.release(self.leaving.popleft()[0])
         self.new.sort()
         chosen = [self.made[one][place] if chose else 0 for one, place, chose in self.new]
-        # One more number is sent, so that ranks exchange a message even without new tokens.
+        # A further number makes the message non-empty even without new tokens.
         tokens = torch.tensor([*chosen, 0])
         finished(self.world.all_reduce(tokens))
         for (request, index, _), token in zip(self.new, tokens.tolist(), strict=False):
@@ -458,12 +454,12 @@ class PhasedRank:
     # Copies between device and host, and changes of layout.
 
     def _store(self, action: Store) -> None:
-        """Copy a request's keys and values to the host: beside the next passes or, while others
-        decode, at once.
+        """Copy a request's keys and values to the host: while prefill passes run, or at once in
+        decoding.
         """
         is_reading = self.stage.layout is self.layouts[0]
         if not is_reading:
-            # Wait for all ranks, which may still read the blocks in host memory.
+            # Wait for all ranks: some may still read these blocks of host memory.
             self._settle()
         self.host.grow(action.request, action.tokens)
         if self._is_of(action.replica):
@@ -477,7 +473,7 @@ class PhasedRank:
             self._settle()
 
     def _fetch(self, action: Fetch) -> None:
-        """Copy a request's keys and values from the host."""
+        """Copy a request's keys and values from the host to this rank's cache."""
         table = self.host.tables[action.request]
         if self._is_of(action.replica):
             pool, memory = self.stage.pool, self.host_part()
@@ -491,7 +487,7 @@ class PhasedRank:
         self.host.release(action.request)
 
     def host_part(self) -> Tensor:
-        """The part of host memory that holds the blocks and heads of this rank."""
+        """The part of host memory that has this rank's transformer blocks and heads."""
         return self._part_of(self.host.memory, self.stage)
 
     def _part_of(self, memory: Tensor, stage: _PhaseStage) -> Tensor:
@@ -510,7 +506,7 @@ class PhasedRank:
         self.cache_bytes.append(self._move(action.moved, before))
 
     def _move(self, moved: Sequence[Moved], before: _PhaseStage) -> int:
-        """Receive the keys and values of requests that stay on devices, from the ranks that have
+        """Receive the keys and values of requests that stay on devices from the ranks that hold
         them; returns the bytes received.
         """
         sends: list[tuple[Tensor, int]] = []
@@ -546,8 +542,8 @@ class PhasedRank:
         return read_tokens(stage.pool.memory, stage.pool.tables[move.request], move.tokens)
 
     def _cut(self, values: Tensor, stage: _PhaseStage, blocks: range, part: Part) -> Tensor:
-        """A slice of keys and values (tokens, layers, 2, K, D): those of some transformer blocks
-        and heads of a stage.
+        """The slice of keys and values (tokens, layers, 2, K, D) for some transformer blocks and
+        heads of a stage.
         """
         count = self.workload.model.kv_heads
         first, last = (int((heads - stage.heads[0]) * count) for heads in part)
@@ -555,8 +551,8 @@ class PhasedRank:
         return values[:, layers, :, first:last]
 
     def _pieces(self, move: Moved, before: _PhaseStage) -> Iterator[tuple[int, int, range, Part]]:
-        """Which transformer blocks and heads of a request each rank receives from which rank; those
-        that a rank keeps are listed too.
+        """Which transformer blocks and heads of a request go from which rank to which; what stays
+        on a rank is listed too.
         """
         old, new, spec = before.layout, self.stage.layout, self.workload.model
         for target in range(self.world.size):
@@ -581,13 +577,13 @@ class PhasedRank:
 
 
 def _parts(requests: Sequence[int], stages: int) -> list[Sequence[int]]:
-    """The requests divided into as many batches as there are pipeline stages; none is empty."""
+    """The requests divided into as many batches as there are stages, without empty batches."""
     count = min(stages, len(requests))
     return [requests[place::count] for place in range(count)]
 
 
 def _tensor_groups(layout: Layout, maker: GroupMaker, rank: int) -> Group:
-    """The group of this rank's tensor-parallel ranks; all ranks make all such groups."""
+    """This rank's tensor-parallel group under a layout; all ranks create all of these groups."""
     own_group: Group | None = None
     for replica in range(layout.dp):
         for stage in range(layout.pp):

@@ -1,5 +1,5 @@
-"""Processes that serve by turns under two layouts: they connect, serve, and return a record of each
-process's run.
+"""Processes that serve a model alternating between two layouts: they connect, serve, and return a
+record of each process's run.
 """
 
 import os
@@ -34,19 +34,19 @@ from runtime.serving.served_weights import drawn_by
 from runtime.threads import with_share
 
 CPU = torch.device("cpu")
-# A folder whose files are in memory; not all systems have it.
+# A folder whose files are in memory, where the system has it.
 MEMORY_FOLDER = Path("/dev/shm")
 
 
 def drawn_prompts(run: ChangingRun, load: ServingLoad, seed: int) -> list[list[int]]:
-    """Random tokens for the prompts of all requests."""
+    """Random prompt tokens for all requests."""
     draw = torch.Generator().manual_seed(seed)
     vocab = run.model.vocab
     return [torch.randint(vocab, (one,), generator=draw).tolist() for one in load.prompts]
 
 
 def job_of(run: ChangingRun, load: ServingLoad, seed: int) -> PhasedJob:
-    """The inputs of all ranks for serving; prompts and weights are drawn with a seed."""
+    """The inputs of all ranks for serving; prompts and weights are drawn by a seed."""
     return PhasedJob(
         workload=run.workload,
         layouts=(run.prefill.layout, run.decode.layout),
@@ -59,8 +59,8 @@ def job_of(run: ChangingRun, load: ServingLoad, seed: int) -> PhasedJob:
 
 
 def serve(run: ChangingRun, job: PhasedJob, timeout_s: float) -> tuple[World, list[ServedRun]]:
-    """Serve a job on all processes that were started; returns this process's rank, and the record
-    of each process's run.
+    """Serve a job on all processes that a launcher started; returns this process's ranks, and the
+    record of each process's run.
     """
     world = world_of_launcher()
     _check_started(run, world)
@@ -80,7 +80,7 @@ def serve(run: ChangingRun, job: PhasedJob, timeout_s: float) -> tuple[World, li
 
 
 def serve_joined(job: PhasedJob, world: World, timeout_s: float) -> ServedRun:
-    """Serve a job on processes that are connected; returns the record of this process's run."""
+    """Serve a job on connected processes; returns the record of this process's run."""
     with _host_memory(world) as host_memory:
         rank = PhasedRank(
             job,
@@ -113,7 +113,7 @@ def _check_started(run: ChangingRun, world: World) -> None:
 @contextmanager
 def _host_memory(world: World) -> Iterator[HostMemory]:
     """Within the ``with`` block, memory that all processes of the node share; it is freed when the
-    last one ends.
+    last of them ends.
     """
     folder_made = None
     if world.rank == 0:
@@ -130,7 +130,7 @@ def _host_memory(world: World) -> Iterator[HostMemory]:
 
     try:
         yield shared
-        # By now all processes have mapped the memory, so its file can be removed.
+        # All processes have mapped the memory by now, so its files can be removed.
         meet()
     finally:
         if folder_made is not None:

@@ -1,8 +1,9 @@
 """A rank's shards of a model's tensors, which can be re-sharded to another layout while serving.
 
-The old parts that stay are copied within the rank; the rest comes from the ranks that have it, or
-from whole tensors in host memory. A layer of each stage moves at a time, and what a rank no longer
-needs goes before the next ones come, so that no rank ever holds two layers more than it serves.
+The part of a new shard that the rank holds already is copied; the rest comes from ranks that hold
+it, or from whole tensors in host memory. One layer of each stage moves at a time, and shards that
+are no longer needed are freed before the next layer moves. So a rank never holds more than two
+layers beyond those that it serves.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,8 +35,9 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTensor:
-    """A tensor of the whole model: its shape, the axis along which ranks split it and the sizes of
-    the matrices that are each split (None: every rank has it whole), and the layers that need it.
+    """A tensor of the whole model: its shape, the layers that need it, the axis along which ranks
+    split it, and the sizes of the matrices along the axis that are split separately (None if every
+    rank holds it whole).
     """
 
     name: str
@@ -51,7 +53,7 @@ class ModelTensor:
         return shape
 
     def pieces(self, local: Tensor, held: Part, part: Part) -> list[Tensor]:
-        """The views of a part of the tensor in the shard of a rank that holds the part ``held``."""
+        """Views of a part of the tensor, in the shard of a rank that holds the part ``held``."""
         if self.split is None:
             return [local]
         axis, blocks = self.split
@@ -64,7 +66,7 @@ class ModelTensor:
 
 
 def model_tensors(workload: Workload, config: ModelConfig) -> list[ModelTensor]:
-    """All tensors of a model, layer by layer; a tied embedding table belongs to the first and the
+    """All tensors of a model, layer by layer; a tied embedding table is needed by the first and the
     last layer.
     """
     builder = LayerBuilder(workload, config, OneRank(), rotary_tables(config, workload, CPU, None))
@@ -89,17 +91,17 @@ def model_tensors(workload: Workload, config: ModelConfig) -> list[ModelTensor]:
 
 
 def config_over(workload: Workload, layouts: Sequence[Layout]) -> ModelConfig:
-    """The sizes of a model, with its vocabulary padded for the ranks of all layouts."""
+    """The sizes of a model whose vocabulary is padded for the ranks of all layouts."""
     vocab = workload.model.padded_vocab(lcm(*(layout.tp for layout in layouts)))
     return replace(config_of(workload), vocab=vocab, unused_vocab=vocab - workload.model.vocab)
 
 
-# A function that returns the values of a whole parameter, without padding, by its name and shape.
+# The type of a function that returns a whole parameter without padding, by name and shape.
 Start = Callable[[str, tuple[int, ...]], Tensor]
 
 
 def drawn_by(workload: Workload, seed: int) -> Start:
-    """A function that draws the initial weights of a model by a seed and the parameter's name."""
+    """A function that draws a model's initial weights by a seed and the parameter's name."""
     tied = workload.model.tied_embeddings
     return lambda name, shape: initial_tensor(name, shape, seed, tied=tied)
 
@@ -107,7 +109,7 @@ def drawn_by(workload: Workload, seed: int) -> Start:
 def whole_tensors(
     workload: Workload, tensors: Sequence[ModelTensor], start: Start
 ) -> Iterator[tuple[ModelTensor, Tensor]]:
-    """All tensors of a model, whole; padding rows are zeros."""
+    """All whole tensors of a model; rows of padding are zero."""
     for model_tensor in tensors:
         shape = model_tensor.shape
         if model_tensor.name in (TABLE, TIED):
@@ -118,8 +120,8 @@ def whole_tensors(
 
 
 class ServedWeights:
-    """A rank's shards of all tensors under the current layout; ``moved_bytes`` lists the bytes
-    received at each change of layout.
+    """A rank's shards of all tensors under the current layout; ``moved_bytes`` has the bytes
+    received in each change of layout.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class ServedWeights:
         self.moved_bytes: list[int] = []
 
     def load(self, whole: Iterator[tuple[ModelTensor, Tensor]]) -> None:
-        """Copy this rank's shards out of whole tensors."""
+        """Set this rank's shards from whole tensors."""
         part, ranks = self.layout.part_of(self.world.rank), self.world.rank
         for model_tensor, tensor in whole:
             if self._has(model_tensor, ranks, self.layout):
@@ -150,15 +152,15 @@ class ServedWeights:
     def _fill(
         self, model_tensor: ModelTensor, local: Tensor, held: Part, part: Part, whole: Tensor
     ) -> None:
-        """Copy one shard out of a whole tensor."""
+        """Set a part of a shard from the whole tensor."""
         everything = Layout().part_of(0)
         sources = model_tensor.pieces(whole, everything, part)
         for to, come in zip(model_tensor.pieces(local, held, part), sources, strict=True):
             to.copy_(come)
 
     def change(self, after: Layout, host: Mapping[str, Tensor] | None = None) -> None:
-        """Re-shard to another layout: from other ranks or, if given, from whole tensors in host
-        memory.
+        """Re-shard to another layout: from other ranks or, if ``host`` is given, from whole tensors
+        in host memory.
         """
         moved = 0
         for tensors in self._rounds():
@@ -167,7 +169,7 @@ class ServedWeights:
         self.moved_bytes.append(moved)
 
     def _rounds(self) -> Iterator[list[ModelTensor]]:
-        """The tensors that are moved together: those of the first layer of each stage, then of the
+        """The tensors that move together: those of the first layer of each stage, then of the
         second, and so on.
         """
         firsts = [self.layout.ranks_of(0, stage)[0] for stage in range(self.layout.pp)]
@@ -222,7 +224,7 @@ class ServedWeights:
         return moved
 
     def _kept(self, model_tensor: ModelTensor, held: Part, part: Part) -> Tensor:
-        """Memory for a rank's new shard, filled with the values that the rank already has."""
+        """Memory for a rank's new shard, filled with the values that the rank holds already."""
         old = self.parts.get(model_tensor.name)
         if old is not None and (held == part or model_tensor.split is None):
             return old

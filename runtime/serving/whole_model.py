@@ -1,4 +1,4 @@
-"""A reference for tests: one process answers all requests one after the other with the whole model,
+"""A reference for tests: one process answers all requests, one after another, by the whole model,
 without caches, batches or other ranks.
 """
 
@@ -14,8 +14,8 @@ from runtime.serving.served_weights import Start
 
 
 def tokens_of_whole(job: PhasedJob) -> list[list[int]]:
-    """The tokens that each request gets by greedy decoding; the whole sequence is computed again
-    for each token.
+    """The tokens that greedy decoding gives each request; for each token the whole sequence is
+    computed again.
     """
     model = whole_model(job.workload, job.start)
     answers = []
@@ -30,8 +30,8 @@ def tokens_of_whole(job: PhasedJob) -> list[list[int]]:
 
 
 def whole_model(workload: Workload, start: Start) -> Transformer:
-    """A model on one process with its initial weights and unfused attention, which every device
-    supports.
+    """A model on one process, with its initial weights and unfused attention, which all devices
+    support.
     """
     model = model_of(replace(workload, attention="math"))
     with torch.no_grad():

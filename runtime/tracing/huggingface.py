@@ -1,5 +1,5 @@
-"""Builds causal language models of Hugging Face's transformers without memory: to trace them, and
-to check configurations and parameter counts.
+"""Builds causal language models of Hugging Face's transformers without memory, to trace them and to
+check configurations and parameter counts.
 """
 
 import json
@@ -27,19 +27,19 @@ def causal_types() -> tuple[str, ...]:
 
 
 def configuration(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of the config.json that transformers writes for a mapping of keys, with all
+    """The content of the ``config.json`` that transformers writes for these keys, with all
     defaults.
     """
     return dict(json.loads(json.dumps(_made(kind, given).to_dict(), default=str)))
 
 
 def parameters(kind: str, given: Mapping[str, Any]) -> int:
-    """The number of parameters of the model that transformers builds from a mapping of keys."""
+    """The number of parameters of the model that transformers builds from these keys."""
     made = _made(kind, given)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(made)
-    except Exception as error:  # any: the code of some two hundred models runs here
+    except Exception as error:  # any error: the code of some two hundred models runs here
         raise _unbuilt(kind, error) from error
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -47,7 +47,7 @@ def parameters(kind: str, given: Mapping[str, Any]) -> int:
 def _made(kind: str, given: Mapping[str, Any]) -> Any:
     try:
         return CONFIG_MAPPING[kind].from_dict(dict(given))
-    except Exception as error:  # any, as above
+    except Exception as error:  # any error: the code of some two hundred configurations runs here
         raise _unbuilt(kind, error) from error
 
 
@@ -62,12 +62,12 @@ def _unbuilt(kind: str, error: Exception) -> InputError:
 # Makes functions that build Hugging Face models from a ``config.json``; nothing is downloaded.
 
 
-# The name that transformers gives to each attention implementation.
+# The name of each attention implementation in transformers.
 IMPLEMENTATIONS: Mapping[str, str] = {"flash": "sdpa", "math": "eager"}
 
 
 def factory_from(content: Mapping[str, Any], where: Path, attention: str) -> Factory:
-    """A function that builds the causal language model of a config.json."""
+    """A function that builds the causal language model of a ``config.json``."""
     config = _config(content, where)
     implementation = IMPLEMENTATIONS[attention]
 
@@ -84,10 +84,9 @@ def factory_from(content: Mapping[str, Any], where: Path, attention: str) -> Fac
 
 @contextmanager
 def unpacked_sequences() -> Iterator[None]:
-    """Within the ``with`` block, make transformers treat every row of tokens as a single sequence.
-
-    In training each row is one sequence, and the library finds it out from the values of positions.
-    Fake tensors have no values; then the library writes out a mask, which a real step does not do.
+    """Within the ``with`` block, transformers treats each row of tokens as a single sequence. In
+    training each row is one sequence, which transformers detects from the values of positions. Fake
+    tensors have no values, and it would write out a mask, which a real training step does not.
     """
     find = masking_utils.find_packed_sequence_indices
     masking_utils.find_packed_sequence_indices = lambda *_, **__: None

@@ -1,9 +1,9 @@
-"""Traces a user's model: takes a function that builds an ``nn.Module``, and returns a custom model
-with its layer graph.
+"""Traces a user's model: from a function (the factory) that builds an ``nn.Module`` to a model
+description with a layer graph.
 
-Batch and sequence length are symbols; the factory chooses all other sizes. A factory with an
-argument ``tensor_parallel`` gets the degree as a symbol; without it the model is not split. A
-factory with an argument ``sequence_length`` gets the sequence length as a symbol.
+Batch and sequence length are symbols; the factory chooses all other sizes. If it has an argument
+``tensor_parallel``, it gets the degree as a symbol; otherwise the model is not split. If it has an
+argument ``sequence_length``, it gets the sequence length as a symbol.
 """
 
 import inspect
@@ -36,7 +36,7 @@ LARGEST_DEGREE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIns:
-    """Numbers that stand for the symbolic sizes where the model's code branches on sizes."""
+    """The numbers that symbolic sizes have where the model's code branches on a size."""
 
     batch: int = 4
     sequence_length: int = 128
@@ -45,9 +45,9 @@ class StandIns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnModel:
-    """A user's model after its trace: its description and its layer graph.
+    """A user's model after tracing: its description and its layer graph.
 
-    ``differing`` names settings that differ between its blocks; the graph is the first block's.
+    ``differing`` names settings in which its blocks differ; the graph is that of the first block.
     """
 
     spec: ModelSpec
@@ -64,12 +64,12 @@ def trace_factory(
     blocks: str | None = None,
     stand_ins: StandIns = StandIns(),
 ) -> OwnModel:
-    """Build the model with symbols as sizes, trace a training step, and return its description and
-    layer graph.
+    """Build a model with symbols as sizes, and trace a training step; returns the model's
+    description and layer graph.
 
     The model is called with tokens, and with the same tokens as ``labels`` or ``targets`` if its
-    forward has such an argument. It may return its loss, or logits, to which cross-entropy is
-    added.
+    forward has such an argument. It may return a loss, or logits, to which cross-entropy is
+    applied.
     """
     space = SizeSpace()
     b = space.size("b", stand_ins.batch)
@@ -107,18 +107,18 @@ def trace_factory(
 
 @dataclass(slots=True)
 class _Step:
-    """One training step of a user's model, and the sizes that it reveals."""
+    """One training step of a user's model, and the sizes that become known by it."""
 
     tokens: Tensor
     sizes: dict[str, int] = field(default_factory=dict)
 
     def see_block(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        """Forward hook of the block, which records the hidden size."""
+        """A forward hook of the first block, which records the hidden size."""
         hidden = output if isinstance(output, Tensor) else output[0]
         self.sizes["hidden"] = value_of(hidden.shape[-1])
 
     def loss_of(self, model: nn.Module) -> Tensor:
-        """Run the model, and return its own loss, or the cross entropy of its logits if it has
+        """Run the model; returns its loss, or the cross entropy of its logits if it returns
         none.
         """
         taken = inspect.signature(model.forward).parameters
@@ -139,8 +139,8 @@ class _Step:
 
 
 def _loss_and_logits(output: Any) -> tuple[Tensor | None, Tensor | None]:
-    """The loss and the logits in a model's output: the first scalar, and the first larger
-    tensor.
+    """The loss and the logits in a model's output: its first scalar, and its first tensor with more
+    values.
     """
     if isinstance(output, dict):
         output = tuple(output.values())
@@ -200,7 +200,7 @@ def _default_type(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence PyTorch's log of an error's traceback, since this module will explain the error."""
+    """Keep PyTorch from logging the traceback of an error, which this module explains itself."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.disabled
     log.disabled = True
@@ -211,7 +211,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _spec(name: str, layers: int, step: _Step, model: nn.Module) -> ModelSpec:
-    """The model's description; heads and widths come from its configuration if it has one."""
+    """The model's description; heads and widths come from its configuration object, if it has
+    one.
+    """
     config = getattr(model, "config", None)
     named = list(model.named_parameters(remove_duplicate=False))
     known: dict[str, Any] = {
@@ -251,9 +253,9 @@ def _rotary(config: Any) -> dict[str, Any]:
 
 
 def _with_degrees(traced: OwnModel, *, splits: bool) -> OwnModel:
-    """The model with its possible tensor-parallel degrees.
+    """The model with the tensor-parallel degrees that it supports.
 
-    Assumptions that hold for all of these degrees are dropped.
+    Assumptions of the trace that hold for all of these degrees are dropped.
     """
     tp = size_symbol("tp")
     conditions = traced.graph.conditions

@@ -1,5 +1,5 @@
-"""Named symbols for a model's sizes, with which PyTorch computes shapes, and the assumptions of a
-trace.
+"""Named symbols for a model's sizes, with which PyTorch computes shapes, and the assumptions that a
+trace makes about them.
 """
 
 import traceback
@@ -18,53 +18,51 @@ from mistlab.core.values import InputError
 from mistlab.graph.symbols import size_symbol
 from runtime.models.ranks import Size, value_of
 
-# Named symbols for the sizes of a model, with which PyTorch computes.
+# Named symbols for the sizes of a model, with which PyTorch computes shapes.
 #
 # A ``SizeSpace`` is PyTorch's shape environment, with names for its symbols and a fake-tensor mode.
 # A model built with these sizes has parameters of symbolic shape, without storage.
 
 
 class TraceError(InputError):
-    """A model cannot be traced; the message names the operator or size, the position and a
-    remedy.
+    """A model cannot be traced; the message names the operator or size, the place in the code, and
+    a remedy.
     """
 
 
 class SizeSpace(ShapeEnv):
-    """The named sizes of one trace; each has a number that decides where traced code branches."""
+    """The named sizes of one trace; each also has a number, by which traced code branches."""
 
     def __init__(self) -> None:
-        # An operator whose result depends on values is refused by name, where it is called.
+        # An operator whose result depends on values raises an error, which names it, where it is
+        # called.
         super().__init__(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         self.fake_mode = FakeTensorMode(shape_env=self, allow_non_fake_inputs=False)
         self.names: dict[sympy.Symbol, sympy.Expr] = {}
         self.conditions: list[tuple[sympy.Expr, sympy.Expr]] = []
 
     def size(self, name: str, value: int) -> Size:
-        """A new size with this name; code that needs a number gets ``value``."""
+        """A new size ``name``; where code needs a number it gets ``value``."""
         return self._symbol(size_symbol(name), value)
 
     def multiple(self, name: str, value: int, of: Size) -> Size:
-        """A size that is a multiple of another: a new symbol for the quotient, times the other
-        size.
+        """A new size that is a multiple of the size ``of``: a new symbol times ``of``.
 
-        Expressions in the size stay polynomials. With a plain symbol they would contain whole
-        divisions and remainders.
+        Expressions then stay polynomials. With a plain symbol they would have integer divisions and
+        remainders.
         """
         divisor = expression_of(of)
         self.conditions.append((size_symbol(name), divisor))
         return of * self._symbol(size_symbol(name) / divisor, value // value_of(of))
 
     def beyond(self, name: str, value: int, other: Size) -> Size:
-        """A size that is larger than another: a new symbol for the difference, plus the other
-        size.
-        """
+        """A new size that is larger than the size ``other``: a new symbol plus ``other``."""
         difference = size_symbol(name) - expression_of(other)
         return other + self._symbol(difference, value - value_of(other))
 
     def _symbol(self, name: sympy.Expr, value: int) -> Size:
-        # With symbolic sizes, a look-up in the fake mode's cache of operators takes longer than
-        # running one.
+        # With symbolic sizes a look-up in the fake mode's cache takes longer than running the
+        # operator.
         self.fake_mode.cache_enabled = False
         source = ConstantSource(str(name))
         symbol = self.create_symbol(
@@ -81,8 +79,8 @@ class SizeSpace(ShapeEnv):
     def named(self, expression: sympy.Expr) -> sympy.Expr:
         """An expression of PyTorch's symbols, written with the names of this space.
 
-        Whole divisions become plain divisions: the trace's conditions say that there is no
-        remainder. Every size is taken to be at least one.
+        Integer divisions become plain divisions, because the trace's conditions exclude remainders.
+        Every size counts as at least 1.
         """
         plain = expression.replace(FloorDiv, lambda base, divisor: base / divisor)
         plain = plain.replace(CleanDiv, lambda base, divisor: base / divisor)
@@ -90,7 +88,7 @@ class SizeSpace(ShapeEnv):
         return sympy.expand(plain.xreplace(self.names))
 
     def refuse_fixed(self, culprit: str, where: str = "") -> None:
-        """Raise if traced code has fixed a symbol to a number, or to another symbol."""
+        """Raise an error if traced code has fixed a symbol to a number, or to another symbol."""
         for symbol, name in self.names.items():
             if symbol not in self.replacements:
                 continue
@@ -104,7 +102,7 @@ class SizeSpace(ShapeEnv):
 
 
 def symbols(names: str, values: Sequence[int]) -> tuple[Size, ...]:
-    """Named sizes in a new space: ``b, s = symbols("b s", (4, 128))``."""
+    """New named sizes, in a space of their own: ``b, s = symbols("b s", (4, 128))``."""
     space = SizeSpace()
     return tuple(space.size(name, value) for name, value in zip(names.split(), values, strict=True))
 
@@ -123,7 +121,7 @@ def _larger(*terms: sympy.Expr) -> sympy.Expr:
     return others[0] if len(others) == 1 else sympy.Max(*others)
 
 
-# Errors that end a trace, with the operator and the line of the user's code.
+# Errors that end a trace, which name the operator and the line of the user's code.
 
 
 _OURS = Path(__file__).resolve().parents[1]
@@ -131,19 +129,19 @@ _TORCH = Path(torch.__file__).resolve().parent
 
 
 def refusal(operator: str, module: str, error: Exception) -> TraceError:
-    """The error to raise for an operator that failed inside ``module``."""
+    """The error to raise for an operator that failed inside the module ``module``."""
     inside = f" in module {module!r}" if module else ""
     reason = _reason(error)
     return TraceError(f"operator {operator}{inside} cannot be traced: {reason}{running_place()}")
 
 
 def running_place() -> str:
-    """The innermost running line of the user's code."""
+    """The innermost line of the user's code that is running."""
     return _place(traceback.extract_stack())
 
 
 def failure(error: Exception) -> TraceError:
-    """The error to raise for a model whose own code raised ``error``."""
+    """The error to raise if a model's own code raised ``error``."""
     where = _place(traceback.extract_tb(error.__traceback__))
     return TraceError(f"the model cannot be traced: {_reason(error)}{where}")
 
@@ -160,7 +158,7 @@ def _reason(error: Exception) -> str:
 
 
 def _place(frames: Iterable[traceback.FrameSummary]) -> str:
-    """The innermost frame that is neither in torch's code nor in the tracer's."""
+    """The innermost frame of the stack that belongs neither to torch nor to the tracer."""
     for frame in reversed(list(frames)):
         path = Path(frame.filename).resolve()
         if not path.is_relative_to(_TORCH) and not path.is_relative_to(_OURS / "tracing"):
@@ -168,24 +166,23 @@ def _place(frames: Iterable[traceback.FrameSummary]) -> str:
     return ""
 
 
-# Extracts the comparisons of sizes on which traced code branched, and its divisibility assumptions.
+# Collects the comparisons of sizes by which traced code branched, and the divisibility that it
+# assumes.
 #
 # PyTorch records a guard for each comparison. Most guards hold for all sizes (a product of sizes is
-# at least each of them) and are dropped. The others say for which sizes the graph is valid, and are
-# kept with the graph.
+# at least each of them), and are dropped. The others say for which sizes the graph is valid, and
+# are stored with it.
 
 
 def assumptions_of(space: SizeSpace) -> list[str]:
-    """The guards on sizes that do not hold for all sizes of at least two, written with the names of
-    sizes.
-    """
+    """The guards that do not hold for all sizes of at least 2, written with the names of sizes."""
     guards = {guard.expr for guard in space.guards if not always(guard.expr, at_least=2)}
     named = {space.named(guard) for guard in guards} - {sympy.true}
     return sorted(set(map(str, named)) - _stated(space))
 
 
 def conditions_of(space: SizeSpace) -> list[tuple[sympy.Expr, sympy.Expr]]:
-    """The divisibility conditions on which traced code relies: pairs of a size and its divisor."""
+    """The divisibility that traced code assumes: pairs of a size and its divisor."""
     divisions = list(space.conditions)
     for guard in space.guards:
         if isinstance(guard.expr, sympy.Eq) and isinstance(guard.expr.lhs, Mod | PythonMod):
@@ -200,7 +197,7 @@ def _stated(space: SizeSpace) -> set[str]:
 
 
 def always(guard: sympy.Basic, *, at_least: int) -> bool:
-    """Whether a comparison provably holds for all sizes from ``at_least`` on."""
+    """Whether a comparison provably holds for all sizes of at least ``at_least``."""
     if not isinstance(guard, sympy.core.relational.Relational):
         return bool(guard == sympy.true)
     left, right = (_without_remainders(side) for side in (guard.lhs, guard.rhs))
@@ -209,8 +206,7 @@ def always(guard: sympy.Basic, *, at_least: int) -> bool:
     if difference == 0:
         return isinstance(guard, sympy.Eq | sympy.Ge | sympy.Le)
     signs = {sympy.sign(c) for c in difference.as_coefficients_dict().values()}
-    # If all terms of the difference have the same sign and one of them is a constant, it is never
-    # zero.
+    # A difference whose terms all have the same sign, one of them a constant, is never zero.
     apart = len(signs) == 1 and difference.subs(dict.fromkeys(difference.free_symbols, 0)) != 0
     if isinstance(guard, sympy.Ne):
         return apart
@@ -236,7 +232,7 @@ def _remainder(mod: sympy.Expr) -> sympy.Expr:
 
 
 def _divides(size: sympy.Expr, divisor: sympy.Expr) -> bool:
-    """Whether ``size / divisor`` is a polynomial with whole coefficients."""
+    """Whether ``size / divisor`` is a polynomial with integer coefficients."""
     quotient = sympy.cancel(size / divisor)
     if not quotient.is_polynomial(*quotient.free_symbols):
         return False

@@ -1,4 +1,4 @@
-"""Traces a layer of a torch model to a layer graph with expressions for sizes."""
+"""Traces the layers of a torch model into layer graphs, with expressions for sizes."""
 
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -56,11 +56,11 @@ from runtime.tracing.traced_operators import (
 
 
 class ModulePaths:
-    """Tracks which of a model's modules are running.
+    """Tracks which modules of a model are running.
 
-    An operator of the backward pass belongs to the module whose forward made its autograd node.
-    Autograd numbers nodes in order of creation. For each forward operator the number at the time of
-    its call is noted.
+    An operator of the backward pass belongs to the module whose forward pass created its autograd
+    node. Autograd numbers nodes in the order of creation, so the number at each forward operator is
+    recorded.
     """
 
     def __init__(self, names: Mapping[nn.Module, str]) -> None:
@@ -76,7 +76,7 @@ class ModulePaths:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Within the ``with`` block, keep track of the innermost module whose forward runs."""
+        """Within the ``with`` block, track the innermost module whose forward pass runs."""
         entering = register_module_forward_pre_hook(self._enter)
         leaving = register_module_forward_hook(self._leave)
         try:
@@ -91,7 +91,7 @@ class ModulePaths:
         return self._stack[-1]
 
     def forward_path(self) -> str:
-        """The path of the innermost running module, which is also recorded for the backward
+        """The path of the innermost running module; it is also recorded for the operator's backward
         pass.
         """
         self._numbers.append(torch._C._autograd._get_sequence_nr())
@@ -99,14 +99,14 @@ class ModulePaths:
         return self.running
 
     def backward_path(self) -> str:
-        """The path of the module whose forward made the autograd node that is running."""
+        """The path of the module whose forward pass created the autograd node that is running."""
         node = torch._C._current_autograd_node()
         if node is None:
             return ""
         if node.name() == "torch::autograd::AccumulateGrad":
             return self._owner.get(id(node.variable), "")  # type: ignore[attr-defined]
-        # An autograd node is made just before its operator runs, so the recorded number of the
-        # operator is one higher.
+        # An autograd node is created just before its operator runs, so the operator's number is
+        # higher by 1.
         index = bisect.bisect_right(self._numbers, node._sequence_nr())
         return self._paths[index] if index < len(self._paths) else ""
 
@@ -117,17 +117,18 @@ class ModulePaths:
         self._stack.pop()
 
 
-# Records every operator of a running model, and the memory allocated while it runs.
+# Records each operator of a running model, and the memory that is allocated while it runs.
 #
-# Bytes are counted by storage, not by tensor: views share a storage. A storage is freed with its
-# last tensor, exactly as in eager execution.
+# Bytes are counted by storage, not by tensor, since views share a storage. A storage is freed with
+# its last tensor, as in eager execution.
 
 
 @dataclass(slots=True)
 class Storage:
-    """A storage (memory of one or more tensors) of the trace, and the layer for which it counts.
+    """A storage (the memory of one or more tensors) in the trace, and the layer for which it
+    counts.
 
-    ``kept_by`` is the module that first kept it for the backward pass, if one did.
+    ``kept_by`` is the first module that saved it for the backward pass, if any did.
     """
 
     reference: StorageWeakRef
@@ -141,8 +142,8 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class RecordedOperator:
-    """An operator of the trace; ``alive`` has the sizes of its layer's storages that are allocated
-    while it runs.
+    """An operator in the trace; ``alive`` has the sizes of all storages of its layer that are
+    allocated while it runs.
     """
 
     layer: str
@@ -160,9 +161,9 @@ class RecordedOperator:
 
 
 class OperatorRecorder(TorchDispatchMode):
-    """A dispatch mode that records the operators of a model that runs under it.
+    """A dispatch mode that records the operators of a model.
 
-    The code that runs the model sets ``layer`` and ``phase`` on the way. ``constants`` are tensors
+    The code that runs the model sets ``layer`` and ``phase`` as it goes. ``constants`` are tensors
     that are no activations: parameters, their gradients and buffers.
     """
 
@@ -174,15 +175,16 @@ class OperatorRecorder(TorchDispatchMode):
         self.storages: dict[int, Storage] = {}
         self._space = space
         self._paths = paths
-        # The storages of constants; weak references to them also prevent reuse of their addresses.
+        # The storages of constants. Weak references to them also keep their addresses from being
+        # reused.
         self._constants = {
             key_of(tensor): StorageWeakRef(tensor.untyped_storage()) for tensor in constants
         }
 
     def adopt(self, tensor: Tensor) -> None:
-        """Count a tensor that another layer made as one of this layer.
+        """Count a tensor that another layer made for this layer.
 
-        It is the layer's input in the forward pass, its output's gradient in the backward pass.
+        In the forward pass it is this layer's input, in the backward pass its output's gradient.
         """
         storage = self._note(tensor)
         if storage is not None:
@@ -269,7 +271,7 @@ class OperatorRecorder(TorchDispatchMode):
         return self.storages[key]
 
 
-# Converts the recorded operators of a layer to a layer graph with expressions for sizes.
+# Turns the recorded operators of a layer into a layer graph with expressions for sizes.
 
 
 def layer_graph(
@@ -278,9 +280,7 @@ def layer_graph(
     parameters: Iterable[tuple[str, nn.Parameter]],
     output: Size,
 ) -> LayerGraph:
-    """The layer graph of one traced layer; ``output`` is the size of the layer's output in
-    bytes.
-    """
+    """The layer graph of a traced layer; ``output`` is the size of the layer's output in bytes."""
     steps = [step for step in recorder.steps if step.layer == layer]
     storages = [x for x in recorder.storages.values() if x.owner == layer]
     inputs = [expression_of(x.size_bytes) for x in storages if x.is_input]
@@ -341,18 +341,20 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# Divides a model into embedding, block and head, and runs the forward and backward pass of each
+# Divides a model into embedding, block and head, and runs each part's forward and backward pass
 # separately.
 #
 # The model is divided while it runs: the block's input and output are detached. Each part then has
-# an autograd graph of its own, as when a plan is executed.
+# its own autograd graph, as when a plan is executed.
 
 
 EMBEDDING, BLOCK, HEAD = "embedding", "block", "head"
 
 
 def find_blocks(model: nn.Module, path: str | None = None) -> str:
-    """The path of a model's list of blocks: ``path`` if given, otherwise the largest list."""
+    """The path of a model's list of blocks: ``path`` if it is given, otherwise the longest list of
+    modules.
+    """
     lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and m}
     if path is not None and path not in lists:
         message = f"no list of blocks at {path!r}: the model has {', '.join(lists) or 'none'}"
@@ -377,7 +379,9 @@ def keep_one(model: nn.Module, path: str) -> nn.Module:
 
 
 class TracedLayer:
-    """Runs a model with one block under a recorder: forward, then backward layer by layer."""
+    """Runs a model with one block under a recorder: the forward pass, then backward layer by
+    layer.
+    """
 
     def __init__(self, block: nn.Module, recorder: OperatorRecorder) -> None:
         self._block = block
@@ -456,10 +460,9 @@ def _refuse_unlike(path: str, blocks: nn.ModuleList) -> None:
 
 
 def differing_settings(blocks: nn.ModuleList) -> list[str]:
-    """The names of plain attributes, such as ``attention.window``, that are not equal in all
-    blocks.
+    """The names of plain attributes, such as ``attention.window``, in which the blocks differ.
 
-    A layer's number differs by design and is left out.
+    A layer's own number is left out.
     """
     first = _settings(blocks[0])
     others = [_settings(block) for block in blocks]
@@ -489,11 +492,11 @@ def trace(
     precision: str,
     blocks: str | None = None,
 ) -> ModelGraph:
-    """The layer graphs of a model built in ``space``; only the first of its blocks is kept and
-    traced.
+    """The layer graphs of a model whose sizes are symbols of ``space``; only the first of its
+    blocks is kept and traced.
 
     ``loss_of`` runs the model and returns its scalar loss. ``blocks`` is the path of the list of
-    blocks; without it the largest list is taken.
+    blocks; without it the longest list is taken.
     """
     path = find_blocks(model, blocks)
     block = keep_one(model, path)
@@ -501,8 +504,8 @@ def trace(
     constants = [*model.parameters(), *model.buffers()]
     with space.fake_mode, torch.no_grad():
         for parameter in model.parameters():
-            # Parameters already have gradients, so that the traced micro-batch accumulates as all
-            # but the first one do.
+            # Parameters get gradients first, so that the traced micro-batch adds to them, like
+            # every micro-batch except the first.
             parameter.grad = torch.zeros_like(parameter)
             constants.append(parameter.grad)
     names = {module: _name_in_block(path, name) for name, module in model.named_modules()}
@@ -530,16 +533,16 @@ def trace(
 
 
 class AsOnGPU(TorchFunctionMode):
-    """A mode that sends causal attention to its fused operator even with dropout, as on a GPU.
+    """A mode in which causal attention runs as the fused operator even with dropout, as on a GPU.
 
-    On a CPU torch writes attention out if there is dropout. The fused operator keeps the same
-    tensors with and without dropout, because it draws dropout again from a seed.
+    On a CPU torch runs unfused attention if there is dropout. The fused operator saves the same
+    tensors with and without dropout, because it draws the mask again from a seed.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call a torch function; attention is called without its dropout."""
+        """Call a torch function; attention is called without dropout."""
         options = dict(kwargs or {})
         if func is scaled_dot_product_attention:
             args = args[:4]
@@ -555,8 +558,8 @@ def _name_in_block(path: str, name: str) -> str:
 def _parameters_of(
     model: nn.Module, path: str, recorder: OperatorRecorder
 ) -> dict[str, list[tuple[str, nn.Parameter]]]:
-    """The parameters of each layer; one outside the block counts for the layer that first uses
-    it.
+    """The parameters of each layer. A parameter outside the block counts for the first layer that
+    uses it.
     """
     by_layer: dict[str, list[tuple[str, nn.Parameter]]] = {EMBEDDING: [], BLOCK: [], HEAD: []}
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -1,4 +1,4 @@
-"""Traces this package's own transformers, with symbols or with numbers as sizes."""
+"""Traces this package's own transformers, with symbols or numbers as sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from runtime.tracing.trace import AsOnGPU, trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """All sizes of a transformer and of its input, in the letters of the glossary."""
+    """All sizes of a transformer and of its input, by the letters of the glossary."""
 
     b: Size
     s: Size
@@ -38,8 +38,8 @@ class Sizes:
     f: Size
     V: Size
     tp: Size
-    # Below: the sizes of parts that only some models have: windows, latent attention, experts and
-    # state spaces.
+    # The sizes from here on belong to optional parts: windows, latent attention, experts and state
+    # spaces.
     w: Size = 1
     u: Size = 1
     m: Size = 1
@@ -59,9 +59,7 @@ class Sizes:
 
 
 def symbolic_sizes(space: SizeSpace, variant: Variant | None = None) -> Sizes:
-    """A symbol for every size; the numbers behind the symbols only have to differ from one
-    another.
-    """
+    """A symbol for each size; the numbers behind the symbols are arbitrary, but different."""
     tp = space.size("tp", 2)
     k = space.multiple("k", 6, tp)
     parts = () if variant is None else variant.parts
@@ -73,7 +71,8 @@ def symbolic_sizes(space: SizeSpace, variant: Variant | None = None) -> Sizes:
         "n": space.multiple("n", 24, k),
     }
     if "latent" in parts:
-        # Rotary channels are fewer than all channels of a head, so that both kinds occur.
+        # Rotary channels are fewer than a head's channels, so that rotated and plain channels both
+        # occur.
         r = space.multiple("r", 32, 2)
         d = space.beyond("d", 64, r)
     else:
@@ -92,7 +91,7 @@ def symbolic_sizes(space: SizeSpace, variant: Variant | None = None) -> Sizes:
 
 
 def _sizes_of_parts(space: SizeSpace, parts: tuple[str, ...], tp: Size) -> dict[str, Size]:
-    """Symbols for the sizes of the optional parts that a model has."""
+    """Symbols for the sizes of a model's optional parts."""
     sizes: dict[str, Size] = {}
     if "window" in parts:
         sizes |= {"w": space.size("w", 40)}
@@ -116,9 +115,7 @@ def _sizes_of_parts(space: SizeSpace, parts: tuple[str, ...], tp: Size) -> dict[
 
 
 def trace_variant(variant: Variant) -> ModelGraph:
-    """The layer graph of a variant (family, attention, parts) with symbols as sizes, as the package
-    ships it.
-    """
+    """The layer graph of a variant (family, attention, parts) with symbols as sizes, as shipped."""
     space = SizeSpace()
     return trace_sizes(variant, symbolic_sizes(space, variant), space)
 
@@ -138,7 +135,7 @@ def trace_spec(spec: ModelSpec, attention: str, precision: str) -> tuple[ModelSp
 
 
 def structure_with(variant: Variant) -> Structure:
-    """The structural features (norms, biases, experts, ...) of a variant's blocks."""
+    """The structure of a variant's blocks (norms, biases, experts, ...)."""
     parts: dict[str, Any] = dict.fromkeys(variant.parts, True)
     for lacking, has in LACKING.items():
         parts[has] = not parts.pop(lacking, False)
@@ -147,7 +144,7 @@ def structure_with(variant: Variant) -> Structure:
     return replace(STRUCTURES[variant.family], **parts)
 
 
-# For each optional part of blocks, the fields of the structure that the part sets.
+# For each optional part of blocks, the fields of the structure that it sets.
 _OTHERWISE: Mapping[str, Mapping[str, Any]] = {
     "rotary": {"position": "rotary"},
     "positionless": {"position": "none"},
@@ -160,7 +157,7 @@ def trace_sizes(
 ) -> ModelGraph:
     """The layer graph of a variant for given sizes, which are symbols of ``space`` or numbers.
 
-    The structure is that of the variant's family unless another is given.
+    ``structure`` replaces the structure of the variant's family, if it is given.
     """
     with space.fake_mode:
         model = _model(variant, sizes, structure or structure_with(variant), blocks=1)
@@ -179,7 +176,7 @@ def trace_sizes(
 def run_sizes(variant: Variant, sizes: Sizes, space: SizeSpace, blocks: int) -> None:
     """Run a training step of a variant with all its blocks, on tensors without values.
 
-    Nothing is recorded: any analysis that runs a whole model takes at least this long.
+    Nothing is recorded: the time is a lower bound for analyses that run a whole model.
     """
     with space.fake_mode, AsOnGPU():
         model = _model(variant, sizes, structure_with(variant), blocks=blocks)

@@ -1,4 +1,6 @@
-"""Counts the operations and bytes of traced operators, scans over a sequence included."""
+"""Counts the floating-point operations and the bytes of traced operators, including scans over a
+sequence.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,25 +15,24 @@ from torch.utils.flop_counter import flop_registry
 from mistlab.graph.graph import Kind, Phase
 from runtime.models.ranks import Size, value_of
 
-# The cost of scans over a sequence: their GEMMs, and the states passed between chunks.
+# The cost of scans over a sequence: their GEMMs, and the states that pass between chunks.
 #
-# Kernels take a sequence in chunks (Dao and Gu 2024, section 6). In a chunk of Q tokens each group
-# multiplies its keys with its queries, each head multiplies these scores with its values, and each
-# head updates and queries a state. The mask is causal, so half of the scores is counted.
+# Kernels process a sequence in chunks (Dao and Gu 2024, section 6). In a chunk of Q tokens, each
+# group multiplies its keys with its queries, each head multiplies these scores with its values, and
+# each head updates and queries a state. The mask is causal, so half of the scores are counted.
 #
-# The gated delta rule (Yang et al. 2024, section 3.3) adds, for each head, the GEMMs that remove a
-# state's previous values: keys with keys, and their inverse with keys and values.
+# The gated delta rule (Yang et al. 2024, section 3.3) adds per head the GEMMs that remove a state's
+# previous values: keys with keys, and their inverse with keys and values.
 
 
-# The number of tokens in a chunk of a scan, as in Nemotron's configurations and in kernels of the
-# delta rule.
+# The tokens in a chunk of a scan, as in Nemotron's configurations and in kernels of the delta rule.
 CHUNK, CHUNK_OF_DELTA_RULE = 128, 64
-# The number of times that kernels pass over the states of all chunks, in 32 bits: forward, states
-# are computed, passed on (read and written) and queried; backward the same, and gradients are read
-# twice.
+# How often kernels read and write the states of all chunks, in 32 bits. Forward, states are
+# computed, passed on (read and written) and queried. Backward, the same happens again, and
+# gradients are read twice.
 READ: dict[Phase, int] = {"forward": 2, "backward": 5}
 WRITTEN: dict[Phase, int] = {"forward": 2, "backward": 4}
-# GEMMs of a pass per GEMM of the forward pass: backward, the forward GEMM runs again, and two
+# GEMMs of a pass per GEMM of the forward pass. Backward, the forward GEMM runs again, and two
 # gradients are computed.
 PRODUCTS: dict[Phase, int] = {"forward": 1, "backward": 3}
 
@@ -39,10 +40,10 @@ PRODUCTS: dict[Phase, int] = {"forward": 1, "backward": 3}
 def scan_flop(
     tokens: Size, heads: Size, sizes: list[Size], phase: Phase, *, by_delta_rule: bool
 ) -> Size:
-    """The operations of a scan over tokens, for all heads; ``sizes`` are groups, channels and
-    states.
+    """The floating-point operations of a scan over tokens, for all heads; ``sizes`` are groups,
+    channels and states.
 
-    The backward pass computes what is inside of chunks again.
+    The backward pass computes again what is inside the chunks.
     """
     groups, channels, states = sizes
     if by_delta_rule:
@@ -55,17 +56,18 @@ def scan_flop(
 
 
 def state_bytes(tokens: Size, heads: Size, sizes: list[Size], *, by_delta_rule: bool) -> Size:
-    """The bytes of a scan's states in all chunks, in 32 bits."""
+    """The bytes of a scan's states after all chunks, in 32 bits."""
     _, channels, states = sizes
     chunk = CHUNK_OF_DELTA_RULE if by_delta_rule else CHUNK
     return 4 * tokens * heads * channels * states // chunk
 
 
-# Counts the cost of each operator of a trace: its kind, its operations and the bytes that it moves.
+# Counts the cost of each traced operator: its kind, its floating-point operations, and the bytes
+# that it moves.
 
 
-# The kind of kernel of each operator, by name without overload; other pointwise operators are
-# recognised by their tag.
+# The kind of each operator's kernel, by the operator's name without overload. Other pointwise
+# operators are recognised by their tag.
 KIND_OF_OPERATOR: Mapping[str, Kind] = {
     "aten.mm": "matmul",
     "aten.addmm": "matmul",
@@ -174,7 +176,7 @@ KIND_OF_OPERATOR: Mapping[str, Kind] = {
     "mistlab.scatter_rows": "collective",
 }
 
-# Operators that do no work: they allocate memory, or only look at a tensor.
+# Operators that do no work: they only allocate memory or make views.
 IDLE = {
     "aten.empty",
     "aten.empty_like",
@@ -185,7 +187,7 @@ IDLE = {
     "aten._local_scalar_dense",
 }
 
-# Operators that fetch rows of a table, each with the name of the argument that is the table.
+# Operators that look up rows of a table, each with the name of its table argument.
 ROWS_OF = {
     "aten.embedding": "weight",
     "aten.gather": "self",
@@ -193,10 +195,10 @@ ROWS_OF = {
     "aten.nll_loss_forward": "self",
 }
 
-# Collectives whose message is their result; ``read_bytes`` counts it.
+# Collectives whose message is as large as their result; ``read_bytes`` counts the result.
 GATHERS = {"mistlab.gather_tokens", "mistlab.gather_again", "mistlab.gather_rows"}
 
-# Operators that read only scores of past positions, which are half of all scores.
+# Operators that read only scores of past positions, half of all scores.
 READ_HALVES = {"mistlab.causal_softmax", "mistlab.causal_softmax_backward"}
 
 # Operators that overwrite an argument without reading it, each with the name of the argument.
@@ -212,7 +214,7 @@ OVERWRITES = {
 
 @dataclass(frozen=True, slots=True)
 class TracedCall:
-    """One call of an operator, with its arguments and its result."""
+    """A call of an operator, with its arguments and its result."""
 
     operator: OpOverload
     args: tuple[Any, ...]
@@ -221,12 +223,14 @@ class TracedCall:
 
     @property
     def name(self) -> str:
-        """The operator's name without its overload: ``aten.mm``."""
+        """The operator's name without overload, such as ``aten.mm``."""
         namespace, name = self.operator._schema.name.split("::")
         return f"{namespace}.{name}"
 
     def argument(self, name: str) -> Any:
-        """The value of an argument by its name in the schema; its default if it was not given."""
+        """The value of an argument, by its name in the operator's schema; its default if it was not
+        passed.
+        """
         for index, schema in enumerate(self.operator._schema.arguments):
             if schema.name == name:
                 given = self.args[index] if index < len(self.args) else schema.default_value
@@ -240,7 +244,7 @@ class TracedCall:
 
     @property
     def outputs(self) -> list[Tensor]:
-        """The tensors that the call made or changed."""
+        """The tensors that the call created or changed."""
         return self.changed or tensors_in(self.result)
 
     @property
@@ -255,7 +259,7 @@ class TracedCall:
 
     @property
     def works(self) -> bool:
-        """Whether the operator computes or moves data, rather than only making views."""
+        """Whether the operator computes or moves data, and does not only make views."""
         given = {key_of(tensor) for tensor in self.inputs}
         is_view = not self.changed and all(key_of(tensor) in given for tensor in self.outputs)
         return not is_view and self.name not in IDLE
@@ -267,7 +271,7 @@ def key_of(tensor: Tensor) -> int:
 
 
 def kind_of(call: TracedCall) -> Kind:
-    """The kind of kernel that computes the operator."""
+    """The kind of kernel that runs the operator."""
     if kind := KIND_OF_OPERATOR.get(call.name):
         return kind
     if call.operator.overloadpacket in flop_registry:
@@ -276,7 +280,7 @@ def kind_of(call: TracedCall) -> Kind:
 
 
 def flop_of(call: TracedCall) -> Size:
-    """The floating-point operations of a call: for GEMMs by PyTorch's formulas, otherwise one per
+    """The floating-point operations of a call: by PyTorch's formulas for GEMMs, otherwise one per
     element.
     """
     kind = kind_of(call)
@@ -295,9 +299,7 @@ def flop_of(call: TracedCall) -> Size:
 
 
 def read_bytes(call: TracedCall) -> Size:
-    """The bytes that a call reads: each input once, and of a table only the rows that are looked
-    up.
-    """
+    """The bytes that a call reads: each input once; of a table only the rows that are looked up."""
     if kind_of(call) == "fill":
         return 0
     if call.name in GATHERS:
@@ -314,7 +316,7 @@ def read_bytes(call: TracedCall) -> Size:
 
 
 def written_bytes(call: TracedCall) -> Size:
-    """The bytes that a call writes: each output once, whether it is new or changed in place."""
+    """The bytes that a call writes: each output once, new or changed in place."""
     if call.name == "aten.scatter_":
         return size_bytes(call.argument("src"))
     if call.name in READ_HALVES:
@@ -332,28 +334,29 @@ def tensors_in(values: object) -> list[Tensor]:
 
 
 def size_bytes(tensor: Tensor) -> Size:
-    """The bytes of a tensor's distinct values; a broadcast dimension counts once."""
+    """The bytes of a tensor's distinct values; a broadcast dimension counts as 1."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     sizes = [size for size, stride in pairs if not (isinstance(stride, int) and stride == 0)]
     return prod(sizes) * tensor.element_size()
 
 
 def _grouped_flop(call: TracedCall) -> Size:
-    """The operations of a grouped GEMM.
+    """The floating-point operations of a grouped GEMM.
 
-    The sizes of the groups do not matter, because together they have all rows.
+    The sizes of the groups do not matter, since together they have all rows.
     """
     left, right = call.argument("self").shape, call.argument("mat2").shape
     each = 2 * left[-2] * left[-1] * right[-1]
-    # If all groups have equally many rows, both arguments have the groups as their first dimension.
+    # If both arguments have three dimensions, the groups are their first dimension and are equally
+    # large.
     return left[0] * each if len(left) == len(right) == 3 else each
 
 
 def _grouped_product_flop(call: TracedCall) -> Size:
-    """The operations of ``mistlab::grouped_product`` and its gradients: every row counts once."""
+    """The floating-point operations of ``mistlab::grouped_product`` and of its gradients."""
     first, second, *_ = call.inputs
     inner: Size = prod(second.shape[1:])
-    # The gradient of the weight matrices sums over rows, so its columns are those of both operands.
+    # The gradient of the matrices sums over rows; its columns are those of both operands.
     return 2 * first.shape[0] * inner * (1 if second.dim() == 3 else first.shape[1])
 
 
@@ -362,13 +365,13 @@ def _names(call: TracedCall) -> list[str]:
 
 
 def _wide_attention_flop(call: TracedCall) -> Size:
-    """The operations of ``mistlab::attention`` and its gradient, for the unmasked pairs of tokens
-    (half at the diagonal).
+    """The floating-point operations of ``mistlab::attention`` and of its gradient, for the pairs of
+    tokens that are not masked.
     """
     batch, sequence, heads, channels = call.argument("query").shape
     values, window = call.argument("value").shape[-1], call.argument("window")
-    # GEMMs of attention forward: scores and output. Backward: scores again, and gradients of
-    # probabilities, values, queries and keys.
+    # Forward, attention has GEMMs for scores and output. Backward, it has GEMMs for scores again,
+    # and for the gradients of probabilities, values, queries and keys.
     products = 3 * channels + 2 * values if "gradient" in _names(call) else channels + values
     pairs = 2 * sequence * window - window * window if _is_given(window) else sequence * sequence
     return products * batch * heads * pairs
@@ -379,9 +382,7 @@ def _phase(call: TracedCall) -> Phase:
 
 
 def _of_scan(call: TracedCall) -> tuple[Size, Size, list[Size], bool]:
-    """The tokens, heads and sizes of a scan operator, and whether it follows the gated delta
-    rule.
-    """
+    """The tokens, heads and sizes of a scan, and whether it follows the gated delta rule."""
     mixed, heads = call.argument("mixed").shape, call.argument("shift").shape[0]
     by_delta_rule = call.name.startswith("mistlab.delta_rule")
     return mixed[0] * mixed[1], heads, call.argument("sizes"), by_delta_rule
@@ -393,7 +394,7 @@ def _scan_flop(call: TracedCall) -> Size:
 
 
 def _state_bytes(call: TracedCall, passes: Mapping[Phase, int]) -> Size:
-    """The bytes of the states that a scan passes between chunks; zero for other operators."""
+    """The bytes of the states that a scan passes between chunks; 0 for other operators."""
     if kind_of(call) != "scan":
         return 0
     tokens, heads, sizes, by_delta_rule = _of_scan(call)
@@ -422,9 +423,9 @@ def _attention_flop(call: TracedCall) -> Size:
     backward = call.name.endswith("_backward")
     batch, heads, rows, channels = call.argument("query").shape
     columns = call.argument("key").shape[2]
-    # GEMMs of fused attention forward: scores and output. Backward: scores again, then the
-    # gradients of probabilities, values, queries and keys.
+    # Forward, fused attention has GEMMs for scores and output. Backward, it has GEMMs for scores
+    # again, and for the gradients of probabilities, values, queries and keys.
     products = 5 if backward else 2
     multiply_adds = products * batch * heads * rows * columns * channels
-    # Under a causal mask half of the scores is not computed.
+    # Under a causal mask half of the scores are not computed.
     return multiply_adds if call.argument("is_causal") else 2 * multiply_adds

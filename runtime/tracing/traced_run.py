@@ -14,7 +14,7 @@ from runtime.tracing.symbolic_sizes import TraceError, expression_of
 
 @dataclass(frozen=True, slots=True)
 class SymbolicTensor:
-    """A tensor's shape, in symbols and in the numbers behind the symbols."""
+    """A tensor's shape, in symbols and in the numbers behind them."""
 
     shape: Shape
     concrete_shape: tuple[int, ...]
@@ -24,14 +24,14 @@ class SymbolicTensor:
 
 
 def tokens(batch: Size, sequence: Size) -> Tensor:
-    """A tensor of tokens (batch, sequence), which has a shape but no values."""
+    """A tensor of tokens (batch, sequence) with a shape but no values."""
     with construction((batch, sequence)):
         return torch.empty(batch, sequence, dtype=torch.int64)
 
 
 def run_symbolically(model: nn.Module, inputs: Tensor) -> SymbolicTensor:
-    """Run the forward pass of a model on an input that ``tokens`` made; returns the output's
-    symbolic shape.
+    """Run a model's forward pass on an input that ``tokens`` made; returns the output's shape in
+    symbols.
     """
     space = space_of(inputs.shape)
     if space is None:

@@ -61,7 +61,9 @@ def collective_findings(
 
 
 def few_batches(plan: Plan) -> Plan:
-    """An order file lists all micro-batches, so their number stays."""
+    """The plan with fewer micro-batches, but with enough for every kind of task and wait to
+    occur.
+    """
     if is_order_path(plan.order):
         # An order file lists all micro-batches, so the plan keeps their number.
         return plan
