@@ -1,1 +1,1 @@
-"""Searchers: each searches for the fastest plan of a search space by its own method."""
+"""Searchers: methods that each search a space of plans for the fastest plan."""

@@ -351,11 +351,12 @@ _RECOMPUTED: tuple[Recomputation, ...] = ("all", "none_or_all", "any")
 
 
 def parts_of(space: SearchSpace) -> Iterator[SearchSpace]:
-    """The parts of a search space that are searched before all of it, smallest first; none if its
-    stages have equal meshes, since that search is fast.
+    """The parts of a search space that are searched before the whole, smallest first; none if its
+    stages have equal meshes, since the search of the whole is then fast.
 
-    The last part has the meshes' other choices, such as sequence parallelism, in a small space; a
-    part before has some of them where stages are alike, so a budget that ends early has seen them.
+    The last part combines a small space with all choices of the meshes' other dimensions, such as
+    sequence parallelism. An earlier part has some of these choices with uniform stages, so that
+    even a short budget covers them.
     """
     if not space.unequal_meshes:
         return

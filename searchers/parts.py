@@ -13,10 +13,11 @@ MOST_PARTS = 2
 
 
 def parts_of(problem: Problem, *, has_plans: bool) -> tuple[Problem, ...]:
-    """The same problem on smaller parts of its cluster; the GPUs outside of a part stay idle.
+    """The same problem on smaller parts of its cluster; the GPUs outside a part stay idle.
 
-    Of a cluster whose number of GPUs has only small prime factors there are none; of others the
-    largest that have. Where the whole cluster has no plan, all that have.
+    Only numbers of GPUs without prime factors above 3 are tried. If the whole cluster is such a
+    number there are no parts, otherwise the few largest. If the whole cluster has no plan, all such
+    parts are tried.
     """
     if has_plans and divides_well(problem.cluster.num_gpus):
         return ()
@@ -39,9 +40,9 @@ def divides_well(count: int) -> bool:
 
 def _smaller(problem: Problem) -> Iterator[tuple[int, int]]:
     """Parts of a cluster of equal nodes: the number of nodes, and how many GPUs of each are used. A
-    part is some whole nodes, or some GPUs of a single node.
+    part is some whole nodes, or some GPUs of one node.
 
-    Ranks fill nodes in order, so a plan never leaves GPUs of each of several nodes idle.
+    Ranks fill nodes in order, so a plan never uses only a part of several nodes.
     """
     cluster = problem.cluster
     if cluster.others:

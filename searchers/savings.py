@@ -37,7 +37,7 @@ from searchers.meshes import (
 # The memory-saving strategies of a stage: all combinations of the values that a search space
 # allows.
 #
-# Axes of arrays: W strategies, B ways to keep fewer activations of a block (recomputation is one).
+# Axes of arrays: W strategies, B ways to keep fewer activations of a block (such as recomputation).
 
 
 # A memory-saving strategy: a value for each dimension of ``names_of("savings")`` (ZeRO level and
@@ -162,10 +162,11 @@ def _one(_: str) -> int:
     return 1
 
 
-# Detects a search space with more memory-saving strategies than this machine can list at once.
+# Detects a search space with more memory-saving strategies than this machine's memory can list at
+# once.
 #
-# An exhaustive search lists, for each stage, every combination of the space's ratios and levels. A
-# ratio in steps of a thousandth instead of eighths, for four kinds of state, takes 250 million
+# An exhaustive search lists, for each stage, every combination of the space's ratios and levels.
+# Ratios in steps of a thousandth instead of an eighth, for four kinds of state, take 250 million
 # times the memory.
 
 
@@ -411,8 +412,8 @@ def _listed(numbers: tuple[float, ...]) -> str:
 
 # Makes a plan from a sequence of named choices, for strategies that sample plans.
 #
-# ``chosen_plan`` asks for each choice by name, and offers only options that leave a valid plan. A
-# random generator, an Optuna trial or a policy answers.
+# ``chosen_plan`` asks for each choice by its name, and offers only options that leave a valid plan.
+# A random generator, an Optuna trial or a policy chooses.
 
 
 Option = TypeVar("Option")

@@ -35,8 +35,8 @@ from searchers.savings import ways_listed, why_empty
 
 # The ledger counts a search's predictor calls and keeps the best plan so far.
 #
-# Every searcher calls the predictor through a ``Ledger``, so all are counted alike, and the same
-# budget ends them.
+# Every searcher calls the predictor through a ``Ledger``, so that all searchers are counted alike
+# and end with the same budget.
 
 
 # When a budget counts evaluations, this many candidates for stages count as one plan.
@@ -74,9 +74,9 @@ class Ledger:
     """Counts predictor calls, keeps the best plan that fits, and ends the search when its budget is
     spent.
 
-    ``listener`` is told of every answer and of every better bound, for progress; ``watcher`` sees
-    every plan that was asked about. ``bound_s`` is a time that no plan of the space beats, on any
-    of the numbers of ``gpus`` that are searched.
+    ``listener`` is called with every answer and every better lower bound, to show progress;
+    ``watcher`` with every plan that is predicted. ``bound_s`` is a lower bound of the iteration
+    times of all plans, on every number of GPUs (``gpus``) that is searched.
     """
 
     predictor: Predictor
@@ -161,7 +161,7 @@ class Ledger:
     def check_time(self) -> None:
         """Raise ``BudgetSpentError`` if the budget's seconds are spent.
 
-        Long work that asks the predictor nothing calls this as it goes on.
+        Long work without predictor calls must call this from time to time.
         """
         if self.seconds_left == 0:
             raise BudgetSpentError
@@ -418,9 +418,9 @@ OTHER_ORDERS = (
 class NeedsStageCosts:
     """Marks a strategy that needs the costs of single stages, which not every predictor gives.
 
-    Other strategies ask only for predictions of whole plans. ``takes_orders`` says whether it looks
-    at orders of passes without a formula, too; ``takes_ranges`` says of which spaces it takes
-    models whose kinds of blocks take turns.
+    Other strategies ask only for predictions of whole plans. ``takes_orders`` says whether the
+    strategy also searches schedules other than 1F1B; ``takes_ranges`` says for which spaces it
+    accepts models whose kinds of blocks alternate.
     """
 
     strategy: Strategy
@@ -496,12 +496,12 @@ def in_branches(
     ledger: Ledger,
     draw: np.random.Generator,
 ) -> Ending:
-    """Search the part of a search space for each engine, and each part of the cluster, as branches
-    with lower bounds of their own.
+    """Search a space for each engine, and on each part of the cluster, as branches with lower
+    bounds of their own.
 
-    Branches share what is left of the budget evenly, and the best plan so far, which leaves out
-    much of the branches to come. Those with fewer ways to save memory come first, since they leave
-    most of their share to others; parts of the cluster come last.
+    The branches share the remaining budget evenly. They also share the best plan so far, which
+    prunes later branches. Engines with fewer memory-saving strategies come first, since they leave
+    most of their share of the budget to others; parts of the cluster come last.
     """
     engines = sorted(space.of_engines, key=ways_listed)
     branches = [(problem, own) for problem in problems for own in engines]

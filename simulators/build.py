@@ -15,8 +15,8 @@ from simulators.graph import LANES, SENDS, Label, TaskGraph, Use
 
 # One pass of a micro-batch through a stage, as columns of tasks and their dependencies.
 #
-# The pipeline schedule says which tasks there are and which tasks they wait for
-# (``mistlab.stages.pass_columns``). Their durations come from the stage's costs.
+# The pipeline schedule determines the tasks and what they wait for
+# (``mistlab.stages.pass_columns``). The tasks' durations come from the stage's costs.
 
 
 # What a task does: its kind and, for copies, a direction. ("F", None) is a forward computation,
@@ -35,12 +35,13 @@ class StageTasks:
     direction of task.
 
     The first layer has the number ``first_layer``. Forward and backward include the tensor-parallel
-    collectives that the layer waits for. ``send_s`` is the time to send a micro-batch to the next
-    stage, or its gradients back. ``networks`` are the links of sends after forward (F) and backward
-    passes (B). ``tied_s`` is the time to reduce the gradient of a table that the embedding and the
-    head share, ``averaged_s`` the time in which ranks that step by themselves then average all of
-    its weights. ``issues`` has the host's seconds to issue passes of each layer, by kind. Where a
-    host is never ahead, passes last at least ``pace`` times as long as they compute.
+    collectives for which the layer waits. ``send_s`` is the time to send a micro-batch's
+    activations to the next stage, or their gradients back. ``networks`` has the links that sends
+    after forward (F) and backward (B) passes use. ``tied_s`` is the time to reduce the gradient of
+    a token table that embedding and head share, ``averaged_s`` the time in which replicas that step
+    independently then average all weights. ``issues`` has the host's seconds to issue passes of
+    each layer, by kind. If the host never runs ahead of the GPU, passes take at least ``pace``
+    times as long as they compute.
     """
 
     stage: int
@@ -67,7 +68,7 @@ class Pattern:
     """The tasks of one pass of a stage as columns, numbered from 0: each task's label, stream and
     seconds, and the tasks that wait for it.
 
-    ``derived`` has the pass as the schedule derives it, and its links with other passes.
+    ``derived`` is the pass as derived from the schedule, with its links to other passes.
     """
 
     labels: Sequence[Label]
@@ -163,8 +164,8 @@ def _with_rows(template: Template, stage_pass: StagePass, rows: tuple[Task, ...]
 # is last. A send is a task of the sending stage, and names the layer whose output it sends. A
 # blocking send runs on the sender's compute stream, which continues when the send has ended. The
 # receiver waits for the send. On engines where sender and receiver must meet, a further task blocks
-# the receiver's compute stream for as long, before the pass, and its host issues nothing meanwhile;
-# elsewhere receiving takes no time.
+# the receiver's compute stream equally long before the pass, and its host issues nothing meanwhile;
+# on other engines receiving takes no time.
 
 
 # Identifies a pass of a stage: its kind, chunk and micro-batch.

@@ -103,7 +103,8 @@ def _split(
     """Splits the times of ``whole`` backward passes into the times for input gradients (B) and for
     weight gradients (W).
 
-    Tensor-parallel ranks then wait for one another where products for weights hid their messages.
+    Once split, tensor-parallel ranks wait for messages that GEMMs of weight gradients hid in whole
+    passes.
     """
     weights, hidden = weight_gradients_s(seconds)[:, stage], seconds.hidden_s[:, stage]
     of_weights = [float(weights[layer_type]) for layer_type in types]
@@ -309,8 +310,8 @@ class EventSimulator:
     """An event simulator for the plans of one workload on one cluster; its first call compiles the
     cost expressions.
 
-    Its predictions take memory, bounds, notes and the arithmetic of the optimizer's step from the
-    closed form. ``altered`` changes the times of tasks before they are played.
+    Memory, bounds, notes and the work of the optimizer step in its predictions are those of the
+    closed form. ``altered`` changes the times of tasks before the simulation.
     """
 
     workload: Workload
@@ -332,10 +333,10 @@ class EventSimulator:
         """Simulate one iteration of a plan; if ``variability`` is given, with its first sample of
         random times.
 
-        ``work`` has a factor for each micro-batch, on the times of its passes, its sends and its
-        activations' swaps. ``engine`` plays the plan in place of the plan's own engine; no plan
-        need be able to name it. Where weights are averaged every few iterations, this one has its
-        share of that.
+        ``work`` has a factor for each micro-batch, by which the times of its passes, sends and
+        activation swaps are multiplied. ``engine`` replaces the plan's engine, and may be one that
+        plans cannot name. If weights are averaged only every few iterations, the simulated
+        iteration has a proportional share of the averaging.
         """
         graph, factors = self._graph(plan, engine)
         if work is not None:
@@ -456,7 +457,7 @@ class EventSimulator:
     ) -> tuple[StagePrediction, ...]:
         """A plan's stages as the closed form predicts them, but with simulated times.
 
-        A single micro-batch has no steady passes; then the closed form's steady times stand in.
+        With a single micro-batch no pass is steady; then the closed form's steady times are used.
         """
         steady = (
             self._closed_form()

@@ -14,11 +14,11 @@ from mistlab.schedule.slots import Action, Direction, Kind
 # A node's network sends and receives at the same bandwidth. A send's own duration assumes that only
 # its stage uses the network. If concurrent sends of several stages need more than the bandwidth,
 # all of them slow down by the same factor. Inter-node collectives are not slowed: a group never
-# gets more than its own ranks' share of the network, whether others use it or not.
+# gets more than its ranks' share of the network, even if nothing else uses it.
 
 
-# A link that a send uses: the link's index, and the share of its bandwidth that the send takes
-# while it is the only one.
+# A link that a send uses: the link's index, and the share of its bandwidth that the send takes if
+# it is alone on the link.
 Use = tuple[int, float]
 
 
@@ -100,16 +100,16 @@ class StalledError(Exception):
 class TaskGraph:
     """The tasks of an iteration as columns, with their dependencies; a task's number is its row.
 
-    A column is a plain list, so equal passes share their values. ``after_end`` and
-    ``after_start`` hold, for each task, the offsets of the tasks that wait for it; ``waits``
-    counts the tasks that it waits for. ``lanes`` count through all stages: stage times five plus
-    the lane's place in ``LANES``.
+    A column is a plain list, so equal passes share their values. ``after_end`` and ``after_start``
+    have, for each task, the offsets of the tasks that wait for its end or its start; ``waits``
+    counts the tasks for which it waits. Entries of ``lanes`` are numbered through all stages: five
+    times the stage, plus the lane's index in ``LANES``.
     """
 
     stages: int
     first_layers: tuple[int, ...] = ()
-    # For each part of the model, the stage and the chunk that hold it; empty if stages have one
-    # chunk each.
+    # For each part of the model, the stage and the chunk that hold it; empty if each stage has one
+    # chunk.
     places: tuple[StageChunk, ...] = ()
     labels: list[Label] = field(default_factory=list)
     micro_batches: list[int] = field(default_factory=list)
@@ -118,7 +118,7 @@ class TaskGraph:
     waits: list[int] = field(default_factory=list)
     after_end: list[Offsets] = field(default_factory=list)
     after_start: list[Offsets] = field(default_factory=list)
-    # Each send's task, with the receiver's first task that waits for it.
+    # Each task that sends, with the receiver's first task that waits for it.
     sends: list[tuple[int, int]] = field(default_factory=list)
     # For each task that sends between nodes, the links that it uses, and its share of each link's
     # bandwidth.

@@ -1,12 +1,12 @@
-"""Training on documents of different lengths: packs them into micro-batches, whose work then
+"""Training on documents of different lengths: distributes them over micro-batches, whose work then
 differs, and simulates steps with these micro-batches.
 
-Every arrangement fills a step's micro-batches, which have so many sequences of at most a context.
-``padded``: a document is a sequence, as long as the longest of its micro-batch. ``sorted``: the
-same, of documents in the order of their length, so that micro-batches and ranks have alike ones.
-``packed``: documents fill sequences of a whole context, and attention stays within each.
-``balanced``: the documents that packing takes, dealt out to micro-batches by their cost, without
-padding.
+A step has a fixed number of micro-batches, each with a fixed number of sequences of at most a
+context length. ``padded``: each document is a sequence, padded to the longest of its micro-batch.
+``sorted``: likewise, but documents are ordered by length, so that micro-batches and ranks have
+documents of similar length. ``packed``: documents fill sequences of the whole context, and
+attention stays within each document. ``balanced``: the same documents as in packing, distributed
+over micro-batches by their cost, without padding.
 
 Axes: D documents, R data-parallel ranks, M micro-batches of each.
 """

@@ -19,11 +19,10 @@ def links_of_sends(
     of_stages: Sequence[TaskSeconds], batch: StageBatch, placement: Placement
 ) -> list[dict[Kind, tuple[Use, ...]]]:
     """For each part of the model, the uplinks and downlinks (of nodes, racks, pods, ...) that its
-    sends use, and the share of each link's bandwidth that they take.
-
-    An even link is traffic out of a node or unit, an odd link is traffic into it. A stage's first
-    rank stands for all its ranks. A send takes an equal share of equal networks; the faster of two
-    unlike networks has as many bytes to pass on as the slower one.
+    sends use, and the share of each link's bandwidth that they take. Even numbers are links out of
+    a node or unit, odd numbers links into it. A stage's first rank stands for all its ranks. If the
+    networks at both ends are equal, a send takes the same share of each; if not, the bytes are
+    limited by the slower one, and take a smaller share of the faster.
     """
     shapes = of_stages[0].shapes
     gpus, tiers = of_stages[0].model.cluster.gpus_per_node, of_stages[0].model.links.tiers

@@ -1,16 +1,16 @@
 """The memory in use on a stage's GPU during a simulated iteration, and its peak.
 
-States and the buffers of weights and gradients are there all the time. The step's other memory is
-taken once and given back at once. With rings of buffers, it is there from the first fetch of
-optimizer state until the first micro-batch has gone forward and the last state has left; without
-rings, from the first layer's step until the last layer's step.
+States, and buffers for weights and gradients, are allocated all the time. The other buffers of the
+optimizer step are allocated and freed together. With ring buffers they exist from the first fetch
+of optimizer states until the first micro-batch's forward pass has ended and the last states have
+been offloaded; without ring buffers, from the step of the first layer until that of the last.
 
-While a layer runs, it holds the bytes at its graph's peak. From its forward until its backward pass
-it keeps what it saved, or only its input if it will be computed again. Activations that are swapped
-out free their memory when the next user of their buffer has waited for the copy; they take memory
-again when the copy back begins. Activations sent to the next stage stay until their gradient comes;
-of stages in chunks they count once for each micro-batch that went through all chunks, because
-engines with chunks free most of them (Megatron's ``deallocate_output_tensor``).
+While a layer runs, it needs the peak bytes of its layer graph. From its forward until its backward
+pass it keeps what it saved, or only its input if it is recomputed. Offloaded activations free their
+memory once the next user of their buffer has waited for the copy to the host, and take memory again
+when the copy back begins. Activations that were sent to the next stage stay until their gradient
+arrives. In stages with several chunks they count once per micro-batch that has passed all chunks,
+because engines with chunks free most of them (Megatron's ``deallocate_output_tensor``).
 """
 
 import math
@@ -47,10 +47,11 @@ _HOLDING = frozenset("FBWAOS")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryOverTime:
-    """The bytes in use on one GPU of a stage after each change: the times of the changes, and for
+    """The bytes in use on one GPU of a stage after each change: the times of the changes, and at
     each time the bytes of weights, activations and each other kind of content.
 
-    ``fits`` compares the peak with ``room_bytes``, less what the allocator holds beyond tensors.
+    ``fits`` compares the peak with ``room_bytes``, the GPU's memory less what the allocator holds
+    beyond tensors.
     """
 
     stage: int

@@ -1,7 +1,7 @@
 """Simulates with SimPy one reduction of gradients over data-parallel ranks, message by message.
 
-A rank sends one message at a time and receives one at a time; each takes its link's latency and its
-bytes over the rate.
+A rank sends one message at a time and receives one at a time. A message takes its link's latency
+plus its bytes divided by the link's rate.
 """
 
 from collections.abc import Generator

@@ -1,13 +1,12 @@
 """Runs a task graph in simulated time with SimPy, with a process for each lane (queue) of each
 stage.
 
-The busy streams of a stage slow one another down: each runs at a speed of one over its factor,
-which depends on the set of busy streams. A send is on the gpu-to-gpu stream; beside a collective of
-its stage both run at half of their speed. Whenever the set changes, the rest of each running task
-goes on at the new speed. SimPy's queue holds one event for each stage, for the running task that
-ends first. When the set changes, the processes that wait for this event are moved to a new event at
-the new time. Sends of stages that share a node's network slow one another down in the same way
-(``simulators.graph``).
+The busy streams of a stage slow one another down, each by a factor that depends on the set of busy
+streams. A send runs on the GPU-to-GPU stream; together with a collective of its stage both run at
+half speed. When the set of busy streams changes, the rest of each running task continues at the new
+speed. SimPy's queue holds one event per stage, the end of the task that ends first. When the set
+changes, the processes that wait for this event are moved to a new event at the new time. Sends of
+stages that share a node's network slow one another down in the same way (``simulators.graph``).
 """
 
 from collections.abc import Generator, Sequence
@@ -23,8 +22,8 @@ from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.placement import loop
 from simulators.graph import LANES, SENDS, Network, TaskGraph
 
-# How much streams slow one another down: a row for each set of busy streams (the row's index is a
-# bit mask), with a factor for each stream's time.
+# How much streams slow one another down: a row for each set of busy streams (a bit mask is the
+# row's index), with a factor on each stream's time.
 Factors = Sequence[Sequence[float]]
 
 ALONE: Factors = ((1.0,) * len(STREAMS),) * 2 ** len(STREAMS)
@@ -336,8 +335,8 @@ class _Player:
 #
 # A pass begins when its stage is free and the micro-batch has arrived, and ends when the stage has
 # computed it. So a stage's own copies from the host count, and waits for other stages do not.
-# Optimizer steps before the first micro-batch arrives count in the first forward pass, tasks after
-# the last backward pass in that pass.
+# Optimizer steps before the first micro-batch arrives count towards the first forward pass, tasks
+# after the last backward pass towards that pass.
 
 
 # Identifies a pass of a stage: its kind, chunk (part of the model) and micro-batch.
@@ -350,8 +349,9 @@ class PassTimes:
     """The seconds of the passes of one stage; the first and the last pass include the tasks before
     and after all passes.
 
-    Micro-batches are in the order in which they first went each way. The times of a micro-batch in
-    several chunks add up, and gradients of weights count as part of its backward pass.
+    Micro-batches are in the order of their first forward and first backward passes. If a stage has
+    several chunks, a micro-batch's times in them are added; separate passes for weight gradients
+    count as part of its backward pass.
     """
 
     forwards_s: tuple[float, ...]

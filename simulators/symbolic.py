@@ -64,8 +64,8 @@ MOST_BYTES = 2.0**63
 class KnownStage:
     """The costs of one stage, which are cached for other plans with the same stage.
 
-    ``times`` are in the order of ``StageTimes``. ``fits`` is about the memory of its GPUs. A rank
-    keeps ``rank_host_bytes`` on its host.
+    ``times`` are in the order of ``StageTimes``. ``fits`` says whether the stage fits in the memory
+    of its GPUs. A rank has ``rank_host_bytes`` in host memory.
     """
 
     times: tuple[float, ...]
@@ -201,7 +201,7 @@ class SymbolicPredictor:
     """Predicts plans of one workload on one cluster in closed form; the first prediction compiles
     the cost expressions.
 
-    The cost of a stage does not depend on the other stages, so it is kept for other plans.
+    The cost of a stage does not depend on the other stages, so it is cached for other plans.
     ``altered`` changes the times of tasks before anything is predicted from them.
     """
 
@@ -243,7 +243,7 @@ class SymbolicPredictor:
     def predict_stage(self, plan: Plan, stage: int) -> Prediction:
         """Predict one stage of a plan as if it never waited for other stages.
 
-        On a cluster of one GPU it sends nothing either, and runs by itself.
+        On a cluster of one GPU the stage sends nothing either, since there is no other stage.
         """
         alone = self._stages_of(_mode_of(plan), [self._rows(plan)[stage]])
         (seconds,) = _iterations(alone, [plan.micro_batches])
@@ -262,10 +262,10 @@ class SymbolicPredictor:
         self, least: StageBatch, most: StageBatch, *, engine: str = "mistlab"
     ) -> StageCosts | None:
         """Lower bounds of the costs of all candidates for stages whose choices lie between those of
-        ``least`` and ``most``.
+        ``least`` and ``most``; None if there are no bounds.
 
-        Larger ratios take more time and leave more room on the GPU. Nothing is known of what is
-        offloaded under an engine whose host may hold passes up.
+        Larger ratios take more time and free more memory of the GPU. There are no bounds for
+        offloading under an engine whose host may delay passes.
         """
         engine_row = ENGINES[engine]
         if engine_row.host is not None and any(most.value(name).any() for name in OFFLOADS):
@@ -331,8 +331,9 @@ class SymbolicPredictor:
     ) -> Floats:
         """The iteration time of each pipeline in seconds.
 
-        ``micro_batches`` has a number for each pipeline. ``batch`` has the stages of the first
-        pipeline, then of the next; all have equally many. ``engine`` may be one that no plan names.
+        ``batch`` has the stages of the first pipeline, then of the next, and so on; all pipelines
+        have equally many. ``micro_batches`` has a number for each pipeline. ``engine`` may be one
+        that plans cannot name.
         """
         mode = EngineMode(engine=engine, overlap_communication=overlap_communication)
         seconds = self._model(mode)(batch)
@@ -388,7 +389,7 @@ class SymbolicPredictor:
         """The iteration time of each plan on the slowest cluster on which its engine was measured;
         0 if it was measured on none.
 
-        Pipelines alone are slower there.
+        Only plans with several stages are slower on such a cluster.
         """
         cluster = slowest_cluster(self.cluster, mode.engine)
         if cluster is None or plans[0].num_stages == 1:

@@ -1,8 +1,8 @@
 """Changes the times of a simulated iteration's tasks: by slow stages, slow links, slow GPU clocks
 and random jitter.
 
-It changes the times of single tasks in a graph before the tasks are played. The factors by which
-streams slow one another down do not change, nor does the time of an iteration outside its tasks.
+It changes the times of single tasks in a graph before the simulation. Two things stay: the factors
+by which streams slow one another down, and time that an iteration spends outside its tasks.
 """
 
 import math
@@ -25,10 +25,10 @@ QUANTILES = (0.05, 0.5, 0.95)
 class Variability:
     """Factors on the predicted times of tasks; with the default factors nothing changes.
 
-    ``slow_stage_factor`` is for computing on stage ``slow_stage`` (counted from 0),
-    ``clock_factor`` for computing on every stage. ``slow_links_factor`` is for tasks of the other
-    three streams, and for sends. ``jitter`` is the standard deviation of a task's time as a share
-    of the time: each task is multiplied by its own lognormal number of mean 1.
+    ``slow_stage_factor`` applies to computing on stage ``slow_stage`` (counted from 0),
+    ``clock_factor`` to computing on every stage, ``slow_links_factor`` to sends and to tasks of the
+    three streams that do not compute. ``jitter`` is the standard deviation of a task's time as a
+    share of the time: each task is multiplied by a lognormal random number of mean 1.
     """
 
     jitter: float = field(default=0.0, metadata=bounded(minimum=0, maximum=10))
@@ -82,7 +82,7 @@ class Variability:
 class Quantiles(Checked):
     """The mean and the 5, 50 and 95 % quantiles of a plan's iteration times, in seconds.
 
-    ``seed`` is the seed of the variability, ``samples`` the number of iterations that were played.
+    ``seed`` is the seed of the variability, ``samples`` the number of simulated iterations.
     """
 
     samples: int = field(metadata=bounded(minimum=1))

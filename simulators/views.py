@@ -1,10 +1,10 @@
 """Makes predictors that leave out an effect, or model another machine, such as one on which nothing
-overlaps; each is called a view.
+overlaps; each change is called a view.
 
-A view changes predictions of plans and costs of stages in the same way, so that all searches see
-one machine, whichever of the two they ask for. Some views change the machine that the predictor is
-made for. Others change the times of stages; then a plan's time changes as the longest chain of
-these times does. ``simulators.views`` lists the views that have names.
+A view changes predictions of plans and costs of stages consistently, so that all searches see the
+same machine, whichever of the two they ask for. Some views change the cluster for which the
+predictor is made. Others change the times of stages; a plan's time then changes by the same factor
+as the longest chain of these times. ``view_of`` gives the views that have names.
 
 Axes: C candidates, S stages.
 """
@@ -42,10 +42,10 @@ def _same_cluster(cluster: Cluster) -> Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """How a view changes the time that a stage's first and last passes take beyond steady ones.
+    """How a view changes the extra time of a stage's first and last passes beyond steady ones.
 
-    It drops them. Then it adds to every micro-batch a ``spread`` of them: 0 for nothing, 1 for an
-    even share, so that all micro-batches together have all of it.
+    It removes the extra time, and adds a ``spread`` of it to every micro-batch: 0 adds nothing, 1
+    an even share, so that all micro-batches together have the whole extra time.
     """
 
     spread: float
@@ -74,11 +74,11 @@ class Extras:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """How a view changes a predictor and its predictions, such as leaving out an effect; by default
-    it changes nothing.
+    """How a view changes a predictor and its predictions, such as by leaving out an effect; by
+    default it changes nothing.
 
-    ``of_cluster`` changes the cluster that the predictor is made for, ``extras`` the times of first
-    and last passes.
+    ``of_cluster`` changes the cluster for which the predictor is made, ``extras`` the extra times
+    of first and last passes.
     """
 
     of_cluster: Callable[[Cluster], Cluster] = _same_cluster
@@ -172,9 +172,7 @@ def _by_chains(predictor: StageCostModel, plans: Sequence[Plan], extras: Extras)
 
 def _by_stages(prediction: Prediction, plan: Plan, extras: Extras) -> float:
     """The factor by which a view changes the time of a plan, computed from its predicted stages
-    alone.
-
-    That is from the slowest stage, and the extra time of first and last passes.
+    only: from the slowest stage, and the extra time of first and last passes.
     """
     rounds = plan.micro_batches + plan.num_stages - 1
     slowest_s = max(stage.stable_s for stage in prediction.stages)
@@ -194,7 +192,7 @@ def _sharing(cluster: Cluster, *, taking_turns: bool) -> Cluster:
     """The cluster with other slowdown factors, as if streams took turns or did not slow one another
     down.
 
-    While n streams take turns, each of them runs at an n-th of its speed.
+    If n streams take turns, each runs at an n-th of its speed.
     """
     slowdowns = tuple(
         Slowdown(

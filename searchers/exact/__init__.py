@@ -1,3 +1,3 @@
-"""Exact search: lists the memory-saving strategies of each pipeline stage, and combines stages into
+"""Exact search: lists the memory-saving strategies of each pipeline stage, and joins stages into
 the fastest pipeline.
 """

@@ -1,12 +1,14 @@
 """Costs and lower bounds of boxes: a box is a set of memory-saving strategies (ZeRO levels, offload
 ratios, recomputed blocks) whose values lie in given ranges.
 
-The corner with the least ratios takes the least time, the corner with the most leaves the most
-room. So the time of the one and the fit of the other say what no way inside the box undercuts. A
-ratio of zero is an interval of its own: it needs no buffers, and starts no copies. The number of
-recomputed blocks is apart from ratios: times are least at one end of its interval or the other.
+In a box, the smallest ratios take the least time, and the largest ratios leave the most memory
+free. So the times at the smallest ratios are lower bounds for the box, and if the largest ratios do
+not fit in memory, nothing in the box does. A ratio of zero is a box of its own, because it needs no
+buffers and starts no copies. Recomputed blocks are treated separately: times are least with the
+fewest or with the most of them.
 
-Axes: R rows, each a box with numbers of treated blocks; D dimensions of ``names_of("savings")``.
+Axes: R rows, each a box and its numbers of blocks per treatment; D dimensions of
+``names_of("savings")``.
 """
 
 from collections import defaultdict
@@ -40,8 +42,8 @@ from searchers.strategy import Ledger
 # For each dimension that saves memory (ZeRO level and offload ratios), the values that a stage may
 # have, in ascending order.
 Choices = tuple[tuple[float, ...], ...]
-# In ``Boxes``, the arrays ``low`` and ``high`` have a row for each box and a column for each of
-# these dimensions; an entry is an index into the dimension's allowed values.
+# ``low`` and ``high`` of ``Boxes`` have a row for each box and a column for each of these
+# dimensions; an entry is an index into the dimension's allowed values.
 
 # How many times each box is cut in half in one round of branch and bound.
 HALVED = 2
@@ -158,11 +160,11 @@ def _rest(first: int, count: int) -> Iterator[tuple[int, int]]:
         yield first, count - 1
 
 
-# Computes the costs of boxes for many stages at once, and lower bounds of these costs. A box is a
-# set of memory-saving strategies: those with ratios and numbers of recomputed blocks in given
-# ranges. If a box has a range of recomputed blocks, the range is narrowed first: it then starts at
-# the fewest blocks with which the stage fits in memory at the largest offload ratios. Lower bounds
-# are evaluated only at the two ends of this range.
+# Computes costs of boxes, and lower bounds of these costs, for many stages at once.
+#
+# If a box has a range of recomputed blocks, the range is narrowed first, to begin at the fewest
+# blocks with which the stage fits in memory at the largest offload ratios. Lower bounds are
+# evaluated at the two ends of the range only.
 #
 # Axes of arrays: R rows, each a box for one stage; T ways to keep fewer activations of a block
 # (``counts_of_blocks()``).
@@ -299,8 +301,8 @@ class BoxCosts:
         # A time that is no smaller with the most recomputed blocks than with the fewest is no
         # smaller with any number in between.
         times = true.times
-        # The part of a pass that the next stage does not wait for. It is compared too: with cheaper
-        # sends, a longer pass may hand on its result earlier.
+        # The part of a pass for which the next stage does not wait. It is compared too, because
+        # with cheaper sends a longer pass may hand on its result earlier.
         lost = (
             times.forward_s - times.through_forward_s,
             times.backward_s - times.through_backward_s,
@@ -416,11 +418,12 @@ class BoxCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _BoxRows(ColumnSet):
-    """Boxes of strategies for several stages, with a row for each box.
+    """Boxes of strategies for several stages (places), with a row for each box.
 
-    ``places`` are columns of the places. ``place`` is the number of a row's place, ``row`` its row
-    among the boxes of the place; ``low`` and ``high`` (R, 5) are its least and largest values of
-    ``names_of("savings")``, and ``fewest`` and ``most`` its numbers of recomputed blocks.
+    ``places`` are columns with a value per stage. ``place`` is the index of a row's stage, ``row``
+    the row's index among the boxes of this stage. ``low`` and ``high`` (R, 5) are its smallest and
+    largest values of ``names_of("savings")``, ``fewest`` and ``most`` its numbers of recomputed
+    blocks.
     """
 
     places: Mapping[str, Ints]

@@ -1,11 +1,12 @@
 """Lists of candidates for pipeline stages. A candidate is a single memory-saving strategy or a box
-(all strategies with ratios in given ranges); boxes are split as a proof of the best plan needs it.
+(all strategies with ratios in given ranges); boxes are split where a proof of the best plan needs
+it.
 
-Of each box the candidate has the least times. Where the least ratios fit, they are a candidate of
-their own, with their true times. So a pipeline of such candidates is never slower than the
-pipelines that it stands for, and if it has no boxes it is one of them.
+A box has the smallest times of its strategies. If its smallest ratios fit in memory, this strategy
+is a candidate too, with its true times. So a pipeline joined from candidates is never slower than
+the plans that it stands for, and if it contains no boxes, it is itself a plan.
 
-Axes: R rows of a place.
+Axes: R candidates (rows) of a stage.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ Runs = tuple[Ints, Ints]
 # If a pipeline has one stage only, this many boxes are cut in half per round: usually all that are
 # left.
 ALONE = 1024
-# While a round has fewer boxes than this, each is cut in half several times.
+# If a round has fewer boxes than this, each box is cut in half several times.
 FEW_PARTS = 1024
 
 
@@ -57,13 +58,12 @@ class BoxMenus:
     work: Mapping[Mesh, LeastWork]
     with_host: bool = False
     _pools: dict[StagePosition, Pool] = field(default_factory=dict, init=False)
-    # The boxes that a search starts with, for a mesh and a number of blocks; the flag of the key
-    # says whether the stage is the whole pipeline.
+    # The boxes with which a search starts, by mesh and number of blocks; the key's flag says
+    # whether the stage is the whole pipeline.
     _largest: dict[tuple[Mesh, int, bool], tuple[Ints, Boxes]] = field(
         default_factory=dict, init=False
     )
-    # The boxes (sets of strategies) that a search starts with, for each mesh; they recompute no
-    # blocks.
+    # The boxes (sets of strategies) with which a search starts, by mesh; they recompute no blocks.
     _of_mesh: dict[tuple[Mesh, bool], Boxes] = field(default_factory=dict, init=False)
     # For each number of blocks of a stage, the ranges of recomputed blocks.
     _runs: dict[int, Runs] = field(default_factory=dict, init=False)

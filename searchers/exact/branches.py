@@ -1,9 +1,9 @@
 """Branch and bound over the pipeline schedules (such as 1F1B) of a search space: each schedule is a
 branch with a lower bound of its own.
 
-One order has a formula, and stages are joined by it. An order without a formula has bounds that
-hold for every way to run its passes; whole plans in it are predicted where a bound is below the
-best time. The bound of the space is the least bound of all branches.
+The iteration time under 1F1B has a closed form, by which stages are joined. Other schedules have
+only lower bounds, valid however the passes are run; whole plans are predicted where the bound is
+below the best plan's time. The smallest bound of all branches is the lower bound of the space.
 """
 
 from collections.abc import Callable
@@ -26,11 +26,10 @@ FEW = 256
 # The share of a budget's seconds that is spent on plans with schedule 1F1B, whose iteration time
 # has a closed form.
 FORMULA_SHARE = 0.6
-# How many seconds are spent on finding plans with schedules other than 1F1B before these are
-# proven.
+# The seconds for finding plans with schedules other than 1F1B, before their proof begins.
 OTHERS_S = 30.0
-# The second of the search at which the proof for schedules other than 1F1B ends; it gets at least
-# as long as finding plans.
+# The second of the search at which the proof for schedules other than 1F1B ends, unless it would
+# then be shorter than ``OTHERS_S``.
 UNTIL_S = 90.0
 
 

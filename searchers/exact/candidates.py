@@ -48,8 +48,8 @@ class Options(ColumnSet):
     """Candidates for one stage that fit in the memory of their GPUs, one per row: their
     memory-saving strategies and their times.
 
-    ``savings`` (F, 5) are values of ``names_of("savings")``, ``counts`` (F, 1) of
-    ``counts_of_blocks()``; ``host_bytes`` are of one rank.
+    ``savings`` (F, 5) are the values of ``names_of("savings")``, ``counts`` (F, 1) the numbers of
+    blocks of ``counts_of_blocks()``; ``host_bytes`` is the host memory of one rank.
     """
 
     savings: Column
@@ -210,7 +210,8 @@ TOGETHER = 1 << 19
 # In a search that tries ratios from coarse to fine, candidates whose times differ by less than this
 # share of an iteration count as equal.
 FINEST = 2e-4
-# If a pipeline has one stage only, ratios near those of this many of its best candidates are tried.
+# For a pipeline of one stage, ratios near those of its best candidates are tried; this is the
+# number of these candidates.
 BESIDE = 16
 
 # For each dimension that saves memory (``names_of("savings")``: ZeRO level and offload ratios), the
@@ -225,8 +226,9 @@ class StagePosition(NamedTuple):
     number of blocks, and where in the pipeline and on the nodes it is.
 
     ``place_in_node`` is the first rank from which the stage costs the same (``Cluster.like_rank``).
-    ``stage`` is the stage's number where the order of passes asks for it, else 0. ``first_block``
-    is the first one of a range with the same kinds of blocks (``like_blocks``).
+    ``stage`` is the stage's number under pipeline schedules where it matters, otherwise 0.
+    ``first_block`` is the beginning of the first range with the same kinds of blocks
+    (``like_blocks``).
     """
 
     mesh: Mesh
@@ -246,16 +248,15 @@ class StagePosition(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Menus:
-    """For each stage that the pipelines of a group may have, the list of candidates that may be
-    part of the fastest pipeline.
+    """For each stage that the pipelines of a group may have, the candidates that may be part of the
+    fastest pipeline.
 
-    ``work`` is a lower bound for the times of the other stages. With ``with_host``, slower
-    candidates that take less host memory are kept too. With ``coarse_to_fine``, ratios are first
-    tried in steps of a half, and ``refine`` tries ever smaller steps near the best: many times
-    faster, but it may miss some. With a ``way`` to save memory, every stage saves in that way. With
-    ``even_hosts``, each rank may use its even share of a node's host memory alone. ``pick`` says
-    which candidates stay, whatever the limit is, in place of all that can be part of the fastest
-    pipeline.
+    ``work`` has lower bounds of the times of the other stages. ``with_host``: slower candidates
+    that need less host memory are kept too. ``coarse_to_fine``: ratios are first tried in steps of
+    a half, and ``refine`` tries ever smaller steps near the best, which is much faster but may miss
+    the best. ``way``: every stage uses this memory-saving strategy. ``even_hosts``: each rank may
+    use only an even share of its node's host memory. ``pick``: a function that selects the
+    candidates to keep, without regard to the upper bound.
     """
 
     problem: Problem

@@ -1,10 +1,10 @@
-"""Divisions of a model's blocks among stages, for models with several kinds of blocks, so that a
+"""Divisions of a model's blocks among stages, for models with several kinds of blocks, where a
 stage's cost depends on which blocks it has.
 
-A stage has a range of blocks that follow one another. Ranges with the same kinds of blocks in the
-same order cost the same, so stages are asked about once for each sequence of kinds.
+A stage has a range of consecutive blocks. Ranges with the same kinds of blocks in the same order
+cost the same, so costs are computed once per sequence of kinds.
 
-Axes: R ranges that differ, C candidates, T thresholds, D divisions, S stages, F first blocks.
+Axes: R different ranges, C candidates, T thresholds, D divisions, S stages, F first blocks.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ MOST_DIVISIONS = 200_000
 # The number of thresholds at which a pipeline's longest stall (the time by which waiting at one
 # stage delays it) is bounded, to compute a lower bound over all divisions of the blocks.
 THRESHOLDS = 24
-# Stands for no range of blocks, in place of an index, where a stage cannot have such a range.
+# An index that stands for no range of blocks, where a stage cannot have the range.
 NONE = -1
 
 
@@ -47,9 +47,9 @@ def like_blocks(pattern: tuple[str, ...], layers: int) -> Ints:
 class Divisions:
     """All divisions of a model's blocks among a given number of stages that a search space allows.
 
-    ``asked`` (R, 3) has what tells ranges apart: the number of the stage, the first block of a
-    range with the same kinds, the number of blocks. ``place`` says which of them stage s has if it
-    has ``counts[n]`` blocks from block f on (S, F, N).
+    ``asked`` (R, 3) has the ranges that differ in cost: the number of the stage, the beginning of
+    the first range with the same kinds of blocks, and the number of blocks. ``place`` (S, F, N) has
+    the index of stage s's range if it has ``counts[n]`` blocks from block f on.
     """
 
     num_stages: int
@@ -126,9 +126,9 @@ class RangeTimes:
     """The times of a stage for each range of blocks (columns) and each candidate strategy (rows);
     ``passed_s`` is infinite where the stage does not fit in memory.
 
-    In one division a pipeline takes at least all passages ``passed_s``, the longest of ``waits_s``
-    for the first of the micro-batches (``searchers.exact.relaxed``), and what the first stage has
-    before its first pass and after its last.
+    For one division, a lower bound of the iteration time is the sum of the stages' ``passed_s``,
+    plus the longest of their ``waits_s`` (``searchers.exact.relaxed``), plus the work of the first
+    stage before its first pass and after its last.
     """
 
     divisions: Divisions

@@ -18,11 +18,12 @@ from searchers.meshes import Mesh
 from searchers.savings import Way
 from searchers.strategy import SHORT_LIST, BudgetSpentError, Clock, Ledger
 
-# Calls a function for several arguments: one after another, or in parallel processes if joblib's
-# context asks for several jobs, as in ``with joblib.parallel_config(n_jobs=2): ...``.
+# Calls a function for several arguments, one after another or in parallel processes. They are
+# parallel if joblib's context asks for several jobs, as in ``with joblib.parallel_config(n_jobs=2):
+# ...``.
 #
-# joblib is slow to import, so it is not imported here. If no module has imported it, nobody has
-# asked for parallel jobs.
+# joblib is slow to import, so it is not imported here: if no module has imported it, no parallel
+# jobs were asked for.
 
 
 Argument = TypeVar("Argument")
@@ -52,12 +53,12 @@ def in_processes(
 
 # Searches groups of pipelines, one after another or in parallel.
 #
-# joblib's context says where: by default in this process; with ``parallel_config(n_jobs=2)`` in
-# processes of this machine; with another backend on a Ray or Dask cluster.
+# joblib's context says where: by default in this process, with ``parallel_config(n_jobs=2)`` in
+# processes of this machine, with another backend on a Ray or Dask cluster.
 
 
-# A function that combines stages into the fastest pipeline of a group, if it takes less than an
-# upper bound. Returns the pipeline's closed-form iteration time and its plan, or None.
+# The type of a function that joins stages into the fastest pipeline of a group, if it is faster
+# than an upper bound. It returns the pipeline's closed-form iteration time and its plan, or None.
 Joiner = Callable[[Menus, float], tuple[float, Plan] | None]
 
 # After a search with coarse offload ratios, the ratios of a group of pipelines are refined if the
@@ -90,7 +91,7 @@ class GroupTask:
         """The seconds of the best plan of this group of pipelines, or ``limit_s`` if no plan is
         faster. The plan is predicted through the search's ledger, which keeps the best plan.
         """
-        # An estimate of the least work prunes more than a lower bound does, but may prune the best
+        # An estimate of the least work prunes more than a lower bound, but may prune the best
         # pipeline, so it is used only if there is a plan to beat. The first round ignores host
         # memory, which the stages on a node share.
         is_hasty = self.coarse_to_fine and self.limit_s < inf

@@ -24,9 +24,9 @@ from searchers.strategy import Ledger
 # The least time that a stage takes for one micro-batch, whatever its memory-saving strategy.
 #
 # It is the time of a stage that recomputes, shards and offloads nothing, since these never make a
-# stage faster. That stage has the embedding and the head, so it sends nothing: sends slow the
-# passes beside them, and those of a few blocks more than those of many. Dimensions that change the
-# passes themselves are tried with every value, since some values may make computation faster.
+# stage faster. The stage has the embedding and the head, so it sends nothing: sends slow the passes
+# that overlap with them, more so in stages of few blocks. Dimensions that change the passes
+# themselves are tried with every value, since some values may make computation faster.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,8 @@ class LeastWork:
     """The least seconds of one micro-batch on a mesh of GPUs, for a transformer block, and for
     embedding and head together.
 
-    Where kinds of blocks take turns, ``block_s`` is the mean of ``turns_s``, those of each of the
-    model's blocks; else these are missing.
+    If kinds of blocks alternate, ``turns_s`` has the least seconds of each of the model's blocks,
+    and ``block_s`` is their mean; otherwise ``turns_s`` is None.
     """
 
     block_s: float
@@ -163,7 +163,7 @@ def _work_from(
 # Divides the pipelines of a search space into groups that are searched separately.
 
 
-# Stands for an impossible number of blocks: so negative that the sum with the blocks of other
+# Stands for an impossible number of blocks: so negative that its sum with the blocks of other
 # stages is negative too.
 NONE = -(1 << 60)
 
@@ -173,8 +173,8 @@ class Group:
     """All pipelines with a given number of micro-batches whose stages each use one of the given
     meshes of GPUs.
 
-    ``num_stages`` is None where meshes have different sizes, and pipelines any number of stages.
-    ``order`` is the order of their passes.
+    ``num_stages`` is None if meshes have different sizes, so that pipelines may have any number of
+    stages. ``order`` is the pipeline schedule.
     """
 
     micro_batches: int
@@ -252,10 +252,10 @@ class Group:
         """A lower bound in seconds of the iteration times of all pipelines of the group, from the
         least times of blocks.
 
-        In each micro-batch the slowest stage takes at least an even share. While the stages after
-        it compute, it can do at most half its passes ahead (the forwards or the backwards); the
-        rest of their time is added. If they take less than this half, the slowest stage takes its
-        own time for every micro-batch all the same.
+        The slowest stage takes at least an even share of the work, for each micro-batch. To this
+        the time of the stages after it is added, except what the slowest stage can overlap: at most
+        half the passes of the micro-batches that it runs ahead (their forwards or their backwards).
+        The bound is never below the slowest stage's time for all micro-batches.
         """
         layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
         ends_s = min(work[mesh].ends_s * mesh.num_gpus for mesh in self.meshes)

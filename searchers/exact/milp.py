@@ -21,10 +21,10 @@ from searchers.exact.candidates import Menus, StagePosition
 from searchers.exact.programme import Chosen, join_hastily, places_by_stage, plan_of
 from searchers.exact.programme import join as join_exactly
 
-# Keeps what C libraries print off standard output.
+# Discards what C libraries print to standard output.
 #
-# HiGHS 1.16 prints its version when it is created, before it can be silenced; but a command with
-# ``--json`` must write one object to standard output and nothing else.
+# HiGHS 1.16 prints its version when it is created, before it can be silenced. A command with
+# ``--json`` must write exactly one object to standard output.
 
 
 STANDARD_OUTPUT = 1
@@ -59,7 +59,7 @@ def silent() -> Iterator[None]:
 # (when each pass can start) becomes inequalities, from the last stage to the first.
 
 
-# A linear expression of the package PuLP, which has no types.
+# A linear expression of the package PuLP, which has no type annotations.
 Expression = Any
 
 # Plans whose times differ by less than this share count as equal for the solver.

@@ -1,8 +1,9 @@
 """Lower bounds of the costs of stages under pipeline schedules other than 1F1B.
 
-A stage has all passes of its chunks, and what only passes through it passes its first chunk. A box
-of numbers of recomputed blocks is one for each chunk; where slots are not of the same kinds, the
-numbers of a chunk are told apart, and each time is the least of all.
+A stage runs all passes of its chunks (parts of the model). The latency of a micro-batch through it
+is that of its first chunk. A range of recomputed blocks becomes a range for each chunk. Where
+numbers of recomputed blocks lead to different kinds of time slots, they are evaluated separately,
+and each time is the least of all.
 
 Axes: C candidates.
 """
@@ -32,8 +33,8 @@ from mistlab.stages.stage_batch import (
 )
 from searchers.exact.groups import Group
 
-# A function of two batches of candidates that returns lower bounds of the stages' times, for all
-# strategies with ratios and numbers of recomputed blocks between those of the two.
+# The type of a function of two batches of candidates that returns lower bounds of stages' times,
+# for all strategies with ratios and numbers of recomputed blocks between those of the two.
 Bounds = Callable[[StageBatch, StageBatch], StageSeconds]
 
 # The times of a chunk (a stage's part of the model) for which the least value over a set of

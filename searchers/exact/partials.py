@@ -1,7 +1,7 @@
-"""Partial pipelines (the last stages of pipelines) as columns: the numbers of blocks and GPUs that
-they use, and the times of their passes, from which the iteration time of a whole pipeline follows.
+"""Partial pipelines (the last stages of pipelines) as columns: how many blocks and GPUs they use,
+and the times of their passes, from which the iteration time of a whole pipeline follows.
 
-A partial pipeline has the last stages of a pipeline. Axes: K partial pipelines.
+Axes: K partial pipelines.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +31,8 @@ class Partials:
     """Partial pipelines with equally many stages, one per row, sorted by the blocks and GPUs that
     they use. Each consists of a first stage and one of the shorter partial pipelines in ``behind``.
 
-    ``host_bytes`` are the bytes on the node of the first stage, if the node has GPUs left.
+    ``host_bytes`` is the host memory in use on the node of the first stage, as far as stages in
+    front can be on the same node.
     """
 
     layers: Rows
@@ -189,9 +190,9 @@ class Completions:
     """Lower bounds for the stages that a partial pipeline still needs in front of it, by how many
     stages it has and how many blocks are left.
 
-    ``through_s`` is the time in which a micro-batch passes all of them, there and back.
-    ``slowest_s`` is the time of the slowest of them for each micro-batch, ``own_s`` the least
-    passage of one.
+    ``through_s`` is the latency of a micro-batch through all missing stages and back, ``slowest_s``
+    the steady time per micro-batch of the slowest of them, ``own_s`` the smallest latency of one of
+    them.
     """
 
     micro_batches: int
@@ -268,11 +269,11 @@ class Completions:
 
 def _each_s(options: Options, *, micro_batches: int, num_stages: int) -> Floats:
     """A lower bound of a stage's steady time for one micro-batch. The first forward and the last
-    backward pass may be shorter than steady ones, since no fetch precedes the one and no offload
-    follows the other.
+    backward pass may be shorter than steady ones, since no fetch precedes the first and no offload
+    follows the last.
 
-    Where a stage waits for a micro-batch, all micro-batches but that one and half of those that it
-    runs ahead count, so this difference is shared out to so many.
+    In bounds, this steady time is multiplied by at least the number of micro-batches minus half of
+    those that the stage runs ahead. So what the first and last pass save is divided by this number.
     """
     ahead = min(micro_batches, num_stages) - 1
     shorter_s = np.maximum(options.stable_s - _passage_s(options), 0.0)

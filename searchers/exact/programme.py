@@ -1,10 +1,9 @@
-"""Combines stages into the fastest pipeline by dynamic programming, from the last stage to the
-first.
+"""Joins stages into the fastest pipeline by dynamic programming, from the last stage to the first.
 
-Everything that matters of a partial pipeline is its stages, blocks and GPUs, and the chains that it
-means for stages in front of it (``mistlab.cost.chains``). No chain becomes shorter if a chain
-behind it becomes longer. So a partial pipeline can be left out if another one is nowhere worse, or
-if no way to complete it takes less time than a known pipeline.
+A partial pipeline is described by its stages, blocks and GPUs, and by the durations that it means
+for stages in front of it (``mistlab.cost.chains``). No duration becomes shorter if a duration
+behind it becomes longer. So a partial pipeline is pruned if another dominates it, or if no way to
+complete it beats the best known pipeline.
 
 Axes: K partial pipelines.
 """
@@ -44,7 +43,7 @@ from searchers.strategy import Ledger
 # The beam width: how many partial pipelines a beam search keeps for each pair of numbers of blocks
 # and GPUs in use.
 BEAM = 16
-FEW = 16  # How many pipelines are near the best.
+FEW = 16  # The number of fastest pipelines that a beam search returns.
 # When times are rounded, dominated partial pipelines are pruned as soon as there are more partial
 # pipelines than this.
 MOST = 1 << 17

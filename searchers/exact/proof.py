@@ -1,10 +1,10 @@
 """Proves how close to optimal the best plan is, by branch and bound over boxes (sets of
 memory-saving strategies with ratios in ranges).
 
-Each group of pipelines has a bound: the time of its fastest pipeline of boxes. The boxes of this
-pipeline are halved until it has none, or until no pipeline of the group may beat the best plan.
-The group with the least bound comes next. So the least bound of all rises, and is the bound of the
-whole space.
+The lower bound of a group of pipelines is the time of its fastest pipeline made of boxes. The boxes
+of this pipeline are cut in half until it consists of single strategies, or until no pipeline of the
+group can beat the best plan. The group with the smallest bound is always next, so the smallest
+bound of all groups rises; it is the lower bound of the whole space.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -140,12 +140,11 @@ class _GroupProof:
 
     menus: BoxMenus
     bound_s: float
-    # Pipelines that are faster than the best plan by less than this share of its time are not
-    # examined.
+    # Pipelines that are faster than the best plan by a smaller share than this are not examined.
     gap: float
     known: _Known
-    # The grain to which times of partial pipelines are rounded down; it is a share of ``gap`` in
-    # seconds, divided by the number of stages.
+    # The grain of rounding the times of partial pipelines, as a share of ``gap`` in seconds divided
+    # by the number of stages.
     share: float = GRAIN
     rounds: int = 0
     # Whether the group's bound can rise no further: under a schedule other than 1F1B, plans take

@@ -1,12 +1,12 @@
-"""Combines stages as in Mist's publication (EuroSys 2025): by samples of Pareto frontiers and a
+"""Joins stages as in Mist's publication (EuroSys 2025): by samples of Pareto frontiers and a
 mixed-integer linear programme.
 
-Of the candidates for a stage only samples of the Pareto frontier of steady time t and extra time d
-stay: those that are best by a weighted sum of the two, for thirty weights. First of the candidates
-with each number of treated blocks, by t and d / G, then of all of them together, by t and d. A
-pipeline of G micro-batches is the solution of a programme with a binary variable for each sample
-of each stage (PuLP, solved by HiGHS), which minimises the published objective
-(``mistlab.cost.pipeline``). Each rank may use its even share of its node's host memory.
+The candidates of a stage are reduced to samples of the Pareto frontier of steady time t and extra
+time d: those with the smallest weighted sum of the two, for thirty weights. This is done first for
+each number of treated blocks, by t and d / G, and then for all remaining candidates together, by t
+and d. The pipeline of G micro-batches is the solution of a programme with a binary variable for
+each sample of each stage (PuLP, solved by HiGHS) that minimises the published objective
+(``mistlab.cost.pipeline``). Each rank may use an even share of its node's host memory.
 
 Axes: F candidates.
 """
@@ -32,7 +32,7 @@ PATIENCE_S = 600.0
 # for its own tolerances.
 ALMOST = 1 + 1e-6
 
-# A function that selects the candidates for a stage that enter the linear programme.
+# The type of a function that selects the candidates for a stage that enter the linear programme.
 Pick = Callable[[Options], Options]
 
 

@@ -1,9 +1,9 @@
 """Searches uniform plans (all stages save memory in the same way) of models in which kinds of
 blocks alternate.
 
-What a stage costs depends on which blocks it has: on its first block, not on their number alone.
-Ranges of many pipelines are asked for together. Their times bound all divisions of the blocks, and
-say how long any one division takes.
+A stage's cost depends on which blocks it has, not only on their number. Ranges of blocks are
+predicted for many pipelines together. From their times follow lower bounds over all divisions of
+the blocks, and the iteration time of each division.
 
 Axes: C candidates, R ranges, D divisions, S stages.
 """
@@ -32,8 +32,8 @@ from searchers.meshes import Pipeline, even_layers, layer_counts
 from searchers.savings import Way, stage_of, ways_alike
 from searchers.strategy import ROUNDING, Ending, Ledger
 
-# How many candidates for stages are predicted in one call at most, and how many pipelines are
-# compared at once.
+# ROWS_TOGETHER: how many candidates for stages one call of the predictor evaluates at most.
+# PIPELINES_TOGETHER: how many pipelines are compared at once.
 ROWS_TOGETHER = 1 << 13
 PIPELINES_TOGETHER = 256
 # Times of partial pipelines are rounded down to multiples of a grain, so that fewer differ. As

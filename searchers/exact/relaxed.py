@@ -1,7 +1,7 @@
 """Lower bounds of pipelines' iteration times by a linear relaxation, in which blocks and GPUs have
 dual prices.
 
-Axes: M columns, S positions from the end; E ends: the last stage, any between, and the first one.
+Axes: M columns, S positions from the last stage, E kinds of stage: last, inner and first.
 """
 
 import math
@@ -38,13 +38,14 @@ ENDS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columns:
-    """The columns of the linear programme. Each stands for a stage with some number of blocks on
-    some GPUs: its least times over all memory-saving strategies, as last, inner and first stage.
+    """The columns of the linear programme. Each stands for a stage with a number of blocks on a
+    number of GPUs: its least times over all memory-saving strategies, as last, inner and first
+    stage.
 
-    The first stage has the embedding and receives nothing, the last one has the head and sends
-    nothing, so they may take more or less than the others. ``sent_s`` (M) is the time of sends to
-    the next stage and back. ``share_of_layers`` (M) is the share of all blocks that each column
-    has, by their work where kinds take turns.
+    The first stage has the embedding and receives nothing, the last has the head and sends nothing,
+    so their times differ from those of inner stages. ``sent_s`` (M) is the time of sends to the
+    next stage and back. ``share_of_layers`` (M) is the share of the model's blocks in each column,
+    weighted by their work if kinds of blocks alternate.
     """
 
     micro_batches: int
@@ -284,8 +285,8 @@ VARIED = (0.7, 0.85, 1.0, 1.15, 1.3, 1.6, 2.0, 3.0, 5.0)
 class Relaxed:
     """Lower bounds of a group's pipelines with several stages, where these may beat an upper bound.
 
-    ``prices`` are those of each number of stages, for the time of all passes and for the passage
-    alone; ``least_s`` is the bound of pipelines with so many stages.
+    ``prices`` has two dual prices for each number of stages: for the whole iteration time, and for
+    the latency of a micro-batch only. ``least_s`` has the lower bound for each number of stages.
     """
 
     meshes: Sequence[Mesh]
@@ -386,8 +387,8 @@ class _Lines:
     """Lower bounds for the stages that a partial pipeline still needs, as linear functions (lines)
     of the shares of blocks and GPUs that are left.
 
-    Each line has its worth of blocks and of GPUs, and what it costs beside (B). A line holds where
-    its weights add up to one at most.
+    A line has a worth of all blocks, a worth of all GPUs, and a constant. It is a valid bound as
+    long as its weights sum to at most 1.
     """
 
     prices: Prices

@@ -258,12 +258,12 @@ _MOVES: Mapping[Resource, tuple[Move, ...]] = {
 # Improves plans at their bottlenecks, after Aceso (Liu et al., EuroSys 2024).
 #
 # The bottleneck of a plan is the stage that exceeds its memory or, if all stages fit, the slowest
-# stage, with the scarcest resource of that stage. A move uses less of this resource and more of
-# another. Where no single move improves a plan, a sequence of moves may: each improves the
-# bottleneck of the plan before it. Where a sequence ends, the next best move is tried.
+# stage, together with the scarcest resource of that stage. A move uses less of this resource and
+# more of another. Where no single move improves a plan, a sequence of moves may: each move relieves
+# the bottleneck that the previous one left. Where a sequence ends, the next best move is tried.
 #
-# Aceso's paper has moves of operators, micro-batch, degrees and recomputation. Here ZeRO levels and
-# offloading are moves too.
+# Aceso's paper has moves of operators, micro-batch size, degrees and recomputation. Here ZeRO
+# levels and offloading are moves too.
 
 
 # How many moves in a row are tried at most, one limit after another.

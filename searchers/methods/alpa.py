@@ -1,8 +1,8 @@
 """Alpa's search: a dynamic programme divides the model into stages; the best parallel degrees of
-every possible stage are found beforehand.
+every possible stage are computed first.
 
-Axes: K kinds of stages, M submesh sizes, P places of a stage's first rank in its node, L blocks of
-a stage (0 to all), C candidates.
+Axes: K kinds of stages, M submesh sizes, P positions of a stage's first rank in its node, L blocks
+of a stage (0 to all), C candidates.
 """
 
 from bisect import bisect_left

@@ -1,12 +1,13 @@
-"""Mist's two-level search: Pareto frontiers of stages are combined into pipelines, with a proof of
+"""Mist's two-level search: Pareto frontiers of stages are joined into pipelines, with a proof of
 how close to optimal the best plan is.
 
-It follows Mist (EuroSys 2025), but with true frontiers instead of weighted sums, and only with
-stages that a pipeline can have. Where a space has too many ratios to try all, boxes of ratios have
-bounds, and are halved where the best plan may be (``searchers.exact.proof``). The result is
-proven, or has its gap to the bounds. Where nothing bounds boxes, ratios are tried from coarse to
-fine, and the gap is to a bound from arithmetic alone. Where meshes may be unequal, the search
-begins with smaller parts of the space. Orders of passes without a formula are branches of their own
+It follows Mist (EuroSys 2025), but with true Pareto frontiers instead of weighted sums, and only
+with stages that a pipeline can have. If a space has too many offload ratios to try all, ranges of
+ratios (boxes) get lower bounds, and are cut in half where the best plan may be
+(``searchers.exact.proof``); the result is proven optimal, or has a gap to these bounds. If the
+predictor has no bounds for ranges, ratios are tried from coarse to fine, and the gap is to a simple
+bound from the least times of blocks. If stages may have unequal meshes, smaller parts of the space
+are searched first. Pipeline schedules other than 1F1B are separate branches
 (``searchers.exact.branches``).
 """
 

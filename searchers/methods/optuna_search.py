@@ -1,8 +1,8 @@
 """Searches with Optuna's samplers (TPE, CMA-ES, NSGA-II, random keys), as an Optuna study that may
 be stored and continued.
 
-A plan is made from a vector of keys in [0, 1), one for each choice that any plan of the space may
-ask for. So all plans have the same keys. A key becomes a place among the options of its choice
+A plan is made from a vector of numbers in [0, 1), called keys, one for each choice that any plan of
+the space may need. So all plans have the same keys. A key selects among the options of its choice
 (random keys, Bean 1994).
 """
 
@@ -17,9 +17,9 @@ def optuna_strategy(sampler: str, storage: str | None = None) -> Strategy:
     """A strategy that samples plans with one of Optuna's samplers, named as in
     ``optuna_study.SAMPLERS``.
 
-    ``storage`` keeps the study, to go on later or to share it between processes: a database
-    (``sqlite:///study.db``) or the path of a journal file. Studies in it are named by sampler,
-    space and problem; processes that share one need seeds of their own.
+    ``storage`` keeps the study, so that it can be continued or shared between processes: a database
+    (``sqlite:///study.db``) or the path of a journal file. Studies are named by sampler, space and
+    problem; processes that share a study need different seeds.
     """
     # Imported here, since importing Optuna takes half a second, which neither a budget nor users of
     # other searchers should pay for.

@@ -72,8 +72,8 @@ class Sampler:
     """A function that makes one of Optuna's samplers, from a seed and the number of keys (choices
     of a plan).
 
-    A sampler that needs all keys also gets keys that a plan does not ask for. A sampler without
-    constraints gets longer times instead.
+    A sampler that needs a fixed set of keys also gets keys that a plan does not use. A sampler
+    without constraints gets longer times for plans that lack memory.
     """
 
     of_seed: Callable[[int, int], BaseSampler]
@@ -101,8 +101,7 @@ MOST_KEYS = 200
 TOGETHER = 16
 # If this many batches in a row bring no new plan, the search space counts as exhausted.
 SETTLED = 8
-# The exceptions that Optuna raises when a study's storage is locked, damaged, or holds something
-# else than a study.
+# The exceptions that Optuna raises when a study's storage is locked, damaged, or contains no study.
 _STORAGE_ERRORS = (SQLAlchemyError, StorageInternalError, OSError, ValueError, LookupError)
 
 

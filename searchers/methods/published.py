@@ -1,12 +1,12 @@
 """The search that Mist's authors published (EuroSys 2025): samples of the stages' Pareto frontiers,
-combined by a mixed-integer linear programme.
+joined by a mixed-integer linear programme.
 
-For each mesh and number of micro-batches it tries every way to save memory on every stage, keeps
-samples of the frontier, and joins stages by the published objective
-(``searchers.exact.published_programme``). Of ratios it tries those of the published grid. Its
-answer is the plan that is best by its objective, and is predicted last and alone. Two of its
-choices can be taken back one by one: true frontiers in place of samples, and the longest chain of
-passes in place of the published objective.
+For each mesh and number of micro-batches it tries every memory-saving strategy on every stage,
+keeps samples of the Pareto frontier, and joins stages by the published objective
+(``searchers.exact.published_programme``). Offload ratios are those of the published grid. The
+result is the plan that is best by the objective; only this plan is predicted, at the end. Two of
+the published choices can be undone separately: samples, for true Pareto frontiers, and the
+published objective, for the closed-form iteration time.
 """
 
 from collections.abc import Iterator
@@ -53,8 +53,9 @@ NONE_FITS = (
 _WEIGHTS = (0.0, 0.25, 0.375, 0.5, 0.75, 1.0)
 _STATES = (0.0, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 RATIOS = OffloadRatios(weights=_WEIGHTS, gradients=_WEIGHTS, optimizer=_STATES, activations=_STATES)
-# The share of a budget's seconds that is kept for predicting the plan that the search returns. The
-# next line has the number of evaluations that are kept for it, at most half of the budget's.
+# LEFT: the share of a budget's seconds that is kept for predicting the plan that the search
+# returns. EVALUATIONS_LEFT: the number of evaluations that are kept for it, at most half of the
+# budget's.
 LEFT = 0.02
 EVALUATIONS_LEFT = 2 * STAGES_AT_ONCE / STAGES_A_PLAN
 
@@ -66,8 +67,8 @@ def published(
     pipelines are compared by the published objective or, with ``by_chains``, by the closed-form
     iteration time.
 
-    With one of the ``weights`` a stage's steady and extra time count alike, and the search knows no
-    trade between them: it is published as the search that is not aware of imbalance.
+    With one weight (``weights`` = 1) steady and extra time of a stage count the same, so the search
+    cannot trade one for the other. This is the published variant that is unaware of imbalance.
     """
 
     def search(
@@ -152,10 +153,11 @@ class _Search:
     def _better(
         self, groups: list[Group], work: dict[Mesh, LeastWork], least_s: dict[Group, float]
     ) -> Iterator[tuple[float, Plan]]:
-        """Yields plans, each with a better value of the objective than the one before.
+        """Yields plans, each with a better value of the objective than the previous one.
 
-        Samples of a coarse grid of ratios come first: their best plan leaves out most groups, and
-        is an answer if the budget ends. All ratios of the published grid follow.
+        Samples of a coarse grid of ratios come first: their best plan rules out most groups of
+        pipelines, and is an answer if the budget ends early. All ratios of the published grid
+        follow.
         """
         best_s = inf
         for is_coarse in (True, False) if not self._is_small else (False,):

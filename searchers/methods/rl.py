@@ -1,7 +1,7 @@
 """Policy-gradient search: learns by REINFORCE (Williams 1992) which choices make plans fast.
 
-Each choice of a plan is drawn from its own logits. These move towards choices that made plans
-faster than others of their batch.
+The option of each choice is drawn by the choice's own logits. Learning shifts the logits towards
+options of plans that are faster than others in their batch.
 """
 
 from dataclasses import dataclass, field

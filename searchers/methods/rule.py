@@ -1,9 +1,10 @@
 """The rule of thumb of Megatron-LM's authors for parallel degrees (SC 2021, section 3), without a
 search.
 
-Tensor parallelism takes the GPUs of a node, as far as the model's sizes divide. The pipeline has
-as few stages as fit. Data parallelism takes the rest, every block is recomputed, and nothing is
-sharded over the replicas. Of the micro-batches that fit the fastest is taken.
+The tensor-parallel degree is as large as a node and the model's sizes allow. The pipeline has the
+fewest stages with which a plan fits in memory. Data parallelism uses the remaining GPUs, every
+block is recomputed, and nothing is sharded over the replicas. Of the micro-batch sizes that fit,
+the fastest is taken.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,9 @@
 """Finds the serving layout (parallel degrees) that serves a load of requests best. Every layout on
 a number of GPUs is timed in closed form, with many numbers of requests in flight.
 
-The space is enumerated whole, so what is best in it by the closed form is proven to be best.
+All layouts are enumerated, so the result is proven best by the closed form.
 
-Axes: C rows, a layout at a number of requests in flight.
+Axes: C rows, each a layout with a number of requests in flight.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,8 @@
 """Simulates serving as Seesaw does it, with different parallel degrees (layouts) for prefill and
 for decoding: runs the schedule of ``mistlab.serving.phase_schedule`` in simulated time.
 
-Copies to and from the host run one after another, beside passes and steps; a change of layouts
-waits for them.
+Copies to and from the host run one after another, overlapped with passes and steps; a change of
+layout waits for them.
 """
 
 from collections import deque

@@ -1,11 +1,11 @@
 """Simulates continuous batching: each step decodes all running requests and prefills waiting
 prompts.
 
-A replica is a SimPy process. Its step takes the next token of every running request and, within a
-budget of tokens, parts of the prompts that wait, in the order of arrival. A request holds blocks of
-keys and values until it ends; when blocks run out, the request admitted last is dropped, and read
-again later with what it had made. Steps in which nothing is admitted and nothing ends are played
-together.
+A replica is a SimPy process. Its step makes the next token of every running request and, within a
+budget of tokens, prefills parts of waiting prompts in the order of arrival. A request holds cache
+blocks of keys and values until it ends. When no block is free, the request that was admitted last
+is preempted: its prompt and its output so far are prefilled again later. Steps in which no request
+is admitted or ends are simulated together.
 """
 
 import heapq
@@ -27,8 +27,8 @@ MOST_TOGETHER = 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
     """The limits of a replica's batches: prompt tokens per step (``budget``), running requests
-    (``sequences``), tokens for which there is memory (``capacity``), and tokens per block of keys
-    and values. Unless it ``mixes``, a step either prefills or decodes.
+    (``sequences``), tokens for which there is memory (``capacity``), and tokens per cache block.
+    Unless it ``mixes``, a step either prefills or decodes.
     """
 
     budget: int = 8192
@@ -148,7 +148,7 @@ class Replica:
         self.steps += 1
 
     def _admit(self) -> list[tuple[PlayedRequest, int]]:
-        """The prompts that this step prefills, each with how many of its tokens."""
+        """The prompts that this step prefills, each with the number of its tokens to prefill."""
         if self.batching.mixes:
             self._make_room(1)
         read = self._read_next()

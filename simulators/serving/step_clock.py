@@ -1,7 +1,7 @@
 """How long the steps of a serving replica take, interpolated in a table of the closed form's costs.
 
-A played run asks for hundreds of thousands of steps, one by one. Costs are smooth in the tokens
-looked at, so they are tabulated by columns and read with linear interpolation.
+A simulated run needs the times of hundreds of thousands of steps, one by one. Costs are smooth in
+the number of tokens attended to, so they are tabulated and interpolated linearly.
 """
 
 from bisect import bisect_right
