@@ -1,7 +1,7 @@
 """Makes the pages of docs/results again, each by the command that the page names.
 
-python -m benchmarks.result_pages [NAME...] [--longest SECONDS]; a page stays as it is if its command
-reads files that are not here, such as tables of measurements, or fails.
+python -m benchmarks.result_pages [NAME...] [--longest SECONDS]; a page stays as it is if its
+command reads files that are not here, such as tables of measurements, or fails.
 """
 
 import argparse
