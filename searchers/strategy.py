@@ -437,7 +437,7 @@ class NeedsStageCosts:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategySearcher:
-    """Makes a ``Searcher`` of a strategy."""
+    """A ``Searcher`` that runs one strategy within the budget."""
 
     strategy: Strategy
     predictor: Predictor

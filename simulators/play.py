@@ -105,7 +105,7 @@ class _Contention:
         return event
 
     def ending(self, lane: int) -> _Ending:
-        """The event that ends the task of this lane."""
+        """The event by which the running task of a lane (queue) ends."""
         event = self.events[lane]
         assert event is not None
         return event

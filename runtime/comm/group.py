@@ -39,7 +39,9 @@ class Channel(Protocol):
     def exchange(
         self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
     ) -> Pending | None:
-        """Send tensors to some ranks, and receive tensors from some ranks."""
+        """Send each tensor of ``sends`` to its rank, and receive each of ``receives`` from its
+        rank.
+        """
 
 
 class Group(Channel, Protocol):
@@ -137,7 +139,7 @@ class Then:
         self._pending.wait_a_moment()
 
     def finish(self) -> None:
-        """Complete the collective, then call the function."""
+        """Complete the collective, then call the function that follows it."""
         self._pending.finish()
         self._follow()
 

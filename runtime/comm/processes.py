@@ -342,7 +342,7 @@ class _PendingWorks:
         self._waiter.start()
 
     def is_ready(self) -> bool:
-        """Whether all of these collectives have ended."""
+        """Whether all of the running gloo collectives have ended."""
         return not self._waiter.is_alive()
 
     def wait_a_moment(self) -> None:
@@ -350,7 +350,7 @@ class _PendingWorks:
         self._waiter.join(MOMENT_S)
 
     def finish(self) -> None:
-        """Raise the error of a collective, if one failed."""
+        """Raise the error of a gloo collective, if one failed."""
         if self._error is not None:
             raise _lost_error(self._ranks, self._error) from self._error
 

@@ -152,7 +152,7 @@ class WeightedSwiglu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """The gradients of the rows and of their weights."""
+        """The gradients of SwiGLU's rows and of the rows' weights."""
         return weighted_swiglu_backward(gradient, *ctx.saved_tensors)
 
 
@@ -213,7 +213,7 @@ class LimitedSwiglu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        """Gradients of the rows and of their weights."""
+        """The gradients of the rows and of the rows' weights, with clamped gates and values."""
         gate_and_up, weights = ctx.saved_tensors
         return *limited_swiglu_backward(gradient, gate_and_up, weights, ctx.limit), None
 

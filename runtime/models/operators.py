@@ -111,7 +111,7 @@ class RMSNormed(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor, _of_reciprocal: Tensor | None
     ) -> tuple[Tensor, Tensor, None]:
-        """The gradients of the input and of the weight."""
+        """The gradients of RMSNorm's input and weight."""
         x, reciprocal, weight = ctx.saved_tensors
         of_x, of_weight = rms_norm_backward(gradient, x, reciprocal, weight)
         return of_x, of_weight, None
@@ -155,7 +155,7 @@ class SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gate_and_up: Tensor) -> Tensor:
-        """``silu(gate) * up``."""
+        """SwiGLU's output, ``silu(gate) * up`` of the two halves of the last dimension."""
         ctx.save_for_backward(gate_and_up)
         return swiglu(gate_and_up)
 

@@ -364,9 +364,8 @@ def shared_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
 
 def parameters_of_own_tokens(module: nn.Module, *, splits_tokens: bool) -> Iterator[nn.Parameter]:
     """The parameters that every tensor-parallel rank holds whole, but of whose gradients each rank
-    has only a summand. Under sequence parallelism these are all shared parameters; otherwise the
-    small matrices around experts, which take a share of the tokens on each rank, and norms per
-    head.
+    has only a summand: under sequence parallelism all shared parameters; otherwise the small
+    matrices of experts and adapters, and norms per head.
     """
     if splits_tokens:
         yield from shared_parameters(module)

@@ -174,7 +174,7 @@ def _(gradient: Tensor, x: Tensor, mean: Tensor | None, *others: Any) -> tuple[T
     return x.new_empty(x.shape), weight.new_empty(weight.shape), of_shift
 
 
-# Autograd functions around the operators above.
+# Autograd functions that add a branch to the residual or normalise it, by the operators above.
 
 
 class AddedPart(torch.autograd.Function):
@@ -294,7 +294,7 @@ def _of_norm(
     return of_x, of_weight if wants_weight else None, of_shift if wants_shift else None
 
 
-# The functions that a transformer block calls.
+# The functions for residual sums and norms that a transformer block calls.
 
 _add, _add_and_norm, _norm_beside = map(bare, (AddedPart, NormOfSum, NormBeside))
 

@@ -259,7 +259,7 @@ class SquaredRelu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
-        """The gradients of the input and of the rows' weights."""
+        """The gradients of squared ReLU's input and of the rows' weights."""
         x, weights = ctx.saved_tensors
         of_x, of_weights = squared_relu_backward(gradient, x, weights)
         return of_x, None if weights is None else of_weights

@@ -101,7 +101,7 @@ class TinyBlocks:
         return [self._iteration_s(run, now) for run in self._runs]
 
     def release(self) -> None:
-        """Return the pinned memory."""
+        """Return the pinned host memory of both models."""
         for run in self._runs:
             run.release()
 

@@ -31,7 +31,7 @@ class ProfiledWorld:
     lengths: Lengths
 
     def measured(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
-        """The result of each case, in order, as soon as it has been measured."""
+        """Measure all cases in order; yields each case with its result as soon as that is known."""
         yield from self._measured(cases)
 
     def outside_bytes(self, size_bytes: int) -> int:

@@ -108,7 +108,7 @@ def symbols(names: str, values: Sequence[int]) -> tuple[Size, ...]:
 
 
 def expression_of(size: Size) -> sympy.Expr:
-    """A size as a SymPy expression, written with the names of its space."""
+    """A size as a SymPy expression, written with the names of the trace's sizes."""
     if isinstance(size, int):
         return sympy.Integer(size)
     space = size.node.shape_env

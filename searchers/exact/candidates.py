@@ -448,7 +448,7 @@ def first_step(choices: Choices) -> int:
 
 
 def spread(choices: Sequence[float], parts: int) -> Sequence[float]:
-    """The first and the last of these values, and those in between that divide the list into
+    """The first and the last of a list of values, and values between that divide the list into
     ``parts`` equal parts.
     """
     last = len(choices) - 1
@@ -481,8 +481,8 @@ def neighbours(
             yield tuple(allowed[p] for p, allowed in zip(there, choices, strict=True))
 
 
-# The stages of one batch: each stage's index, the stage, and a column of the numbers of recomputed
-# blocks to evaluate.
+# The type of a batch of stages to evaluate: each stage's index, the stage, and a column of the
+# numbers of recomputed blocks to try.
 _Part = list[tuple[int, StagePosition, Ints]]
 
 

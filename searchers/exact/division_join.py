@@ -1,10 +1,10 @@
 """Chooses which consecutive blocks each stage has, so that the pipeline is fastest; stages are
 added from the last to the first.
 
-A partial pipeline (the last stages) is described by its first block and by the durations that it
-means for stages in front of it (``mistlab.cost.chains``). Dominated partial pipelines are pruned,
-and so are those that no stages in front can complete below the upper bound. If durations are
-rounded down, more of them are equal, and results are lower bounds.
+A partial pipeline (the last stages) is described by its first block and by the delays that it
+imposes on stages added in front (``mistlab.cost.chains``). Dominated partial pipelines are pruned,
+and so are those that no stages in front can complete below the upper bound. If delays are rounded
+down, more of them are equal, and results are lower bounds.
 
 Axes: K partial pipelines, D divisions, S stages, F first blocks.
 """

@@ -167,9 +167,9 @@ def chains_in_front(
 def _least_of(
     least: StageBatch, most: StageBatch, stage: Rows, bounds: Bounds
 ) -> dict[str, Floats]:
-    """The least times of each chunk (part of the model) over all candidates between those of two
-    batches; ``stage`` has the index of each chunk's stage. Equal chunks of a stage are evaluated
-    once.
+    """The least times of each chunk (part of the model) over all candidates whose choices lie
+    between those of ``least`` and ``most``; ``stage`` has the index of each chunk's stage. Equal
+    chunks of a stage are evaluated once.
     """
     low, high, row = (
         np.concatenate(column)

@@ -31,8 +31,8 @@ class Partials:
     """Partial pipelines with equally many stages, one per row, sorted by the blocks and GPUs that
     they use. Each consists of a first stage and one of the shorter partial pipelines in ``behind``.
 
-    ``host_bytes`` is the host memory in use on the node of the first stage, as far as stages in
-    front can be on the same node.
+    ``host_bytes`` is the host memory in use on the node of the first stage; 0 if this stage begins
+    at the node's first GPU, so that no further stage shares the node.
     """
 
     layers: Rows

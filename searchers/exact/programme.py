@@ -1,9 +1,9 @@
 """Joins stages into the fastest pipeline by dynamic programming, from the last stage to the first.
 
-A partial pipeline is described by its stages, blocks and GPUs, and by the durations that it means
-for stages in front of it (``mistlab.cost.chains``). No duration becomes shorter if a duration
-behind it becomes longer. So a partial pipeline is pruned if another dominates it, or if no way to
-complete it beats the best known pipeline.
+A partial pipeline (the last stages) is described by its stages, blocks and GPUs, and by the delays
+that it imposes on stages added in front (``mistlab.cost.chains``). A longer delay never makes
+another shorter. So a partial pipeline is pruned if another dominates it, or if no way to complete
+it beats the best known pipeline.
 
 Axes: K partial pipelines.
 """

@@ -278,7 +278,7 @@ def aceso(
     """Improve plans at their bottlenecks, starting from pipelines of every number of stages, until
     no sequence of moves improves them.
     """
-    del draw  # Nothing is left to chance.
+    del draw  # This search draws no random numbers.
     relief = Relief(problem=problem, space=space, ledger=ledger)
     starts = list(initial_plans(problem, space))
     relief.predict(starts)

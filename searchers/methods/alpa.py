@@ -233,7 +233,7 @@ def alpa(problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.G
     """Run the dynamic programme for each number of micro-batches, and predict the pipelines that it
     finds.
     """
-    del draw  # Nothing is left to chance.
+    del draw  # This search draws no random numbers.
     if problem.cluster.others:
         return Ending(status="REFUSED", reason=UNLIKE_NODES)
     for division in divisions(problem, space):

@@ -88,7 +88,7 @@ class _Moments:
         return moment
 
     def order(self, earlier: int | None, later: int) -> None:
-        """Require that one moment comes after another."""
+        """Require that the moment ``later`` comes after the moment ``earlier``."""
         if earlier is not None:
             self.counts[later] += 1
             self.followers[earlier].append(later)
@@ -159,7 +159,7 @@ class _LaidProgram:
         )
 
     def end(self, step: Step) -> None:
-        """End the task with its last call."""
+        """End a task of the rank, once its last call has ended."""
         self._ends_of_tasks.append(self._at)
         self._of_lane[step.lane] = self._at
 

@@ -202,7 +202,7 @@ class FakeDriver:
         return AtOnce()
 
     def host_zeros(self, size_bytes: int) -> Tensor:
-        """Fake zeros in host memory."""
+        """A fake tensor of zeros in host memory, which takes no memory."""
         return torch.zeros(size_bytes, dtype=torch.uint8)
 
     def pin(self, memory: Tensor) -> int:
@@ -220,7 +220,7 @@ class FakeDriver:
         return MEMORY_BYTES, MEMORY_BYTES
 
     def reserved_bytes(self, device: torch.device) -> int:
-        """Zero, since no memory is allocated."""
+        """The bytes that torch's allocator reserves: 0, since no memory is allocated."""
         return 0
 
     def cap(self, device: torch.device, share: float) -> None:

@@ -150,7 +150,7 @@ class Trace:
         return self._last.get(actor)
 
     def follow(self, actor: str, source: int | None, wait: Wait | None = None) -> None:
-        """Let the actor's work from now on come after the stretch ``source``."""
+        """Let the actor's later work come after the stretch of work ``source``."""
         if source is not None:
             is_new = actor in self._open and actor not in self._busy
             # A stretch comes only after stretches with lower numbers, so one pass determines the
@@ -210,7 +210,7 @@ class _Storage:
     made_at: int | None = None
     made: str = ""
     is_host: bool = False
-    # The last access of each actor.
+    # The last access of each actor (stream or thread) to this memory.
     users: dict[str, Access] = field(default_factory=dict)
     watch: weakref.ref[torch.UntypedStorage] | None = None
 
@@ -436,7 +436,7 @@ class ClockedDriver:
 
     def __init__(self, trace: Trace, memory: Memory) -> None:
         self.trace, self.memory = trace, memory
-        # The host actor that is running, and the current stream.
+        # The host's actor (thread) that is running, and the current stream.
         self.host = HOST
         self.compute = self.current = ClockedStream(self, "compute")
 
@@ -482,7 +482,7 @@ class ClockedDriver:
 
     @contextmanager
     def capture(self, stream: ClockedStream) -> Iterator["NoGraph"]:
-        """Run the captured work at once; its order is that of a capture."""
+        """Run the work to be captured at once: only its order matters here."""
         yield NoGraph()
 
     def event(self) -> ClockedEvent:
@@ -533,19 +533,19 @@ class ClockedDriver:
         self.memory.touched(memory, stretch, writes=True, operator="unpin")
 
     def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
-        """Zeros, since no memory is measured."""
+        """The free and the total bytes of the device: both 0, since a trace measures no memory."""
         return 0, 0
 
     def reserved_bytes(self, device: torch.device) -> int:
-        """Zero, since no memory is measured."""
+        """The bytes that an allocator reserves: 0, since a trace measures no memory."""
         return 0
 
     def cap(self, device: torch.device, share: float) -> None:
-        """Does nothing, since no memory is limited."""
+        """Does nothing: a trace has no limit of memory."""
 
     def count_anew(self, device: torch.device) -> None:
-        """Does nothing, since no memory is measured."""
+        """Does nothing: a trace measures no peaks of memory."""
 
     def peaks(self, device: torch.device) -> DevicePeaks:
-        """Zeros, since no memory is measured."""
+        """The peaks of memory: all 0, since a trace measures no memory."""
         return DevicePeaks(allocated_bytes=0, reserved_bytes=0, retries=0)

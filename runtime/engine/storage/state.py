@@ -39,7 +39,7 @@ class Begin(NamedTuple):
     tail: int = 0
 
     def after(self, layout: Layout, tail: int) -> "Begin":
-        """Where the layer's next section begins."""
+        """Where the layer's next section begins in an entry of a ring buffer."""
         return Begin(self.whole + layout.numel, self.part + layout.part_numel, self.tail + tail)
 
 

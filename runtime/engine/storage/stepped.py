@@ -113,7 +113,7 @@ class Staging:
         return sum(slot.nbytes for slots in self._slots.values() for slot in slots)
 
     def open(self) -> None:
-        """Allocate the buffers."""
+        """Allocate the buffers for stepping offloaded optimizer states."""
         for entry in self._entries:
             self._slots[entry] = tuple(
                 torch.empty(self._numel // kind.each, dtype=kind.dtype, device=self._device)
@@ -121,7 +121,7 @@ class Staging:
             )
 
     def close(self, streams: Streams) -> None:
-        """Free the buffers."""
+        """Free the buffers for stepping offloaded optimizer states."""
         for slots in self._slots.values():
             for slot in slots:
                 streams.spoil(slot)

@@ -10,7 +10,7 @@ from runtime.engine.training import Training
 
 # A learning rate: a number, or a scalar tensor on the device, which steps in a CUDA graph read.
 Rate = float | Tensor
-# The data types of the moments, by optimizer.
+# The data types of the optimizer's moments, by the optimizer's name.
 MOMENTS: Mapping[str, torch.dtype] = {
     "adamw": torch.float32,
     "adamw-bf16": torch.bfloat16,

@@ -57,7 +57,7 @@ class Squares:
             self._note(TIED_TABLE, [gradients] if counts else [])
 
     def total(self) -> Tensor:
-        """The sum over all of this rank's layers."""
+        """The sum of squared gradients over all of this rank's layers."""
         return self._sums.sum()
 
     def _note(self, layer: int, parts: Sequence[Tensor]) -> None:
