@@ -287,8 +287,8 @@ def other_names() -> list[str]:
 
 
 def _has_effect(mesh: Mesh) -> bool:
-    """For each further dimension of the mesh, such as sequence parallelism, whether it has an
-    effect: the group of ranks that it concerns has more than one rank.
+    """Whether each further dimension of the mesh, such as sequence parallelism, has an effect: the
+    group of ranks that it concerns has more than one rank.
     """
     shared = (DIMENSIONS[name].shared_by for name, _ in mesh.others)
     return all(ranks_of(group, mesh.value) > 1 for group in shared if group)

@@ -133,8 +133,8 @@ def _pace(
     types: Sequence[int],
     later_s: float,
 ) -> float:
-    """By what factor a pass at least takes longer than its computation, if the host is never a pass
-    ahead and issues each block ``later_s`` late.
+    """The least factor by which passes take longer than their computation, if the host never runs a
+    pass ahead and issues each block ``later_s`` late.
     """
     if not issues:
         return 1.0

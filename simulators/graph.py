@@ -129,8 +129,8 @@ class TaskGraph:
     # Whether each stage takes its optimizer step and begins the next iteration without waiting for
     # the other stages.
     steps_apart: bool = False
-    # For each task whose kernels are launched by a host that is never ahead: by what factor the
-    # task at least takes longer than its computation. Its stream idles in between.
+    # For each task whose kernels are launched by a host that never runs ahead: the least factor by
+    # which the task takes longer than its computation. Its stream idles in between.
     paces: dict[int, float] = field(default_factory=dict)
     # Tasks during which the host of their stage issues nothing.
     holds: set[int] = field(default_factory=set)

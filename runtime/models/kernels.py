@@ -145,7 +145,7 @@ def norm_backward(
     centers: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of a norm's input (plus the ``residual`` gradient), weight and bias. Only a
-    norm that ``centers`` (LayerNorm) has a bias; the third result of others means nothing.
+    norm that ``centers`` (LayerNorm) has a bias; for RMSNorm the third result has no meaning.
     """
     gradient, x = gradient.contiguous(), x.contiguous()
     rows, columns = reciprocal.numel(), x.shape[-1]

@@ -141,8 +141,8 @@ def fastest_alone(options: Options, micro_batches: int, count: int) -> Options:
 
 
 def _of_left(times: StageTimes) -> list[Column]:
-    """Further columns by which candidates are compared if the engine still reduces weight gradients
-    after a backward pass has sent on its input gradient; no columns for other engines.
+    """Further columns by which candidates are compared if the engine reduces weight gradients after
+    a backward pass has sent its input gradient; no columns for other engines.
     """
     left = times.left_backward_s
     if not left.any():
@@ -406,9 +406,9 @@ def least_with(
     in_flight: Column | int,
 ) -> Column:
     """For each candidate, a lower bound in seconds of the iteration times of pipelines that contain
-    it. ``blocks`` are its first block and its number of blocks; of its micro-batches ``in_flight``,
-    at most half run while the other stages compute, and so may its work before its first pass and
-    after its last.
+    it. ``blocks`` are its first block and its number of blocks. At most half of its ``in_flight``
+    micro-batches, and its work before the first pass and after the last, can overlap with the other
+    stages' work.
     """
     if not group.has_formula:
         # The time of all the stage's passes with the work before and after them; if the host takes

@@ -150,8 +150,8 @@ class RangeTimes:
 
     @property
     def waits_s(self) -> Floats:
-        """By how much more than its latency a pipeline takes if it stalls at a stage with this
-        range of blocks, for each candidate.
+        """The time that a pipeline takes beyond its latency if it stalls at a stage with this range
+        of blocks, for each candidate.
         """
         times, count = self.times, self.micro_batches[:, None]
         ahead = np.minimum(count, self.divisions.num_stages - self.divisions.asked[:, 0]) - 1

@@ -99,8 +99,9 @@ def _turns(problem: Problem) -> list[int]:
 def _mean_work(
     of_turns: Sequence[dict[Mesh, LeastWork]], problem: Problem
 ) -> dict[Mesh, LeastWork]:
-    """The least time of a mean block of the model, from the times of the blocks of its repeating
-    pattern. Times the number of blocks, it is at most what all blocks take in stages on one mesh.
+    """The least time of an average block of the model, from the times of the blocks in its
+    repeating pattern. Multiplied by the number of blocks, it is a lower bound of the time of all
+    blocks in stages on one mesh.
     """
     turns, layers = len(of_turns), problem.workload.model.layers
     work = {}

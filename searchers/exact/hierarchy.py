@@ -340,7 +340,7 @@ class AlikeInOrder:
 # uniform stages takes at least this factor times the best plan's time.
 FAR = 1.15
 
-# At most this share of the time each is for stages of equal sizes and beam search of unequal ones.
+# The largest share of the time for stages of equal sizes, and for beam search of unequal ones.
 FIRST = 0.2
 
 

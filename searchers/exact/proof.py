@@ -107,8 +107,8 @@ def _closing(
     """
     goal = 1 - max(gap, ROUNDING)
     bounds, ended = known.bounds, known.ended
-    # The number in each entry decides between groups with equal bounds, since groups themselves
-    # have no order.
+    # Groups have no order, so a number in each entry of the heap decides between groups with equal
+    # bounds.
     left = [
         (bound, number, group)
         for number, (group, bound) in enumerate(bounds.items())
@@ -200,8 +200,8 @@ class _GroupProof:
         return self.bound_s
 
     def _may_look(self) -> bool:
-        """Whether to look for plans after this round. Where stages differ in their meshes that
-        takes as long as the round itself, so it is done ever less often.
+        """Whether to look for plans after this round. Where stages may have different meshes,
+        looking takes as long as the round itself, so it is done ever less often.
         """
         self.rounds += 1
         is_long = self.menus.group.has_unequal_sizes

@@ -108,8 +108,8 @@ def objective_s(stages: Sequence[tuple[Floats, Floats]], micro_batches: int) -> 
 
 
 def _hopeful(menus: Menus, position: StagePosition, options: Options, limit_s: float) -> Options:
-    """The candidates with which a pipeline may beat ``limit_s``, if the slowest stage takes no less
-    than the candidate and the other stages no less than the computation of their blocks.
+    """The candidates with which a pipeline may beat ``limit_s``, assuming that its slowest stage
+    takes at least the candidate's time, and other stages at least the computation of their blocks.
     """
     others = menus.problem.workload.model.layers - position.layers
     others_s = menus.group.least_stages_s(menus.work, others)

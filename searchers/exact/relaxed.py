@@ -105,8 +105,8 @@ class Columns:
         return passed_s
 
     def waits_s(self, stages: int) -> Floats:
-        """By how much more than its latency a pipeline takes if it stalls at a stage, a row for
-        each position in the pipeline and a column for each stage considered.
+        """The time that a pipeline takes beyond its latency if it stalls at a stage, a row for each
+        position in the pipeline and a column for each stage considered.
         """
         count = 1 if self.is_passage else self.micro_batches
         ahead = np.minimum(count, np.arange(1, stages + 1)) - 1
