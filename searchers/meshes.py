@@ -178,7 +178,7 @@ def orders_of(
     space: SearchSpace, num_stages: int, micro_batches: int, layers: int
 ) -> tuple[str, ...]:
     """The schedules of a search space that a pipeline can run, if its stages have at least
-    ``blocks`` blocks each. A pipeline of one stage has a single schedule, since its passes wait for
+    ``layers`` blocks each. A pipeline of one stage has a single schedule, since its passes wait for
     no other stage.
     """
     if num_stages == 1:

@@ -61,7 +61,7 @@ class BudgetSpentError(Exception):
     """Raised when the budget is spent and the search must end; the ledger then has the best plan so
     far.
 
-    ``predictions`` are the answers that the budget still allowed, for strategies that keep them.
+    ``predictions`` are the last ones that the budget allowed, for strategies that keep predictions.
     """
 
     def __init__(self, predictions: Sequence[Prediction] = ()) -> None:

@@ -10,7 +10,8 @@ import simpy
 from mistlab.reduction.reduction_costs import Reduction
 
 # The number of cycles that are simulated; a cycle is the steps from one exchange of weights to the
-# next. Only the last cycle is timed, since no earlier exchange is still under way during the first.
+# next. Only the last cycle is timed: the first is untypical, because no earlier exchange overlaps
+# with it.
 CYCLES = 3
 # With an asynchronous parameter server, how many steps of each rank are simulated; only the second
 # half is timed.

@@ -244,9 +244,9 @@ class _StageTasks:
         self.sent: dict[PassKey, int] = {}
         self.micro_batches: list[int] = []
         self.splits = False
-        # The number of the last task of the last backward pass or gradient reduction. The next
-        # field is the reduction of a tied embedding table's gradient. Both are -1 while there is
-        # none.
+        # ``reduced``: the number of the last task of the last backward pass or gradient reduction;
+        # -1 while there is none. ``tied``: the task that reduces a tied embedding table's gradient,
+        # if any.
         self.reduced = -1
         self.tied: int | None = None
 

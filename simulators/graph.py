@@ -80,7 +80,8 @@ class Network:
 
 # What a task does apart from its stage and micro-batch: its kind, its direction and its layer.
 Label = tuple[Kind, Direction | None, int | None]
-# The tasks that wait for a task, each as the difference between its number and that task's number.
+# The tasks that wait for a task, each as its own number minus the number of the task that it waits
+# for.
 Offsets = tuple[int, ...]
 
 # The lane (queue of tasks) for a stage's sends; it uses the same links as the stream for GPU-to-GPU

@@ -287,7 +287,7 @@ class _StageMemory:
         left = self.left[self.types[layer]]
         if self.types[layer] != EMBEDDING:
             return [(start_s, _ACTIVATIONS, -left)]
-        # Counted in full here: these bytes are the peak of a whole backward pass, which includes
+        # These bytes count in full: they are the peak of a whole backward pass, which includes
         # weight gradients.
         _, _, running = self._held_and_peaks(layer)
         return [

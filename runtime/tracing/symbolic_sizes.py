@@ -34,7 +34,7 @@ class SizeSpace(ShapeEnv):
     """The named sizes of one trace; each also has a number, by which traced code branches."""
 
     def __init__(self) -> None:
-        # An operator whose result depends on values raises an error, which names it, where it is
+        # Operators whose result depends on values raise an error that names them, where they are
         # called.
         super().__init__(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         self.fake_mode = FakeTensorMode(shape_env=self, allow_non_fake_inputs=False)

@@ -224,8 +224,9 @@ class BoxCosts:
         start = 0
         for part in _parts(asked):
             rows, boxes = self._hopeful(_BoxRows.of(part), limit_s)
-            # Only boxes with a single value of each ratio get a strategy of their own here. The
-            # lower bound of any other box is below the times of its strategies anyway.
+            # Only boxes with a single value of each ratio are evaluated as strategies here. For any
+            # other box the lower bound suffices: it is below the times of the box's strategies
+            # anyway.
             alike_rows = rows.chosen(alike := np.flatnonzero(rows.are_alike))
             fitting = alike[
                 self._fits(alike_rows, alike_rows.low, alike_rows.most, of_others=False)
@@ -469,7 +470,7 @@ class _BoxRows(ColumnSet):
         return replace(self, most=self.fewest)
 
     def of_place(self, name: str) -> Ints:
-        """The named column of the stages, with each stage's value repeated for each of its
+        """The column ``name`` of the stages, with each stage's value repeated for each of its
         boxes.
         """
         return self.places[name][self.place]

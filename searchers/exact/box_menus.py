@@ -33,8 +33,8 @@ from searchers.savings import CountsRow, counts_choices, savings_choices
 from searchers.strategy import SHORT_LIST, Ledger
 
 # Two arrays with equal numbers of rows. A row of the first says in how many blocks a stage uses
-# each way to keep fewer activations, such as recomputation; the second has the largest number of
-# recomputed blocks for which the row stands.
+# each way to keep fewer activations, such as recomputation. It stands for a range of numbers of
+# recomputed blocks, and the second array has the largest of them.
 Runs = tuple[Ints, Ints]
 
 # If a pipeline has one stage only, this many boxes are cut in half per round: usually all that are
@@ -254,8 +254,8 @@ def first_boxes(whole: Boxes, runs: Runs) -> tuple[Ints, Boxes]:
 
 def runs_of(space: SearchSpace, layers: int, *, turns: bool = False) -> Runs:
     """In how many of its blocks a stage may use each way to keep fewer activations, as rows of
-    counts, each with the largest number of recomputed blocks for which the row stands. If kinds of
-    blocks alternate (``turns``), a row stands for its own number only.
+    counts. A row stands for a range of numbers of recomputed blocks, the largest of which is
+    returned with it; if kinds of blocks alternate (``turns``), only for its own number.
     """
     at, counts = counts_of_blocks().index(RECOMPUTED), counts_choices(space, layers)
     runs: list[tuple[CountsRow, int]] = []

@@ -114,8 +114,8 @@ def _without_formula_s(
 
 
 def _may_lack_schedules(problem: Problem, space: SearchSpace, group: Group) -> bool:
-    """Whether some pipelines of a group may be able to run none of the space's schedules. Their
-    only lower bound is then that of the least times of their blocks.
+    """Whether some pipelines of a group may be able to run none of the space's schedules. Then
+    their only lower bound comes from the least times of their blocks.
     """
     if group.num_stages == 1 or DEFAULT_ORDER in space.orders:
         return False

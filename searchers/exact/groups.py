@@ -237,8 +237,8 @@ class Group:
         return 0 if self.has_formula or self.num_stages is None else self.num_stages - 1 - after
 
     def in_order(self, stage: Ints) -> StagesInOrder | None:
-        """Stages with these numbers as the predictor takes them for a schedule other than 1F1B;
-        None under schedules in which a stage's cost does not depend on its number.
+        """Stages with these numbers, in the form that the predictor takes for schedules other than
+        1F1B; None under schedules in which a stage's cost does not depend on its number.
         """
         if self.has_formula or self.num_stages is None:
             return None

@@ -345,7 +345,7 @@ FIRST = 0.2
 
 
 def _shape_of(plan: Plan) -> tuple[int, Mesh]:
-    """The number of micro-batches and the mesh, which identify a group with a single mesh."""
+    """A plan's number of micro-batches and mesh, which identify its group if that has one mesh."""
     return plan.micro_batches, mesh_of(plan.stages[0])
 
 
@@ -454,7 +454,7 @@ class Hierarchy:
         """Find the best plan of stages with equally many GPUs, with ratios from coarse to fine;
         then search for better plans of stages with unequal numbers of GPUs.
 
-        Plans with alike stages say little about stages of different sizes.
+        Uniform plans say little about how good stages of different sizes are.
         """
         sizes = list(groups_of(self.problem, self.space, equal_sizes=True))
         in_order = self._in_order(sizes)
@@ -551,10 +551,9 @@ class Hierarchy:
 
     def proven(self, *, tolerance: float, seconds: float) -> Ending:
         """Find the best plan by branch and bound over boxes (sets of memory-saving strategies with
-        ratios in ranges), until it is proven within a tolerance or a time limit is reached.
-
-        Plans whose stages are alike come first, then plans whose stages have equally many GPUs,
-        then a quick look at plans whose stages have not.
+        ratios in ranges), until it is proven within a tolerance or a time limit is reached. Uniform
+        plans come first, then plans whose stages have equally many GPUs, then, briefly, plans of
+        stages with unequal numbers of GPUs.
         """
         ends_s = self.ledger.wall_s + seconds
         sizes = list(groups_of(self.problem, self.space, equal_sizes=True))

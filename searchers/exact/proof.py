@@ -33,8 +33,8 @@ from searchers.strategy import ROUNDING, BudgetSpentError, Ledger
 # In each round, the boxes (sets of strategies) of at most this many pipelines are cut in half.
 AT_ONCE = 8
 # Times of partial pipelines are rounded down to multiples of a grain, so that fewer differ. These
-# are the grain's first size, as a share of what a pipeline must save, and the divisor by which it
-# shrinks whenever the fastest pipelines contain no boxes (sets of strategies) any more.
+# are the grain's first size, as a share of the gap to be proven per stage, and the divisor by which
+# it shrinks whenever the fastest pipelines contain no boxes (sets of strategies) any more.
 GRAIN, FINER = 0.25, 2.0
 # Under a schedule other than 1F1B, the proof for a group of pipelines ends once the grain is below
 # this share, since the bounds of its plans are below their times in any case.

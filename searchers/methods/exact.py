@@ -19,8 +19,8 @@ def _exact(
     problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
 ) -> Ending:
     """Find the fastest plan with a proof, or prove that no plan fits in memory. Refuses search
-    spaces with too many strategies to list, and those with both different stages and schedules
-    other than 1F1B.
+    spaces with too many strategies to list, and spaces that allow both different stages and
+    schedules other than 1F1B.
     """
     if space.orders != (DEFAULT_ORDER,) and not can_prove(space, ledger):
         return Ending(status="REFUSED", reason=OTHER_ORDERS)

@@ -141,8 +141,8 @@ def _ways(problem: Problem, space: SearchSpace, pipeline: Pipeline) -> int:
 def _ways_alike(
     problem: Problem, space: SearchSpace, pipeline: Pipeline, counts: Sequence[int]
 ) -> int:
-    """The number of plans whose stages all save memory in the same way: over all divisions of the
-    blocks, the sum of the choices that the stage with the most blocks has.
+    """The number of plans whose stages all save memory in the same way: the sum, over all divisions
+    of the blocks, of the number of choices for the stage with the most blocks.
     """
     layers, stages = problem.workload.model.layers, pipeline.num_stages
     up_to = [_number_of_splits(layers, stages, counts[: k + 1]) for k in range(len(counts))]

@@ -173,8 +173,8 @@ class _Search:
     def _menus(
         self, group: Group, work: dict[Mesh, LeastWork], *, is_coarse: bool
     ) -> Iterator[Menus]:
-        """The candidates for the stages of a group of pipelines. If all stages must save memory in
-        the same way, one set of candidates for each way.
+        """The candidates for the stages of a group of pipelines: a single set or, if all stages
+        must save memory in the same way, one set for each way.
         """
         pick = samples_of(group.micro_batches, self.weights) if self.weighted else true_frontier
         for way in self._ways(group):

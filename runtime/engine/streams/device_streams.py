@@ -94,7 +94,7 @@ class CudaStreams:
             lane: compute if lane == "compute" else driver.stream(device, urgent=True)
             for lane in LANES
         }
-        # One context for all work is enough, since work never launches other work.
+        # One ``no_grad`` context serves all work, since work never launches other work.
         self._without_gradients = torch.no_grad()
         self._host = HostLane(driver.threads("host lane"), self._on_host_stream)
         self._last: Event | None = None
