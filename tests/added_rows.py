@@ -162,7 +162,7 @@ def shuffled_is_lost(_: str) -> None:
         near = nearest(job, target)
         (lost,) = [remark for remark in near.remarks if remark.choice == "shuffled"]
         assert lost.kind == "lost", name
-        assert "has no row for it" in lost.text, name
+        assert "cannot express it" in lost.text, name
         assert all(stage.value("shuffled") == 0 for stage in near.job.plan.stages), name
 
 

@@ -73,13 +73,13 @@ def read_choices(top: Section, draft: Found, source: LaunchFile, given: Given) -
     """
     kind = top.text("distributed_type", "NO").upper()
     if kind not in KINDS:
-        reject(f"distributed_type: {kind!r} is not supported: give {', '.join(KINDS)}")
+        reject(f"distributed_type: {kind!r} is not supported: give one of {', '.join(KINDS)}")
     if top.switch("use_cpu"):
-        reject("use_cpu: true trains on no GPU: give a configuration of GPUs")
+        reject("use_cpu: true trains without GPUs, which is not supported: give use_cpu: false")
     _processes(top, draft, kind)
     draft.precision = _precision(top, draft)
     draft.micro_batches = top.whole("gradient_accumulation_steps") or draft.micro_batches
-    top.unsaid({"fp8_config": "products are taken in 16 bits"})
+    top.unsaid({"fp8_config": "GEMMs are predicted in 16 bits"})
     compiles = _is_compiled(top)
     layers = given.model.layers if given.model else 0
     if kind == "DEEPSPEED":
@@ -106,8 +106,8 @@ def _processes(top: Section, draft: Found, kind: str) -> None:
         return
     if processes % machines:
         reject(
-            f"num_processes: {processes} is not a multiple of num_machines {machines}: it counts "
-            "the processes of all machines; correct one of them"
+            f"num_processes: {processes} is not a multiple of num_machines {machines}: give the "
+            "processes of all machines together, equally many on each"
         )
     draft.gpus_per_node = processes // machines
 
@@ -117,9 +117,9 @@ def _precision(section: Section, draft: Found) -> Precision:
     # YAML parses the unquoted word no as false.
     word = "no" if value is False or value is None else str(value).lower()
     if word not in PRECISIONS:
-        reject(f"mixed_precision: {word!r} is unknown: give {', '.join(PRECISIONS)}")
+        reject(f"mixed_precision: {word!r} is unknown: give one of {', '.join(PRECISIONS)}")
     if word == "fp8":
-        draft.remark("ignored", "mixed_precision", "fp8: products are taken in 16 bits")
+        draft.remark("ignored", "mixed_precision", "fp8: GEMMs are predicted in 16 bits")
     return PRECISIONS[word]
 
 
@@ -236,7 +236,10 @@ def _check_degrees(section: Section, draft: Found, sizes: Mapping[str, int]) -> 
         processes = draft.nodes * draft.gpus_per_node
         if product != processes:
             named = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-            text = f"{named} = {product}, num_processes {processes}: took num_processes"
+            text = (
+                f"{named} {'make' if ' x ' in named else 'makes'} {product} processes, but "
+                f"num_processes is {processes}: took num_processes, with more data parallelism"
+            )
             draft.remark("contradicting", section.name, text)
 
 
@@ -247,7 +250,7 @@ def _read_fsdp(section: Section, draft: Found, given: Given, layers: int) -> Non
     else:
         text = section.get("fsdp_sharding_strategy")
         if text is not None:
-            text_of_remark = f"{text}: version 2 takes fsdp_reshard_after_forward instead"
+            text_of_remark = f"{text}: fsdp_version 2 ignores it; fsdp_reshard_after_forward counts"
             draft.remark("contradicting", section.path("fsdp_sharding_strategy"), text_of_remark)
         reshards = section.switch("fsdp_reshard_after_forward", default=True)
         draft.values["zero"] = 3 if reshards else 2
@@ -283,7 +286,7 @@ def strategy_of(text: str, where: str) -> str:
     if re.fullmatch(r"[1-5]", word):
         return names[int(word) - 1]
     if word not in STRATEGIES:
-        reject(f"{where}: {text!r} is unknown: give {', '.join(names)}, or 1 to 5")
+        reject(f"{where}: {text!r} is unknown: give one of {', '.join(names)}, or 1 to 5")
     return word
 
 
@@ -300,7 +303,7 @@ def _read_deepspeed(section: Section, draft: Found, source: LaunchFile, given: G
     level = section.whole("zero_stage", minimum=0)
     level = 2 if level is None else level
     if level > 3:
-        reject(f"{section.path('zero_stage')}: {level} is unknown: give 0 to 3")
+        reject(f"{section.path('zero_stage')}: {level} is unknown: give 0, 1, 2 or 3")
     draft.values["zero"] = level
     draft.overlaps = level == 3
     draft.micro_batches = section.whole("gradient_accumulation_steps") or draft.micro_batches
@@ -315,7 +318,10 @@ def deepspeed_file(path: str, source: LaunchFile, where: str) -> Mapping[str, An
     """Return the sections of the DeepSpeed configuration file that another configuration names."""
     text = source.beside(path)
     if text is None:
-        reject(f"{where}: {path} is not beside this file: put it there, or import that JSON itself")
+        reject(
+            f"{where}: {path} is not in this file's folder: put it there, or import that JSON "
+            "itself"
+        )
     with about(f"{where}: {path}"):
         return parse_json(text)
 
@@ -354,7 +360,7 @@ def _read_megatron(section: Section, draft: Found, layers: int) -> tuple[str, ..
         count = section.whole(f"{prefix}recompute_num_layers") or layers
         blocks = section.text(f"{prefix}recompute_method") == "block"
         draft.values["checkpointed_layers"] = count if blocks else layers
-    section.unsaid({f"{prefix}use_custom_fsdp": "states are taken as sharded by Megatron-LM"})
+    section.unsaid({f"{prefix}use_custom_fsdp": "states are predicted as sharded by Megatron-LM"})
     return ("megatron", "mistlab")
 
 
@@ -389,8 +395,8 @@ ROWS = (
     Row(
         choices=("zero",),
         nearest=_zero,
-        because="shards by FSDP2, ZeRO-2 or 3, which offloading, recomputation and tensor "
-        "parallelism need",
+        because="shards by FSDP2, as ZeRO-2 or 3 does, and needs it for offloading, recomputation "
+        "and tensor parallelism",
     ),
     OFFLOADED,
     INPUTS_OFFLOADED,
@@ -439,9 +445,12 @@ def write(job: Job) -> str:
 
 
 def _notes(job: Job) -> Iterator[str]:
-    yield "the model, its sequences, batch and gradient accumulation are the training script's"
+    yield (
+        "the training script has to choose the model, its sequence length, batch size and gradient "
+        "accumulation"
+    )
     if job.plan.stages[0].tensor_parallel > 1:
-        yield "tensor parallelism needs a model with a plan for it (tp_plan)"
+        yield "tensor parallelism needs a model of transformers with a tp_plan"
 
 
 ACCELERATE = Target(

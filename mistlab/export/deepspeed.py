@@ -26,7 +26,7 @@ from mistlab.export.rules import (
     with_values,
     without_tensor_parallel,
 )
-from mistlab.export.target import Row, Target
+from mistlab.export.target import OFFLOADED_STEP, Row, Target
 from mistlab.job.job import Job
 from mistlab.plan.dimensions import ranks_of
 from mistlab.plan.workload import ModelSpec
@@ -40,23 +40,23 @@ HARMLESS = harmless_names("deepspeed")
 # DeepSpeed's settings that affect the cost of a step but that plans cannot express, each with what
 # the prediction assumes instead.
 UNSAID: Mapping[str, str] = {
-    "sparse_attention": "attention is taken as dense",
-    "compression_training": "weights are taken as they are, in 16 bits",
-    "progressive_layer_drop": "all blocks are taken as run",
-    "curriculum_learning": "all sequences are taken as whole",
-    "data_efficiency": "all sequences are taken as whole",
-    "quantize_training": "weights are taken as they are, in 16 bits",
-    "torch_autocast": "products are taken in the precision of fp16 or bf16",
+    "sparse_attention": "attention is predicted as dense",
+    "compression_training": "weights are predicted as uncompressed, in 16 bits",
+    "progressive_layer_drop": "all blocks are predicted to run",
+    "curriculum_learning": "all sequences are predicted at full length",
+    "data_efficiency": "all sequences are predicted at full length",
+    "quantize_training": "weights are predicted as unquantised, in 16 bits",
+    "torch_autocast": "GEMMs are predicted in the precision of section fp16 or bf16",
 }
 ZERO_UNSAID: Mapping[str, str] = {
-    "zero_quantized_weights": "weights are taken as gathered in 16 bits",
-    "zero_quantized_nontrainable_weights": "weights are taken as gathered in 16 bits",
-    "zero_quantized_gradients": "gradients are taken as reduced in 16 bits",
-    "mics_shard_size": "states are taken as sharded over all ranks",
-    "mics_hierarchical_params_gather": "weights are taken as gathered at once",
-    "zenflow": "the optimizer is taken as stepped at once",
-    "super_offload": "the optimizer is taken as swapped",
-    "stage3_leaf_module": "layers are taken as gathered one by one",
+    "zero_quantized_weights": "weights are predicted as gathered in 16 bits",
+    "zero_quantized_nontrainable_weights": "weights are predicted as gathered in 16 bits",
+    "zero_quantized_gradients": "gradients are predicted as reduced in 16 bits",
+    "mics_shard_size": "states are predicted as sharded over all ranks",
+    "mics_hierarchical_params_gather": "weights are predicted as gathered in one collective",
+    "zenflow": "the optimizer is predicted to step all weights after the last backward pass",
+    "super_offload": "the optimizer is predicted with plain offloading",
+    "stage3_leaf_module": "weights are predicted as gathered layer by layer",
 }
 _PARTS = {"optimizer": "optimizer", "weights": "param"}
 _ADAMS = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam", "torch_adam")
@@ -108,11 +108,12 @@ def _precision(top: Section, given: Given) -> Precision:
     if automatic and not enabled:
         if given.precision is None:
             reject(
-                f"{automatic[0]}.enabled: auto, which the training script settles: give --precision"
+                f"{automatic[0]}.enabled: auto leaves the precision to the training script: give "
+                "--precision bf16, fp16 or fp32"
             )
         return given.precision
     if top.section("amp").switch("enabled"):
-        top.found.remark("assumed", "amp", "apex's mixed precision: taken as fp16")
+        top.found.remark("assumed", "amp", "apex's mixed precision is predicted as fp16")
         enabled.append("fp16")
     if "fp16" in enabled and "bf16" in enabled:
         top.found.remark("contradicting", "precision", "fp16 and bf16 are both enabled: took bf16")
@@ -130,7 +131,10 @@ def _sums(top: Section, draft: Found) -> None:
     if summed == reduced:
         draft.gradients = "32bit"
     else:
-        text = f"sums of {summed or 'usual'} and {reduced or 'usual'} numbers: taken in 16 bits"
+        text = (
+            f"gradients are accumulated in {summed or 'the usual precision'} but reduced in "
+            f"{reduced or 'the usual precision'}: both are predicted in 16 bits"
+        )
         draft.remark("ignored", "data_types.grad_accum_dtype", text)
 
 
@@ -148,7 +152,8 @@ def _batch(top: Section, draft: Found, given: Given) -> None:
         if rest or not data:
             reject(
                 f"train_batch_size: {batch} is not a multiple of train_micro_batch_size_per_gpu "
-                f"{micro_batch} x gradient_accumulation_steps {steps}: correct one of them"
+                f"{micro_batch} x gradient_accumulation_steps {steps}: give a multiple of "
+                f"{micro_batch * steps}, or change the other two"
             )
         draft.data_parallel = data
     elif batch and not micro_batch and given.nodes and given.gpus_per_node:
@@ -165,7 +170,8 @@ def _derived(batch: int, steps: int, draft: Found, ranks: int) -> int:
     if rest or not micro_batch:
         reject(
             f"train_batch_size: {batch} is not a multiple of {data} replicas x "
-            f"gradient_accumulation_steps {steps}: correct one of them, or give --micro-batch"
+            f"gradient_accumulation_steps {steps}: give a multiple of {steps * data}, or "
+            "--micro-batch"
         )
     return micro_batch
 
@@ -177,14 +183,17 @@ def _activations(top: Section, pipeline: Section, draft: Found, layers: int) -> 
     if interval:
         count = layers
     if interval > 1:
-        text = f"activation_checkpoint_interval {interval}: taken as blocks recomputed one by one"
+        text = (
+            f"activation_checkpoint_interval {interval} is predicted as blocks recomputed one by "
+            "one"
+        )
         draft.remark("assumed", "checkpointed_layers", text)
     if count:
         draft.values["checkpointed_layers"] = count
     elif section.content:
-        text = "0, for number_checkpoints is not given"
+        text = "0, because number_checkpoints is not given"
         draft.remark("assumed", "checkpointed_layers", text)
-    section.unsaid({"partition_activations": "kept inputs are taken whole on every rank"})
+    section.unsaid({"partition_activations": "every rank is predicted to keep whole inputs"})
     if section.switch("cpu_checkpointing"):
         draft.values["offload_activations"] = 1.0
 
@@ -195,14 +204,14 @@ def read_states(section: Section, draft: Found) -> None:
     """
     level = section.whole("stage", minimum=0) or 0
     if level > 3:
-        reject(f"zero_optimization.stage: {level} is unknown: give 0 to 3")
+        reject(f"zero_optimization.stage: {level} is unknown: give 0, 1, 2 or 3")
     draft.values["zero"] = level
     draft.overlaps = section.switch("overlap_comm", default=level == 3)
     offloaded = {name: _is_offloaded(section, key) for name, key in _PARTS.items()}
     offload_states(section, level, **offloaded)
     section.unsaid(ZERO_UNSAID)
     if (section.whole("zero_hpz_partition_size") or 1) > 1:
-        text = "weights are taken as sharded once, and gathered from all ranks in each pass"
+        text = "each pass is predicted to gather weights from all ranks"
         draft.remark("ignored", "zero_optimization.zero_hpz_partition_size", text)
 
 
@@ -212,14 +221,17 @@ def offload_states(section: Section, level: int, *, optimizer: bool, weights: bo
     if optimizer:
         ratio = section.section("offload_optimizer").number("ratio", 1.0)
         if ratio < 1 and level < 3:
-            text = f"offload_optimizer.ratio {ratio:g} counts under ZeRO-3 alone: taken as 1"
+            text = (
+                f"offload_optimizer.ratio {ratio:g} has effect with ZeRO-3 only, but stage is "
+                f"{level}: taken as 1"
+            )
             draft.remark("contradicting", "offload.optimizer", text)
             ratio = 1.0
         draft.values["offload_optimizer"] = draft.values["offload_gradients"] = ratio
     if weights and level == 3:
         draft.values["offload_weights"] = 1.0
     elif weights:
-        text = f"offload_param counts under ZeRO-3 alone, stage is {level}: ignored"
+        text = f"offload_param has effect with ZeRO-3 only, but stage is {level}: ignored"
         draft.remark("contradicting", "offload.weights", text)
 
 
@@ -230,14 +242,14 @@ def _is_offloaded(section: Section, part: str) -> bool:
     inner = section.section(f"offload_{part}")
     device = inner.text("device", "none").lower()
     if device == "nvme":
-        section.found.remark("assumed", f"{inner.name}.device", "nvme: taken as host memory")
+        section.found.remark("assumed", f"{inner.name}.device", "nvme is predicted as host memory")
     return device in ("cpu", "nvme")
 
 
 def _optimizer(section: Section, draft: Found) -> None:
     kind = section.text("type", "AdamW")
     if kind.lower() not in _ADAMS:
-        draft.remark("ignored", "optimizer.type", f"{kind}: taken as AdamW")
+        draft.remark("ignored", "optimizer.type", f"{kind} is predicted as AdamW")
 
 
 # Exports plans to the JSON configuration of DeepSpeed 0.19.
@@ -294,7 +306,7 @@ ROWS = (
         choices=("data_parallel", "tensor_parallel", "micro_batch"),
         nearest=_meshes,
         because="gives all stages the same degrees, and leaves tensor parallelism in a pipeline to "
-        "the model: such ranks become stages, or replicas",
+        "the model: tensor-parallel ranks become stages, or replicas",
     ),
     EQUAL_NODES,
     Row(
@@ -305,13 +317,13 @@ ROWS = (
     Row(
         choices=("zero",),
         nearest=_zero,
-        because="shards alike on all stages, optimizer state alone in a pipeline, and offloads no "
-        "optimizer without sharding it",
+        because="has one ZeRO level for all stages, at most 1 in a pipeline, and shards every "
+        "optimizer that it offloads",
     ),
     Row(
         choices=("offload_optimizer", "offload_gradients", "offload_weights"),
         nearest=_states_offloaded,
-        because="offloads gradients with the optimizer, and fractions and weights under ZeRO-3",
+        because="offloads gradients with the optimizer; weights, and fractions, with ZeRO-3 only",
     ),
     INPUTS_OFFLOADED,
 )
@@ -366,23 +378,26 @@ def _zero_section(job: Job) -> Mapping[str, Any]:
 
 
 def _notes(job: Job) -> Iterator[str]:
-    yield "the model, its sequences and fused attention are the training script's"
+    yield "the training script has to choose the model, its sequence length and fused attention"
     cluster, stage = job.cluster, job.plan.stages[0]
     yield (
-        f"the file does not say how many processes: start {cluster.gpus_per_node} on each of "
-        f"{cluster.nodes} nodes, or train_batch_size does not come out"
+        f"the file does not give the number of processes: start {cluster.gpus_per_node} on each of "
+        f"{cluster.nodes} nodes, since train_batch_size fits no other number"
     )
     if stage.tensor_parallel > 1:
         yield (
-            "the script gives deepspeed.initialize an mpu with the groups of tensor parallelism: "
+            "the script has to give deepspeed.initialize an mpu with the tensor-parallel groups: "
             "without one DeepSpeed counts these ranks as replicas and refuses train_batch_size"
         )
     if job.plan.num_stages > 1:
-        yield "the script makes a PipelineModule of as many stages, with checkpoint interval 1 or 0"
+        yield (
+            "the script has to make a PipelineModule of as many stages, with checkpoint interval "
+            "1 or 0"
+        )
     elif stage.checkpointed_layers:
-        yield "the script calls deepspeed.checkpointing.checkpoint on every block"
+        yield "the script has to call deepspeed.checkpointing.checkpoint on every block"
     if stage.offload.optimizer:
-        yield "the host steps what is offloaded of the optimizer; the prediction swaps it instead"
+        yield OFFLOADED_STEP
 
 
 DEEPSPEED = Target(

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any, TypeVar
 
 from mistlab import catalog
-from mistlab.core.values import InputError, near_matches, reject, word_set
+from mistlab.core.values import InputError, near_matches, reject, shown, word_set
 from mistlab.engines.engine import Optimizer, Precision, Sums, names_for_plans
 from mistlab.export.given import Given, Imported, Kind, Remark
 from mistlab.export.nearest import canonical, with_engine
@@ -82,14 +82,14 @@ class Found:
         option = f"--{name.replace('_', '-')}"
         if given is not None:
             if in_file is not None and in_file != given:
-                text = f"the file says {in_file}, {option} {given}: took the option's"
+                text = f"the file has {in_file}, but {option} is {given}: took the option's"
                 self.remark("contradicting", name, text)
             return given
         if in_file is not None:
             return in_file
         if default is None:
-            reject(f"{name}: the file does not say it: give {option}")
-        self.remark("assumed", name, f"{default}, for the file does not say: {option}")
+            reject(f"{name}: is missing in the file: give {option}")
+        self.remark("assumed", name, f"{default}, as the file has none: {option} gives another")
         return default
 
     def job(self, given: Given, engines: Sequence[str]) -> Imported:
@@ -126,8 +126,8 @@ class Found:
         known = [name for name in engines if name in names_for_plans()]
         self._tell_of_engine(job, known[0])
         if precision != job.workload.precision:
-            text = f"{precision}: no engine has such products beside the plan's other choices"
-            self.remark("ignored", "precision", f"{text}: taken in {job.workload.precision}")
+            text = f"no engine predicts {precision} GEMMs with the plan's other choices"
+            self.remark("ignored", "precision", f"{text}: took {job.workload.precision}")
         self._tell_of_graph(job)
         return Imported(job=job, remarks=tuple(self.remarks))
 
@@ -144,8 +144,8 @@ class Found:
         """Refuse an imported plan that has more stages than its model has blocks."""
         if self.layers is None and self.num_stages > model.layers:
             reject(
-                f"{self.num_stages} stages for {model.layers} blocks: give at most {model.layers} "
-                "stages"
+                f"{self.num_stages} pipeline stages are more than the model's {model.layers} "
+                f"blocks: give at most {model.layers} stages"
             )
 
     def settled_model(self, given: Given, read: Callable[[], ModelSpec]) -> ModelSpec:
@@ -159,7 +159,7 @@ class Found:
         try:
             self.model = read()
         except InputError as error:
-            text = f"the file's own model is not read ({error}): took the option's"
+            text = f"took --model, because the file's model cannot be read ({error})"
             self.remarks[before:] = [Remark(kind="assumed", choice="model", text=text)]
         else:
             del self.remarks[before:]
@@ -168,10 +168,13 @@ class Found:
     def _model(self, given: Given) -> ModelSpec:
         model = given.model or self.model
         if model is None:
-            reject("model: the file does not describe the model: give --model")
+            reject(
+                "model: the file does not describe it: give --model (a name of the catalogue, or "
+                "a config.json)"
+            )
         differing = [] if self.model is None else _differences(self.model, model)
         if differing:
-            text = f"{', '.join(differing)}: took the option's"
+            text = f"--model differs from the file in {', '.join(differing)}: took --model"
             self.remark("contradicting", "model", text)
         return model
 
@@ -193,9 +196,10 @@ class Found:
             return self.data_parallel
         if ranks % replica:
             reject(
-                f"{ranks} GPUs: a copy of the model takes {replica} (pipeline {self.num_stages} x "
-                f"tensor and other degrees {replica // self.num_stages}), which does not divide "
-                "the GPUs: give other --nodes and --gpus-per-node, or correct the degrees"
+                f"{ranks} GPUs are not a multiple of the {replica} GPUs of a copy of the model "
+                f"(pipeline {self.num_stages} x tensor and other degrees "
+                f"{replica // self.num_stages}): give other --nodes and --gpus-per-node, or change "
+                "these degrees in the file"
             )
         return ranks // replica
 
@@ -246,10 +250,10 @@ class Found:
     def _tell_of_engine(self, job: Job, wanted: str) -> None:
         engine = job.plan.engine
         if engine != wanted:
-            text = f"{engine}, for the engine {wanted} has no row for some choices of this plan"
+            text = f"{engine}, because engine {wanted} cannot run some choices of this plan"
             self.remark("assumed", "engine", text)
         if job.plan.overlap_communication != self.overlaps:
-            text = f"{job.plan.overlap_communication}, for engine {engine} always overlaps"
+            text = f"{job.plan.overlap_communication}, because engine {engine} always overlaps it"
             self.remark("assumed", "overlap_communication", text)
 
     def _tell_of_graph(self, job: Job) -> None:
@@ -257,7 +261,7 @@ class Found:
         try:
             graph_of(job.workload)
         except InputError as error:
-            text = f"none can be made of this plan as it is: {error}"
+            text = f"this plan cannot be predicted as it is: {error}"
             self.remarks.insert(0, Remark(kind="noted", choice="prediction", text=text))
 
 
@@ -289,7 +293,9 @@ def _differences(in_file: ModelSpec, given: ModelSpec) -> list[str]:
         if entry.name not in ("name", "trained")
     ]
     return [
-        f"the file says {name} {one}, --model {other}" for name, one, other in pairs if one != other
+        f"{name} ({shown(by_user)} instead of {shown(by_file)})"
+        for name, by_file, by_user in pairs
+        if by_file != by_user
     ]
 
 
@@ -300,7 +306,7 @@ def checked_whole(where: str, content: object, *, minimum: int = 1) -> int:
     try:
         number = int(str(content).replace("_", ""))
     except ValueError:
-        reject(f"{where}: {content!r} is not a whole number: give at least {minimum}")
+        reject(f"{where}: {content!r} is not a whole number: give one of at least {minimum}")
     if number < minimum:
         reject(f"{where}: {number} is too small: give at least {minimum}")
     return number
@@ -362,7 +368,7 @@ class Section:
         self._asked.setdefault(key, None)
         value = self.content.get(key, default)
         if value == "auto":
-            text = "auto, which the training script settles: taken as not given"
+            text = "auto leaves it to the training script: treated as not given"
             self.found.remark("assumed", self.path(key), text)
             return default
         return value
@@ -375,7 +381,9 @@ class Section:
         if content is None:
             content = {}
         if not isinstance(content, Mapping):
-            reject(f"{self.path(key)}: {content!r} is not a section: write its settings")
+            reject(
+                f"{self.path(key)}: {content!r} is not a section: give a mapping of its settings"
+            )
         made = Section(content, self.path(key), self.found)
         self._asked[key] = made
         return made
@@ -462,19 +470,26 @@ class Section:
         """Add remarks on settings of the section and its subsections that nothing read: one for all
         in ``harmless``, the others by name.
         """
+        if calm := self.tell_of_strange(harmless):
+            text = f"{listed(calm)}: no effect on a step's predicted time or memory"
+            self.found.remark("noted", "settings", text)
+
+    def tell_of_strange(self, harmless: Iterable[str]) -> list[str]:
+        """Add remarks on settings that nothing read, without those in ``harmless``; returns the
+        paths of these.
+        """
         names = frozenset(harmless)
         left = list(self._left())
         calm = [path for key, path in left if key in names]
         strange = [path for key, path in left if key not in names]
         for path in strange[:MOST_NAMED]:
-            text = "is not supported here; the prediction is without it"
+            text = "is not supported here: the prediction leaves it out"
             self.found.remark("ignored", path, text)
         if more := strange[MOST_NAMED:]:
-            text = f"and {len(more)} more settings are not supported here: {listed(more)}"
+            names_of_more = " ".join(more[:MOST_LISTED]) + " ..." * (len(more) > MOST_LISTED)
+            text = f"{len(more)} more are not supported here: {names_of_more}"
             self.found.remark("ignored", "settings", text)
-        if calm:
-            text = f"{listed(calm)}: no effect on a step's cost that plans could tell"
-            self.found.remark("noted", "settings", text)
+        return calm
 
     def _left(self) -> Iterator[tuple[str, str]]:
         """Yield key and path of each setting that has a value but that nothing read."""

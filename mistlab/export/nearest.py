@@ -51,12 +51,15 @@ def nearest(job: Job, target: Target) -> Nearest:
     job = named
     for name in axes_without_row(target):
         spread = canonical(as_replicas(job, name))
-        because = f"{target.title} has no {DIMENSIONS[name].noun} ranks here: they become replicas"
+        because = (
+            f"{target.title} has no {DIMENSIONS[name].noun} ranks here: they become data-parallel "
+            "replicas"
+        )
         remarks += changes(job, spread, because)
         job = spread
     kept = job
     job = without(kept, [name for name in DIMENSIONS if name not in target.said])
-    remarks += changes(kept, job, f"the export to {target.title} has no row for it")
+    remarks += changes(kept, job, f"the export to {target.title} cannot express it")
     for row in target.rows:
         changed = canonical(row.nearest(job))
         remarks += changes(job, changed, f"{target.title} {row.because}")
@@ -174,7 +177,7 @@ def without(job: Job, names: Sequence[str]) -> Job:
 
 
 def _workload_remarks(wanted: Job, workload: Workload, target: Target) -> Iterator[Remark]:
-    because = f"the export to {target.title} has no row for it"
+    because = f"the export to {target.title} cannot express it"
     yield from changes_of_workloads(wanted.workload, workload, because)
 
 
@@ -184,18 +187,19 @@ def _precision_remark(wanted: Precision, job: Job) -> Iterator[Remark]:
     """
     now = job.workload.precision
     if wanted in NARROW and now != wanted:
-        text = f"{wanted} -> {now}: no engine predicts such products with what else the plan has"
+        text = f"{wanted} -> {now}: no engine predicts {wanted} GEMMs with the plan's other choices"
         yield Remark(kind="approximated", choice="precision", text=text)
 
 
 def _overlap_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
     was, now = wanted.plan.overlap_communication, job.plan.overlap_communication
     if was != now:
-        always = target.title if target.always_overlaps else "what stands for it in predictions"
+        engine = f"engine {job.plan.engine}, which predicts it,"
+        always = target.title if target.always_overlaps else engine
         yield Remark(
             kind="approximated",
             choice="overlap_communication",
-            text=f"{was} -> {now}: {always} always overlaps",
+            text=f"{was} -> {now}: {always} always overlaps communication",
         )
 
 
@@ -203,17 +207,17 @@ def _idle_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
     """Yield a remark if the exported plan leaves GPUs idle that the user's plan uses."""
     was, now = wanted.plan.num_gpus, job.plan.num_gpus
     if now < was:
-        text = f"{was} -> {now} GPUs: no degrees that {target.title} can say use all of them"
+        text = f"{was} -> {now} GPUs: no degrees that {target.title} can express use all {was}"
         yield Remark(kind="approximated", choice="cluster", text=text)
 
 
 def _engine_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
     engine, wished = job.plan.engine, target.engines_for(wanted)
     if engine not in wished[:1]:
-        text = f"predictions are those of {engine}, which comes closest to {target.title} here"
+        text = f"{engine} predicts the plan: it comes closest to {target.title}"
         yield Remark(kind="noted", choice="engine", text=text)
     elif engine != wanted.plan.engine:
-        text = f"{wanted.plan.engine} -> {engine}: {target.title}'s own schedule runs the plan"
+        text = f"{wanted.plan.engine} -> {engine}: {target.title} runs the plan with that engine"
         yield Remark(kind="noted", choice="engine", text=text)
 
 
@@ -260,12 +264,12 @@ def wholly_sharded(job: Job) -> Job:
 
 # Rules that several frameworks built on FSDP2 share.
 WHOLLY_SHARDED = Row(
-    choices=("zero",), nearest=wholly_sharded, because="always shards by FSDP2, ZeRO-2 or 3"
+    choices=("zero",), nearest=wholly_sharded, because="always shards by FSDP2, as ZeRO-2 or 3"
 )
 SHARDED = Row(
-    choices=("zero",), nearest=sharded, because="shards by FSDP2, ZeRO-2 or 3, or not at all"
+    choices=("zero",), nearest=sharded, because="shards by FSDP2, as ZeRO-2 or 3, or not at all"
 )
-OFFLOADED = Row(choices=STATES, nearest=states_offloaded, because="offloads all states, or none")
+OFFLOADED = Row(choices=STATES, nearest=states_offloaded, because="offloads all states or none")
 
 
 def fewest_replicas(job: Job) -> Job:
@@ -278,5 +282,7 @@ def fewest_replicas(job: Job) -> Job:
 
 
 REPLICAS_OF_STATES = Row(
-    choices=("state_replicas",), nearest=fewest_replicas, because="has as many for all states"
+    choices=("state_replicas",),
+    nearest=fewest_replicas,
+    because="has one number of replicas for all states",
 )

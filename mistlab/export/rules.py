@@ -86,8 +86,9 @@ def split_sequences(job: Job) -> Job:
             refuse(
                 f"plan.stages[{index}]",
                 f"context_parallel {stage.context_parallel} x tensor_parallel "
-                f"{stage.tensor_parallel} ranks with experts split sequences, but {ranks} does not "
-                f"divide sequence_length {job.workload.sequence_length}: give degrees that do",
+                f"{stage.tensor_parallel} ranks of a model with experts split sequences, but "
+                f"{ranks} does not divide sequence_length {job.workload.sequence_length}: give "
+                "degrees whose product does",
             )
         stages.append(stage.with_values({"sequence_parallel": int(stage.tensor_parallel > 1)}))
     return with_stages(job, stages)
@@ -357,8 +358,8 @@ def equal_nodes(job: Job) -> Job:
             return replace(job, cluster=replace(cluster, nodes=nodes, gpus_per_node=in_node))
     return refuse(
         "plan.stages",
-        f"{in_stage} ranks that share layers do not divide over {cluster.nodes} nodes of "
-        f"{cluster.gpus_per_node} GPUs: give degrees whose product does",
+        f"the {in_stage} ranks that share layers do not divide over {cluster.nodes} nodes of "
+        f"{cluster.gpus_per_node} GPUs: give parallel degrees whose product divides over them",
     )
 
 
@@ -460,7 +461,7 @@ EQUAL_MESHES = Row(
     because="gives all stages the same degrees",
 )
 EQUAL_NODES = Row(
-    choices=(), nearest=equal_nodes, because="starts equally many processes on every node"
+    choices=(), nearest=equal_nodes, because="needs equally many processes on every node"
 )
 RECOMPUTED = Row(
     choices=("checkpointed_layers",),
@@ -470,5 +471,5 @@ RECOMPUTED = Row(
 INPUTS_OFFLOADED = Row(
     choices=("offload_activations",),
     nearest=activations_of_recomputed,
-    because="offloads the kept inputs of recomputed blocks, all or none",
+    because="offloads the inputs of all recomputed blocks, or none",
 )

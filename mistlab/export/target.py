@@ -13,6 +13,11 @@ from mistlab.plan.workload import ModelSpec
 
 # Low precisions of GEMMs; all other computation stays in 16 or 32 bits.
 NARROW: tuple[Precision, ...] = ("fp8", "fp4")
+# A note to users on plans that offload the optimizer.
+OFFLOADED_STEP = (
+    "the framework steps offloaded optimizer states on the host; the prediction moves them to the "
+    "GPU for the step"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,7 @@ def sections_of(text: str, name: str, wanted: str | None) -> dict[str, Any]:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        reject(f"{name}: cannot be read as Python: {error}")
+        reject(f"{name}: cannot be read as Python: {error}: correct it there")
     functions = {
         node.name: node
         for node in tree.body
@@ -69,12 +69,13 @@ def sections_of(text: str, name: str, wanted: str | None) -> dict[str, Any]:
         names = [key for key in functions if "debug" not in key]
         if len(names) != 1:
             reject(
-                f"holds {len(functions)} configurations: give one by --set CONFIG=NAME, of "
-                f"{', '.join(functions)}"
+                f"holds {len(functions)} configurations: choose one by --set CONFIG=NAME, where "
+                f"NAME is one of {', '.join(functions)}"
             )
         wanted = names[0]
     if wanted not in functions:
-        reject(f"CONFIG: {name} has no configuration {wanted!r}: give {', '.join(functions)}")
+        known = ", ".join(functions)
+        reject(f"CONFIG: {name} has no configuration {wanted!r}: give one of {known}")
     built = _Registry(functions).build(wanted, 0)
     kind = _KINDS.search(name) or _KINDS.search(wanted)
     return _as_sections(built, kind[1] if kind else "", wanted)
@@ -93,7 +94,7 @@ class _Registry:
     def build(self, name: str, depth: int) -> dict[str, Any]:
         """Return the fields of the configuration that a function of the module builds."""
         if depth > _DEEPEST:
-            reject(f"{name}: calls itself: give another configuration")
+            reject(f"{name}: calls itself without end: choose another by --set CONFIG=NAME")
         values: dict[str, Any] = {}
         for statement in self.functions[name].body:
             if isinstance(statement, ast.Return) and statement.value is not None:
@@ -108,7 +109,10 @@ class _Registry:
                     f"line {statement.lineno}: {name} does more than build a configuration, and "
                     "this file is never run: give a function that builds one from plain values"
                 )
-        message = f"{name}: returns no configuration that can be read without running it"
+        message = (
+            f"{name}: returns no configuration that can be read without running it: give a "
+            "function that builds one from plain values"
+        )
         raise InputError(message)
 
     def _assign(
@@ -260,11 +264,11 @@ def _module(text: str) -> ast.Module:
     try:
         module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
-        reject(f"{error}: correct the Python")
+        reject(f"{error}: correct the Python there")
     functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
     if len(functions) != 1:
         named = ", ".join(functions[:3])
-        reject(f"holds {len(functions)} functions ({named}): give a module with one of them")
+        reject(f"holds {len(functions)} functions ({named}): give a file with only one of them")
     return module
 
 
@@ -285,7 +289,8 @@ def _literal(word: ast.keyword) -> object:
     try:
         return ast.literal_eval(word.value)
     except (ValueError, RecursionError):
-        reject(f"{word.arg}: {ast.unparse(word.value)} is not a literal: write its value")
+        source = ast.unparse(word.value)
+        reject(f"{word.arg}: {source} is not a plain value: write the value itself")
 
 
 def _model(module: ast.Module) -> dict[str, object]:
@@ -300,7 +305,10 @@ def _model(module: ast.Module) -> dict[str, object]:
     ]
     call = next(_calls(module, "model_registry"), None)
     if not places or call is None or not call.args:
-        reject("model_registry: no flavour is named: give model_registry('8B'), or --model")
+        reject(
+            "model_registry: the file names no flavour: write one, as in model_registry('8B'), or "
+            "give --model"
+        )
     return {"name": places[0], "flavor": str(ast.literal_eval(call.args[0]))}
 
 

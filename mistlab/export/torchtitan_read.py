@@ -43,10 +43,10 @@ _KINDS = re.compile(r"llama2|llama3|llama4|qwen3|deepseek_v3|gpt_oss")
 # Matches flavour suffixes that change only the attention kernel.
 _VARIANT = re.compile(r"_(flex|varlen|irope|flex_attn|varlen_attn)$")
 _UNSAID = {
-    "enable_async_tensor_parallel": "tensor communication is taken as the engine overlaps it",
-    "expert_parallel_comm_backend": "experts' tokens are taken as exchanged by all-to-all",
-    "enable_fsdp_symm_mem": "collectives are taken as NCCL's",
-    "enable_compiled_autograd": "passes are taken as autograd runs them",
+    "enable_async_tensor_parallel": "tensor-parallel communication is predicted without it",
+    "expert_parallel_comm_backend": "tokens of experts are predicted as sent by NCCL's all-to-all",
+    "enable_fsdp_symm_mem": "collectives are predicted as NCCL's",
+    "enable_compiled_autograd": "the backward pass is predicted as not compiled",
 }
 # The precision of GEMMs that each of torchtitan's model converters leads to.
 _NARROW: Mapping[str, Precision] = {"float8": "fp8", "mxfp8": "fp8", "mx": "fp8", "nvfp4": "fp4"}
@@ -98,8 +98,8 @@ def _model(section: Section) -> ModelSpec:
     name = FLAVOURS.get((known[0] if known else kind, size), flavour)
     if name not in catalog.model_names():
         reject(
-            f"model.flavor: {flavour!r} is not a model of the catalogue (model.name: {kind}): give "
-            "--model"
+            f"model.flavor: {flavour!r} of {kind} is not a known model: give --model (a name of "
+            "the catalogue, or a config.json)"
         )
     return catalog.model(name)
 
@@ -196,7 +196,7 @@ def _size_in_pipeline(homes: list[Section], local: int, draft: Found) -> int:
     if rest or not size:
         reject(
             f"training.local_batch_size: {local} is not a multiple of {where} "
-            f"{count or size}: correct one of them"
+            f"{count or size}: give a multiple of it"
         )
     return size
 
@@ -206,7 +206,7 @@ def _tell_of_drained(draft: Found, given: Given, local: int, total: int | None) 
     if data is None and given.nodes and given.gpus_per_node:
         data = given.nodes * given.gpus_per_node // draft.ranks_of_replica
     if data and total and total > local * data:
-        text = "the pipeline is taken as filled once a step, not once a local batch"
+        text = "the pipeline is predicted to fill once a step, not once for every local batch"
         draft.remark("assumed", "micro_batches", text)
 
 
@@ -219,7 +219,7 @@ def _read_tokens(training: Section, parallelism: Section, draft: Found) -> None:
     if rest or not draft.micro_batch:
         reject(
             f"training.num_tokens_per_microbatch_per_dp_rank: {tokens} is not a multiple of "
-            f"max_context_length {length}: correct one of them"
+            f"max_context_length {length}: give a multiple of it"
         )
     draft.micro_batches = 1
     if draft.num_stages > 1:
@@ -236,7 +236,7 @@ def _read_precision(training: Section, draft: Found) -> None:
     if training.text("mixed_precision_reduce", "float32") != "float32":
         draft.gradients = "16bit"
     if training.text("dtype", "float32") != "float32":
-        text = "training.dtype bfloat16 keeps states in 16 bits: taken with 32-bit states"
+        text = "training.dtype bfloat16 keeps states in 16 bits: predicted with 32-bit states"
         draft.remark("assumed", "precision", text)
 
 
@@ -266,11 +266,11 @@ def _read_products(top: Section, draft: Found) -> tuple[str, ...]:
 def _tell_of_scales(converters: list[str], draft: Found) -> None:
     for word in converters:
         if "mx" in word:
-            draft.remark("assumed", "precision", f"{word}: scales are taken as whole tensors'")
+            draft.remark("assumed", "precision", f"{word} is predicted as scaled per tensor")
         elif "grouped" in word:
-            draft.remark("ignored", word, "experts' products are taken in the precision of others")
+            draft.remark("ignored", word, "experts' GEMMs are predicted in the others' precision")
         elif not any(key in word for key in _NARROW):
-            draft.remark("ignored", f"model.converters {word}", "the model is taken without it")
+            draft.remark("ignored", f"model.converters {word}", "the model is predicted without it")
 
 
 def _engines(top: Section, *, is_rowwise: bool) -> tuple[str, ...]:
@@ -298,19 +298,19 @@ def _read_recomputed(section: Section, draft: Found, layers: int) -> None:
         draft.values["products_recomputed_layers"] = layers
     elif mode == "memory_budget":
         budget = section.text("memory_budget", "0.5")
-        text = f"memory_budget {budget}, which the compiler spends: taken as nothing recomputed"
+        text = f"memory_budget {budget} is not supported: predicted without recomputation"
         draft.remark("ignored", "checkpointed_layers", text)
     elif mode != "none":
         text = f"{mode} {option if mode == 'selective' else ''}".strip()
-        draft.remark("ignored", "checkpointed_layers", f"{text}: taken as nothing recomputed")
+        draft.remark("ignored", "checkpointed_layers", f"{text}: predicted without recomputation")
     section.get("memory_budget")
 
 
 def _read_optimizer(section: Section, draft: Found) -> None:
     name = section.text("name", "AdamW")
     if name.lower() not in ("adam", "adamw"):
-        draft.remark("ignored", "optimizer.name", f"{name}: taken as AdamW")
-    section.unsaid({"early_step_in_backward": "the optimizer is taken as stepped at the end"})
+        draft.remark("ignored", "optimizer.name", f"{name} is predicted as AdamW")
+    section.unsaid({"early_step_in_backward": "the optimizer is predicted to step afterwards"})
 
 
 def toml_of(sections: Mapping[str, Mapping[str, object]]) -> str:

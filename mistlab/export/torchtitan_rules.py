@@ -80,13 +80,13 @@ def check_brought(model: ModelSpec, brought: Brought = BROUGHT) -> None:
     """Refuse a model with optional parts, such as experts, unless torchtitan includes exactly this
     model.
     """
-    parts = (model.experts, model.latent, model.further_tokens, model.window, model.pattern)
-    has_parts = any(parts) or model.post_norms
-    if has_parts and (model.name not in brought or catalog.model(model.name) != model):
+    names = ("experts", "latent", "further_tokens", "window", "pattern", "post_norms")
+    parts = [name for name in names if getattr(model, name)]
+    if parts and (model.name not in brought or catalog.model(model.name) != model):
         refuse(
             "workload.model",
-            "has experts, latent attention, windows, post_norms, further tokens or a pattern of "
-            f"blocks, and torchtitan brings no such model: give one of {', '.join(brought)}",
+            f"{model.name or 'the mapping'} has {', '.join(parts)}, but torchtitan includes no "
+            f"such model: give one of {', '.join(brought)}",
         )
 
 
@@ -110,7 +110,8 @@ def _check_context(job: Job, *, is_lacking: bool) -> None:
     if is_lacking and job.plan.stages[0].context_parallel > 1:
         refuse(
             "plan.stages[0].context_parallel",
-            f"{job.plan.stages[0].context_parallel}, which torchtitan lacks for this model: give 1",
+            f"{job.plan.stages[0].context_parallel}, but torchtitan has no context parallelism for "
+            f"{job.workload.model.name or 'this model'}: give 1",
         )
 
 
@@ -231,22 +232,22 @@ def read_stages(section: Section, draft: Found, layers: int) -> None:
         if schedule == "Interleaved1F1B" and order in INTERLEAVED:
             draft.order = order
         else:
-            text = f"{schedule}: no order of plans: taken as {DEFAULT_ORDER}"
+            text = f"schedule {schedule} is not supported: predicted as {DEFAULT_ORDER}"
             draft.remark("ignored", "order", text)
     if parts:
         blocks = [sum(name.startswith("layers.") for name in part) for part in parts]
         if len(blocks) % draft.num_stages:
             reject(
                 f"parallelism.module_fqns_per_model_part: {len(blocks)} parts are not a "
-                "multiple of "
-                f"{draft.num_stages} stages: give each stage equally many"
+                f"multiple of {draft.num_stages} stages: give each stage equally many parts"
             )
         chunks = len(blocks) // draft.num_stages
         placement = _placement(draft.order, draft.num_stages, chunks)
         if placement.chunks != chunks:
             reject(
-                f"parallelism.module_fqns_per_model_part: {len(blocks)} parts, but {schedule} has "
-                f"{placement.chunks} a stage: give {placement.chunks * draft.num_stages} parts"
+                f"parallelism.module_fqns_per_model_part: {len(blocks)} parts, but schedule "
+                f"{schedule} needs {placement.chunks} a stage: give "
+                f"{placement.chunks * draft.num_stages} parts"
             )
         draft.layers = _of_stages(blocks, placement)
     else:
@@ -282,7 +283,8 @@ def sayable_workload(job: Job, brought: Brought = BROUGHT) -> Job:
     if model.graph_file is not None:
         refuse(
             "workload.model",
-            "is traced from a user's code: export a plan of a model of the catalogue",
+            "is a traced model, which torchtitan cannot build: export a plan whose model is a name "
+            "of the catalogue",
         )
     check_brought(model, brought)
     precision = "bf16" if job.workload.precision == "fp16" else job.workload.precision
@@ -370,20 +372,20 @@ SHARDED = (
     Row(
         choices=("zero",),
         nearest=sharded_states,
-        because="shards by FSDP2, ZeRO-2 or 3, alike on all stages, and always along sequences or "
-        "where experts lie on several replicas",
+        because="shards by FSDP2, as ZeRO-2 or 3, alike on all stages, and always with context "
+        "parallelism or divided experts",
     ),
     Row(
         choices=("state_replicas",),
         nearest=fewest_replicas,
-        because="cuts all stages into as many replicas, where it shards",
+        because="has one number of sharded replicas for all stages",
     ),
 )
 OFFLOADED = (
     Row(
         choices=STATES,
         nearest=offloaded_states,
-        because="offloads all states where FSDP2 shards them, or none",
+        because="offloads all states that FSDP2 shards, or none",
     ),
     Row(
         choices=("offload_activations",),

@@ -48,20 +48,21 @@ ROWS_OF_TOML = (
     Row(
         choices=("expert_parallel", "expert_tensor_parallel"),
         nearest=divided_experts,
-        because="divides experts alike on all stages, each whole or in as many parts as layers",
+        because="has one expert degree for all stages, and splits an expert not at all or as "
+        "tensor parallelism splits layers",
     ),
     EQUAL_NODES,
     ORDERED,
     Row(
         choices=("sequence_parallel",),
         nearest=with_sequences_split,
-        because="splits sequences wherever it splits layers",
+        because="has sequence parallelism wherever it has tensor parallelism",
     ),
     *SHARDED,
     Row(
         choices=("layers", "checkpointed_layers", "products_recomputed_layers"),
         nearest=recomputed,
-        because="recomputes all blocks, or every n-th, or every second product of all",
+        because="recomputes all blocks, every n-th, or every second GEMM of all",
     ),
     *OFFLOADED,
 )
@@ -141,7 +142,7 @@ def _flavour_notes(model: ModelSpec, models: str) -> Iterator[str]:
     )
     if model.family != "llama" or not model.has_plain_blocks:
         kind = f"a {model.family} model" if model.family != "llama" else "this one"
-        yield f"its models are Llama's; {kind} needs a specification of its own"
+        yield f"a torchtitan flavour builds Llama's blocks; {kind} needs a model of its own"
 
 
 TORCHTITAN_TOML = Target(
@@ -183,30 +184,31 @@ ROWS = (
     Row(
         choices=(),
         nearest=without_pipeline_today,
-        because="has no pipeline for a model whose head is its embedding",
+        because="has no pipeline for a model with tied embeddings",
     ),
     Row(
         choices=("expert_parallel", "expert_tensor_parallel"),
         nearest=whole_experts_divided,
-        because="divides experts alike on all stages: whole among ranks, or each as layers",
+        because="has one expert degree for all stages: it divides the experts among ranks, or "
+        "splits each as layers",
     ),
     EQUAL_NODES,
     ORDERED,
     Row(
         choices=("sequence_parallel",),
         nearest=same("sequence_parallel"),
-        because="switches it for all stages",
+        because="has one switch for all stages",
     ),
     Row(
         choices=("context_exchange",),
         nearest=_keys_gathered,
-        because="gathers the keys of context-parallel ranks",
+        because="always gathers the keys of context-parallel ranks",
     ),
     *SHARDED,
     Row(
         choices=("layers", "checkpointed_layers", "products_recomputed_layers"),
         nearest=recomputed_today,
-        because="recomputes all blocks, or every second product of all",
+        because="recomputes all blocks, or every second GEMM of all",
     ),
     *OFFLOADED,
 )
@@ -284,7 +286,7 @@ def _parallelism(job: Job) -> dict[str, object]:
 
 
 def _notes(job: Job) -> Iterator[str]:
-    yield "learning rate, data and checkpoints are torchtitan's defaults: add yours"
+    yield "the file has torchtitan's defaults for learning rate, data and checkpoints: add yours"
     if job.workload.model.name not in BROUGHT_TODAY:
         yield from _flavour_notes(job.workload.model, "torchtitan.models.llama3.llama3_configs")
 

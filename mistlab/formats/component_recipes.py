@@ -55,15 +55,16 @@ def read_torchtune(source: LaunchFile, given: Given) -> Imported:
     top = Section(settings_of(source), "", draft)
     if top.has("policy_model"):
         reject(
-            "policy_model: trains by reinforcement, which generates text and is not supported: "
-            "give a recipe that trains by next-token prediction"
+            "policy_model: belongs to reinforcement learning, which is not supported: give a "
+            "recipe that trains by next-token prediction"
         )
     model = top.section("model")
     builder = _last(model, _TORCHTUNE)
     if any(word in _other(top) for word in ("dpo", "ppo", "grpo", "kd", "rlhf")):
         reject(
-            "loss._component_: trains by preferences, reinforcement or distillation, which is not "
-            "supported: give a recipe that trains by next-token prediction"
+            f"loss._component_: {_last(top.section('loss'), _TORCHTUNE) or 'the recipe'} is for "
+            "preferences, reinforcement or distillation, which are not supported: give a recipe "
+            "that trains by next-token prediction"
         )
     spec = draft.settled_model(
         given, lambda: needed_model(_checkpoint(builder), "model._component_", source)
@@ -94,7 +95,7 @@ def read_torchtune(source: LaunchFile, given: Given) -> Imported:
     _precision(draft, top.text("dtype", "bf16"))
     _optimizer(draft, _last(top.section("optimizer"), _TORCHTUNE))
     _loss(draft, _last(top.section("loss"), _TORCHTUNE))
-    top.unsaid({"optimizer_in_bwd": "gradients are taken to stay until the step"})
+    top.unsaid({"optimizer_in_bwd": "gradients are predicted to be kept until the optimizer step"})
     compiles = top.switch("compile")
     return draft.job(given, ("fsdp-compiled", *ENGINES) if compiles else ENGINES)
 
@@ -194,7 +195,7 @@ def _adapters(
     draft.trained |= {"train": "adapters", "adapter_rank": rank or 8, "base": base}
     draft.trained["adapter_targets"] = "all" if is_wide else "attention"
     if rank is None:
-        draft.remark("assumed", "adapter_rank", "8, which is not told")
+        draft.remark("assumed", "adapter_rank", "8, the default, because the file gives none")
 
 
 def _precision(draft: Found, word: str) -> None:
@@ -215,7 +216,7 @@ def _optimizer(draft: Found, name: str) -> None:
     if "8bit" in lower:
         draft.optimizer = "adamw-8bit"
     elif lower and "adam" not in lower:
-        draft.remark("ignored", "optimizer", f"{name}: taken as AdamW")
+        draft.remark("ignored", "optimizer", f"{name} is predicted as AdamW")
 
 
 def _loss(draft: Found, name: str) -> None:
@@ -225,7 +226,7 @@ def _loss(draft: Found, name: str) -> None:
 
 def _tell_of_padding(draft: Found, *, packs: bool) -> None:
     if not packs:
-        text = "all are taken as full: a run without packing has shorter ones, padded"
+        text = "all are predicted at full length, though without packing shorter ones are padded"
         draft.remark("assumed", "sequences", text)
 
 

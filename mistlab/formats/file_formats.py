@@ -153,7 +153,7 @@ _REFUSED_ROWS: tuple[tuple[str, str, str, str], ...] = (
 def _refused_row(name: str, title: str, keys: str, why: str) -> Format:
     def read(source: LaunchFile, given: Given) -> Imported:
         del source, given
-        reject(f"this is {title}, which cannot be imported: {why}")
+        reject(f"this looks like {title}, which cannot be imported: {why}")
 
     def recognises(source: LaunchFile) -> bool:
         return command_of(source) is None and _has(settings_of(source), keys)
@@ -205,7 +205,7 @@ def _read_megatron(source: LaunchFile, given: Given) -> Imported:
     is_known = is_decoder(stem) and (given.model is not None or stem.startswith("pretrain"))
     if launch.program and len(known) < _FEWEST and not is_known:
         refused = refusal_of(launch.program)
-        reason = refused or "is not a supported program, nor are its options Megatron-LM's"
+        reason = refused or "is not a supported program and has no options of Megatron-LM"
         line = f"line {launch.line}: " if launch.line else ""
         reject(f"{line}{launch.program} {reason}: give a script that starts one of {_titles()}")
     return megatron_read.read_launch(launch, source, given)
@@ -230,7 +230,7 @@ def _in_order(imported: Imported, repeated: Sequence[str]) -> Imported:
     ``repeated`` keys, which occur twice in the file, get a remark each.
     """
     joint: dict[tuple[str, str], list[Remark]] = {}
-    text = "stands twice in one mapping: took the last"
+    text = "is given twice in one mapping: took the last"
     twice = (Remark(kind="contradicting", choice=key, text=text) for key in repeated)
     for remark in (*twice, *imported.remarks):
         joint.setdefault((remark.kind, remark.text), []).append(remark)
@@ -343,7 +343,7 @@ def format_of(source: LaunchFile) -> Format:
     keys = [str(key) for key in content.settings]
     shown = ", ".join(keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")
     message = (
-        f"is in no supported format: its keys are {shown or 'none'}; supported are those of "
-        f"{_titles()}: give a file of one of them, with the keys that it needs"
+        f"is in no supported format: its keys are {shown or 'none'}: give a complete file of one "
+        f"of {_titles()}"
     )
     raise InputError(message)

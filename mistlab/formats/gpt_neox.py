@@ -23,19 +23,19 @@ from mistlab.shell.session import LaunchFile
 ENGINES = ("deepspeed", "mistlab")
 HARMLESS = harmless_names("gpt_neox")
 _UNSAID: Mapping[str, str] = {
-    "te_columnparallel": "layers are taken as torch's",
-    "te_rowparallel": "layers are taken as torch's",
-    "te_layernorm_mlp": "layers are taken as torch's",
-    "te_mha": "layers are taken as torch's",
-    "te_fp8_mha": "attention is taken in 16 bits",
-    "te_fp8_format": "products are taken in 16 bits",
-    "gpt_j_tied": "both norms of a block are taken, where one is shared",
-    "partition_activations": "kept inputs are taken whole on every rank",
-    "num_unique_layers": "all blocks are taken with weights of their own",
-    "use_bnb_optimizer": "moments are taken in 32 bits",
-    "use_mup": "taken as trained without",
-    "opt_pos_emb_offset": "positions are taken without an offset",
-    "sparsity_config": "attention is taken as dense",
+    "te_columnparallel": "layers are predicted as torch's",
+    "te_rowparallel": "layers are predicted as torch's",
+    "te_layernorm_mlp": "layers are predicted as torch's",
+    "te_mha": "layers are predicted as torch's",
+    "te_fp8_mha": "attention is predicted in 16 bits",
+    "te_fp8_format": "GEMMs are predicted in 16 bits",
+    "gpt_j_tied": "predicted with two norms in a block instead of a shared one",
+    "partition_activations": "every rank is predicted to keep whole inputs of recomputed blocks",
+    "num_unique_layers": "all blocks are predicted with weights of their own",
+    "use_bnb_optimizer": "moments are predicted in 32 bits",
+    "use_mup": "training is predicted without it",
+    "opt_pos_emb_offset": "positions are predicted without an offset",
+    "sparsity_config": "attention is predicted as dense",
 }
 _NORMS = {
     "layernorm": "layernorm",
@@ -126,13 +126,14 @@ def _refuse(top: Section) -> None:
     if strange := [kind for kind in kinds if kind not in ("global", "flash")]:
         reject(f"attention_config: {strange[0]} is not supported: give global or flash")
     if top.text("train_impl", "normal") != "normal":
-        reject(f"train_impl: {top.get('train_impl')} is not supported: give normal")
+        reject(f"train_impl: {top.get('train_impl')} is not supported: give a run with normal")
     for key in ("soft_prompt_tuning", "curriculum_learning"):
         inner = top.get(key)
         if isinstance(inner, Mapping) and inner.get("enabled"):
-            reject(f"{key}: is not supported: give a configuration without it")
+            reject(f"{key}: enabled: true is not supported: give a configuration without it")
     if (top.whole("moe_num_experts", minimum=0) or 1) > 1:
-        reject("moe_num_experts: experts of gpt-neox are not supported: give a dense model")
+        number = top.get("moe_num_experts")
+        reject(f"moe_num_experts: {number} experts are not supported: give a dense model")
     for key in ("moe_expert_interval", "moe_top_k", "moe_router_type", "moe_lbl_in_fp32"):
         top.get(key)
 
@@ -158,7 +159,7 @@ def _model(top: Section, draft: Found) -> ModelSpec:
     norm = top.text("norm", "layernorm").lower()
     position = _POSITIONS.get(top.text("pos_emb", "learned"), "absolute")
     if norm not in _NORMS:
-        reject(f"norm: {norm!r} is unknown: give {', '.join(_NORMS)}")
+        reject(f"norm: {norm!r} is unknown: give one of {', '.join(_NORMS)}")
     _tell_of_kinds(top, draft, activation, gated=gated)
     fields: dict[str, Any] = {}
     if position == "rotary":
@@ -168,7 +169,7 @@ def _model(top: Section, draft: Found) -> ModelSpec:
     sequence = top.whole("seq_length") or 0
     if window and window < sequence:
         fields["window"] = Window(size=window)
-        text = f"{window}: every second block is taken with full attention"
+        text = f"{window}: every second block is predicted with full attention"
         draft.remark("ignored", "sliding_window_width", text)
     return ModelSpec.of(
         family="llama" if gated and position == "rotary" else "gpt",
@@ -204,24 +205,24 @@ def _needed(top: Section, key: str) -> int:
     number = top.whole(key)
     if number is None:
         reject(
-            f"{key}: is missing: gpt-neox merges several files; give the one with the model, a "
-            "script that starts with all of them, or --model"
+            f"{key}: is missing: gpt-neox merges several files, so give the one with the model, "
+            "the script that names all of them, or --model"
         )
     return number
 
 
 def _tell_of_kinds(top: Section, draft: Found, activation: str, *, gated: bool) -> None:
     if gated and activation not in ("swiglu", "gelu"):
-        draft.remark("ignored", "activation", f"{activation}: taken as swiglu")
+        draft.remark("ignored", "activation", f"{activation} is predicted as swiglu")
     elif not gated and activation != "gelu":
-        draft.remark("ignored", "activation", f"{activation}: taken as gelu")
+        draft.remark("ignored", "activation", f"{activation} is predicted as gelu")
     kind = top.text("pos_emb", "learned")
     if kind in ("alibi", "rpe", "sinusoidal"):
-        taken = "no positions" if kind == "alibi" else "a table of positions"
-        draft.remark("ignored", "pos_emb", f"{kind}: taken as {taken}")
+        instead = "no position embedding" if kind == "alibi" else "learned positions"
+        draft.remark("ignored", "pos_emb", f"{kind} is predicted as {instead}")
     attention, hidden = top.number("attention_dropout", 0.0), top.number("hidden_dropout", 0.0)
     if attention and not hidden:
-        text = f"{attention:g} without hidden_dropout: taken as 0"
+        text = f"{attention:g} with hidden_dropout 0 is not supported: predicted as 0"
         draft.remark("ignored", "attention_dropout", text)
 
 
@@ -240,7 +241,7 @@ def _width(top: Section, draft: Found, hidden: int, *, gated: bool, older: bool)
             width = int(width * 2 / 3) // 2
     width = -(-width // multiple) * multiple
     if gated and stated and not older:
-        text = f"{stated}: an inner width of {width}, as gpt-neox scales gated networks"
+        text = f"{stated} gives a width of {width}: gpt-neox divides it by 3 in gated networks"
         draft.remark("assumed", "intermediate_size", text)
     return width
 
@@ -268,7 +269,10 @@ def _vocab(top: Section, draft: Found) -> int:
     )
     padded = -(-size // divisor) * divisor
     if kind not in ("GPT2BPETokenizer", "HFGPT2Tokenizer", "CharLevelTokenizer"):
-        text = f"{padded} tokens, those of gpt-neox-20b's file: {kind}'s is not here; --model else"
+        text = (
+            f"{padded} tokens, as gpt-neox-20b has, because the size of {kind} is unknown: --model "
+            "gives another"
+        )
         draft.remark("assumed", "model.vocab", text)
     return padded
 
@@ -286,7 +290,7 @@ def _precision(top: Section, draft: Found) -> None:
     word = top.text("precision")
     if word:
         if word not in _PRECISIONS:
-            reject(f"precision: {word!r} is unknown: give {', '.join(_PRECISIONS)}")
+            reject(f"precision: {word!r} is unknown: give one of {', '.join(_PRECISIONS)}")
         draft.precision = _PRECISIONS[word]  # type: ignore[assignment]
     inner = top.section("fp16")
     inner.get("fp16")
@@ -308,7 +312,7 @@ def _choices(top: Section, draft: Found, model: ModelSpec) -> None:
         every = top.whole("checkpoint_num_layers") or 1
         draft.values["checkpointed_layers"] = model.layers
         if every > 1:
-            text = f"checkpoint_num_layers {every}: taken as blocks recomputed one by one"
+            text = f"checkpoint_num_layers {every} is predicted as blocks recomputed one by one"
             draft.remark("assumed", "checkpointed_layers", text)
         if top.switch("checkpoint_in_cpu"):
             draft.values["offload_activations"] = 1.0

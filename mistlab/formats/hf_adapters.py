@@ -49,7 +49,7 @@ def read_adapters(top: Section, draft: Found, *, rank: int = 8, usual: bool = Fa
     draft.trained["base"] = "4bit" if kind == "qlora" and base == "16bit" else base
     draft.trained["adapter_targets"] = "all" if _are_all(top) else "attention"
     if not given:
-        draft.remark("assumed", "adapter_rank", f"{rank}, which is not told")
+        draft.remark("assumed", "adapter_rank", f"{rank}, the default, because the file gives none")
 
 
 def _kind(top: Section) -> str:
@@ -82,8 +82,11 @@ def _base(top: Section) -> Base:
 
 def _check_base(kind: str, base: Base) -> None:
     if base != "16bit":
-        reason = f"{kind} training" if kind else "no adapters are given"
-        reject(f"load_in_{base[0]}bit: {base} weights are frozen, and {reason}: give adapters too")
+        reject(
+            f"load_in_{base[0]}bit: freezes all weights in {base[0]} bits, but "
+            f"{kind + ' training asks to train them' if kind else 'no adapters are given'}: give "
+            "LoRA adapters too, or leave it out"
+        )
 
 
 def _are_all(top: Section) -> bool:

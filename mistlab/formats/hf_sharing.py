@@ -108,13 +108,13 @@ def read_sharing(
         _fsdp(top, source, given, command)
     elif settings is None and command is None:
         text = (
-            f"0: this file of {title} names no sharding, which its launcher may: import "
-            "the script that starts it, with its configuration"
+            f"0, because this file of {title} names no sharding: if its launcher does, import the "
+            "script that starts it, with the launcher's configuration"
         )
         draft.remark("assumed", "zero", text)
     if draft.precision is None:
         draft.precision = "fp32"
-        draft.remark("assumed", "precision", f"fp32, for {title} is told of no other")
+        draft.remark("assumed", "precision", f"fp32, because the run of {title} gives no other")
     return engines
 
 
@@ -147,17 +147,20 @@ def _made_by_program(top: Section) -> None:
     draft, level = top.found, top.whole("zero_stage", minimum=0)
     if level is None or level > 3:
         reject(
-            "deepspeed: the program makes DeepSpeed's configuration itself, and no zero_stage from "
-            "0 to 3 is given: give --deepspeed_config FILE, or import the configuration's JSON"
+            "deepspeed: the program makes DeepSpeed's configuration itself, but no --zero_stage "
+            "from 0 to 3 is given: give --deepspeed_config FILE, or import DeepSpeed's JSON file"
         )
     draft.values["zero"] = level
     if top.switch("offload"):
         draft.values |= {"offload_optimizer": 1.0, "offload_gradients": 1.0}
-    text = f"zero_stage {level}: the program makes DeepSpeed's configuration: taken with no more"
+    text = (
+        f"the program makes DeepSpeed's configuration itself: took zero_stage {level} and nothing "
+        "else"
+    )
     draft.remark("assumed", "deepspeed", text)
     if draft.precision is None:
         draft.precision = "fp16"
-        draft.remark("assumed", "precision", "fp16, for the program is told of no other")
+        draft.remark("assumed", "precision", "fp16, because the script gives no other")
 
 
 def _tell_of_batches(top: Section, content: Mapping[str, Any], name: str) -> None:

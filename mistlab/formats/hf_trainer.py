@@ -236,7 +236,7 @@ def _refuse_others(top: Section, trainer: Trainer, command: Command | None) -> N
             )
     for key in ("tuner_type", "train_type"):
         if top.text(key, "full") not in ("full", "none"):
-            reject(f"{key}: {top.get(key)} is not supported: give full")
+            reject(f"{key}: {top.get(key)} is not supported: give a run with full")
     if command is not None:
         refuse_program(command)
 
@@ -286,7 +286,7 @@ def _lengths(top: Section, trainer: Trainer, draft: Found) -> None:
     packs = top.get("packing")
     full = trainer.pads is False if packs is None else str(packs).lower() in ("true", "1")
     if not full and not top.has("block_size"):
-        text = "all are taken as full: a run without packing has shorter ones, padded"
+        text = "all are predicted at full length, though without packing shorter ones are padded"
         draft.remark("assumed", "sequences", text)
 
 
@@ -304,7 +304,7 @@ def _precision(top: Section, draft: Found) -> None:
         draft.precision, draft.trained["states"] = "bf16", "16bit"
     elif draft.precision is None and dtype.removeprefix("torch.") in ("bfloat16", "float16"):
         draft.precision = "bf16" if "b" in dtype.removeprefix("torch.")[:1] else "fp16"
-        text = f"{dtype} keeps states in 16 bits: taken with 32-bit states"
+        text = f"{dtype} keeps states in 16 bits: predicted with 32-bit states"
         draft.remark("assumed", "precision", text)
 
 
@@ -323,7 +323,10 @@ def _recomputed(top: Section, trainer: Trainer, draft: Found, model: ModelSpec) 
     default = trainer.recomputes and not disabled
     word = str(value).lower()
     if value is None and not trainer.recomputes and "checkpointed_layers" not in draft.values:
-        text = "0, for gradient_checkpointing is not given; TRL's trainers turn it on since 0.20"
+        text = (
+            "0, because gradient_checkpointing is not given; if the run uses TRL 0.20 or later, "
+            "which turns it on, write gradient_checkpointing: true"
+        )
         draft.remark("assumed", "checkpointed_layers", text)
     recomputes = default if value is None else word not in ("false", "0", "no")
     if recomputes:
@@ -373,4 +376,4 @@ def _kernels(top: Section, draft: Found) -> None:
     if "8bit" in name and "adam" in name:
         draft.optimizer = "adamw-8bit"
     elif not name.startswith(("adamw", "paged_adamw", "ademamix")) or "adam" not in name:
-        draft.remark("ignored", "optim", f"{name}: taken as AdamW")
+        draft.remark("ignored", "optim", f"{name} is predicted as AdamW")

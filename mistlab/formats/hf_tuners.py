@@ -61,12 +61,15 @@ def read_axolotl(source: LaunchFile, given: Given) -> Imported:
         settings = {**parse_yaml(text, path), **_options(arguments_of(command, source))}
     if value := settings.get("rl"):
         reject(
-            f"rl: this is an axolotl file with {value}, which is not supported: give one that "
-            "trains by next-token prediction"
+            f"rl: {value} trains by preferences or rewards, which is not supported: give an "
+            "axolotl file that trains by next-token prediction"
         )
     for key, choice in _DEGREES.items():
         if settings.get(key) not in (None, 1, "1"):
-            reject(f"{key}: {choice} of axolotl is not supported: give 1")
+            reject(
+                f"{key}: {settings[key]}, but axolotl's {choice} is not supported here: give 1, or "
+                "leave it out"
+            )
     settings = _without_plugins(settings)
     if isinstance(settings.get("fsdp_config"), Mapping) and not settings.get("fsdp"):
         settings = {**settings, "fsdp": True}
@@ -131,8 +134,8 @@ def read_llama_factory(source: LaunchFile, given: Given) -> Imported:
     stage = str(settings.get("stage", "sft"))
     if stage in _STAGES:
         reject(
-            f"stage: this is a LLaMA-Factory file that trains {_STAGES[stage]}, which is not "
-            "supported: give pt or sft"
+            f"stage: {stage} trains {_STAGES[stage]}, which is not supported: give a LLaMA-Factory "
+            "file with pt or sft"
         )
     settings = {"finetuning_type": "lora", **settings}
     trainer = _LLAMA_FACTORY

@@ -188,7 +188,7 @@ def named_text(path: str, command: Command | None, source: LaunchFile, role: str
     text = _at_hand(path, command, source)
     if text is None:
         reject(
-            f"{path}: {role}, and is not in the same folder: put it there, or import that file "
+            f"{path}: {role}, but is not in the script's folder: put it there, or import that file "
             "itself"
         )
     return text
@@ -270,9 +270,7 @@ def resolved(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[
     try:
         result = _Resolver(settings, variables).value(settings, (), 0)
     except RecursionError:
-        reject(
-            "its references to other values are nested too deeply: write the values in their place"
-        )
+        reject("references to other settings are nested too deeply: write values in their place")
     assert isinstance(result, dict)
     return result
 
@@ -288,7 +286,7 @@ class _Resolver:
     def value(self, value: Any, path: _Path, depth: int) -> Any:
         """Return a value of any type with its references resolved as far as possible."""
         if depth > _DEEPEST:
-            reject(f"{'.'.join(path)}: refers to itself: write its value")
+            reject(f"{'.'.join(path)}: its value refers to itself: write a value instead")
         if isinstance(value, Mapping):
             return {
                 key: self.value(below, (*path, str(key)), depth) for key, below in value.items()

@@ -92,7 +92,7 @@ def read(source: LaunchFile, given: Given) -> Imported:
     top = Section(plain, "", draft)
     if top.section("model").get("peft_config") is not None:
         reject(
-            "model.peft_config: trains adapters alone, which is not supported: give a file that "
+            "model.peft_config: trains adapters only, which is not supported: give a file that "
             "trains all weights"
         )
     model = draft.settled_model(given, lambda: _model(top.section("model"), source, draft))
@@ -134,15 +134,15 @@ def _model(section: Section, source: LaunchFile, draft: Found) -> ModelSpec:
         path = section.text("pretrained_model_name_or_path")
         overrides = section.get("config_overrides")
         if overrides:
-            text = "the model is taken as the checkpoint's"
+            text = "the model is predicted as in the checkpoint's config.json"
             draft.remark("ignored", section.path("config_overrides"), text)
         if section.switch("use_flash_attention_2") or section.get("attention_patch_type"):
             draft.attention = "flash"
         return needed_model(path, section.path("pretrained_model_name_or_path"), source)
     if kind != "mpt_causal_lm":
         reject(
-            f"model.name: {kind} is not supported, only mpt_causal_lm and hf_causal_lm are: give "
-            "--model"
+            f"model.name: {kind} is not supported: give mpt_causal_lm or hf_causal_lm, or the "
+            "model by --model"
         )
     return _mpt(section, draft)
 
@@ -159,9 +159,13 @@ def _mpt(section: Section, draft: Found) -> ModelSpec:
     position = _position(section, attention, draft)
     window = attention.get("sliding_window_size")
     if window not in (None, -1):
-        draft.remark("ignored", attention.path("sliding_window_size"), "attention is taken as full")
+        text = "attention is predicted over the whole sequence"
+        draft.remark("ignored", attention.path("sliding_window_size"), text)
     section.unsaid(
-        {"block_overrides": "all blocks are taken alike", "final_logit_softcapping": "left out"}
+        {
+            "block_overrides": "all blocks are predicted alike",
+            "final_logit_softcapping": "logits are predicted without soft-capping",
+        }
     )
     norm = section.text("norm_type", "low_precision_layernorm")
     gated = kind == "mptglu"
@@ -197,7 +201,7 @@ def _position(section: Section, attention: Section, draft: Found) -> str:
     if attention.switch("rope"):
         return "rotary"
     if attention.switch("alibi"):
-        draft.remark("ignored", attention.path("alibi"), "linear biases: taken as no positions")
+        draft.remark("ignored", attention.path("alibi"), "predicted without position biases")
         return "none"
     learned = section.switch("learned_pos_emb", default=True)
     return "absolute" if learned else "none"
@@ -206,7 +210,7 @@ def _position(section: Section, attention: Section, draft: Found) -> str:
 def _precision(top: Section, draft: Found) -> None:
     word = top.text("precision", "amp_bf16").lower()
     if word not in _PRECISIONS:
-        reject(f"precision: {word!r} is unknown: give {', '.join(_PRECISIONS)}")
+        reject(f"precision: {word!r} is unknown: give one of {', '.join(_PRECISIONS)}")
     draft.precision = _PRECISIONS[word]
 
 
@@ -234,7 +238,7 @@ def _sharding(section: Section, draft: Found, given: Given, model: ModelSpec) ->
     if section.switch("cpu_offload"):
         draft.values |= dict.fromkeys(STATES, 1.0)
     if section.text("mixed_precision").upper() == "FULL":
-        text = "FULL: gradients and gathered weights are taken in the engine's own width"
+        text = "FULL: gradients and gathered weights are predicted in the precision of GEMMs"
         draft.remark("ignored", section.path("mixed_precision"), text)
 
 
@@ -250,7 +254,7 @@ def _tensor(section: Section, draft: Found) -> None:
 def _optimizer(section: Section, draft: Found) -> None:
     name = section.text("name", "decoupled_adamw")
     if "adam" not in name:
-        draft.remark("ignored", "optimizer.name", f"{name}: taken as AdamW")
+        draft.remark("ignored", "optimizer.name", f"{name} is predicted as AdamW")
     if "8bit" in name:
         draft.optimizer = "adamw-8bit"
 
@@ -262,7 +266,7 @@ def _loader(section: Section, draft: Found) -> None:
     dataset = section.get("dataset")
     packs = isinstance(dataset, Mapping) and dataset.get("packing_ratio")
     if section.text("name") == "finetuning" and not packs:
-        text = "all are taken as full: without packing_ratio there are shorter ones, padded"
+        text = "all are predicted at full length, but without packing_ratio short ones are padded"
         draft.remark("assumed", "sequences", text)
     section.take_all()
 
@@ -287,6 +291,8 @@ def _cap(draft: Found, given: Given, ranks: int) -> None:
     if draft.global_batch and ranks and micro_batch and draft.micro_batch:
         share = draft.global_batch // (ranks // draft.values.get("tensor_parallel", 1))
         if share and draft.micro_batch > share:
-            text = f"{draft.micro_batch} of a device's {share} sequences: taken as {share}"
+            text = (
+                f"{draft.micro_batch} is more than the {share} sequences of a device: took {share}"
+            )
             draft.remark("contradicting", "device_train_microbatch_size", text)
             draft.micro_batch = share

@@ -47,7 +47,7 @@ def read_yaml(source: LaunchFile, given: Given) -> Imported:
     if kind in _ACTIVATIONS or (kind == "silu" and model.get("gated_linear_unit")):
         flags.options[_ACTIVATIONS.get(kind, "--swiglu")] = None
     elif kind != "gelu":
-        flags.remark("language_model.activation_func", f"{kind}: taken as gelu")
+        flags.remark("language_model.activation_func", f"{kind} is predicted as gelu")
     if model.get("num_query_groups"):
         flags.put("group_query_attention", True)
     return flags.read(given)
@@ -127,8 +127,8 @@ def _check_program(
     dotted = [name for name in sorted(names) if "." in name and not name.startswith("--")]
     if dotted:
         reject(
-            f"MODEL_ARGS: {dotted[0]} overrides a recipe of NeMo, which is not in this file: print "
-            "the recipe and import that, or give the run's options as a launch line"
+            f"MODEL_ARGS: {dotted[0]} changes a recipe of NeMo, which is not in this file: print "
+            "the whole recipe and import that, or give the run's options as a launch line"
         )
     parts = re.split(r"[/\\]", source.name)
     reasons = [
@@ -139,7 +139,7 @@ def _check_program(
     if str(arguments.get("--tokenizer-type", "")).startswith("BertWordPiece"):
         reasons.append(_FOLDERS["bert"])
     for reason in filter(None, reasons):
-        reject(f"is a test of {reason}: give a test that trains a decoder")
+        reject(f"is a test of {reason}, which is not supported: give a test that trains a decoder")
 
 
 def _take_ranks(
@@ -160,8 +160,11 @@ def _take_ranks(
     if given.gpus_per_node is not None:
         flags.gpus_per_node = given.gpus_per_node
     elif gpus is None:
-        text = f"{flags.nodes} x {GPUS_PER_NODE} GPUs, as Megatron-LM's tests start: --nodes and"
-        flags.assume("gpus_per_node", f"{text} --gpus-per-node for others")
+        text = (
+            f"{GPUS_PER_NODE} on {flags.nodes} node{'s' * (flags.nodes != 1)}, as in Megatron-LM's "
+            "tests: --nodes and --gpus-per-node give others"
+        )
+        flags.assume("gpus_per_node", text)
 
 
 # Imports FlagScale's training YAML, which has Megatron-LM's options in the sections system, model

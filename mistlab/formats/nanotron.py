@@ -19,9 +19,9 @@ from mistlab.shell.session import LaunchFile
 ENGINES = ("nanotron", "mistlab")
 HARMLESS = harmless_names("nanotron")
 _UNSAID_MODEL: Mapping[str, str] = {
-    "no_rope_layer": "all blocks are taken with rotary embedding",
-    "flex_attention_mask": "attention is taken as causal over whole sequences",
-    "_use_doc_masking": "attention is taken over whole sequences",
+    "no_rope_layer": "all blocks are predicted with rotary embedding",
+    "flex_attention_mask": "attention is predicted as causal over whole sequences",
+    "_use_doc_masking": "attention is predicted over whole sequences",
 }
 _FLASH = (
     *("flash_attention_2", "flex_attention", "sdpa", "ring_flash_triton"),
@@ -107,8 +107,8 @@ def _check_ranks(draft: Found, launched: Found) -> None:
         )
         if ranks != needed:
             reject(
-                f"parallelism: dp x pp x tp x cp is {needed}, the script starts {ranks} processes: "
-                "nanotron refuses this; correct one of them"
+                f"parallelism: dp x pp x tp x cp is {needed}, but the script starts {ranks} "
+                f"processes: give degrees whose product is {ranks}, or start {needed} processes"
             )
 
 
@@ -122,7 +122,7 @@ def _precision(section: Section, draft: Found) -> None:
 def _model(section: Section, draft: Found) -> ModelSpec:
     config = section.section("model_config")
     if "hidden_size" not in config.content:
-        reject("model.model_config.hidden_size: is missing: give --model, or a file that has it")
+        reject("model.model_config.hidden_size: is missing: add it, or give the model by --model")
     if kind := next((name for key, name in _OTHER_CONFIGS.items() if config.get(key)), ""):
         reject(f"model.model_config: {kind} of nanotron is not supported: give --model")
     activation = config.text("hidden_act", "silu")
@@ -139,7 +139,8 @@ def _model(section: Section, draft: Found) -> ModelSpec:
     window = config.whole("sliding_window_size")
     config.unsaid(_UNSAID_MODEL)
     if window:
-        draft.remark("ignored", config.path("sliding_window_size"), "attention is taken as full")
+        text = "attention is predicted over the whole sequence"
+        draft.remark("ignored", config.path("sliding_window_size"), text)
     kind = config.text("_attn_implementation", "flash_attention_2")
     draft.attention = "flash" if kind in _FLASH else "math"
     vocab = config.whole("vocab_size") or 32000
@@ -168,8 +169,8 @@ def _mesh(section: Section, draft: Found, given: Given, model: ModelSpec) -> Non
     if experts > 1:
         if model.experts is None:
             reject(
-                f"parallelism.expert_parallel_size: {experts}, and the model has no experts: give "
-                "a --model with experts, or 1"
+                f"parallelism.expert_parallel_size: {experts}, but the model has no experts: give "
+                "1, or a --model with experts"
             )
         draft.values["expert_parallel"] = experts
     divides = section.choice("tp_mode", ("all_reduce", "reduce_scatter"), "all_reduce")
@@ -180,7 +181,7 @@ def _mesh(section: Section, draft: Found, given: Given, model: ModelSpec) -> Non
     if section.switch("recompute_layer"):
         draft.values["checkpointed_layers"] = model.layers
     section.unsaid(
-        {"tp_linear_async_communication": "tensor communication is taken as nanotron overlaps it"}
+        {"tp_linear_async_communication": "tensor communication is predicted as in engine nanotron"}
         if tensor > 1
         else {}
     )
@@ -190,11 +191,11 @@ def _mesh(section: Section, draft: Found, given: Given, model: ModelSpec) -> Non
 def _optimizer(section: Section, draft: Found) -> None:
     level = section.whole("zero_stage", minimum=0) or 0
     if level > 1:
-        reject(f"optimizer.zero_stage: {level}: nanotron has 0 and 1: give one of them")
+        reject(f"optimizer.zero_stage: {level} is unknown to nanotron: give 0 or 1")
     draft.values["zero"] = level
     if not section.switch("accumulate_grad_in_fp32", default=True):
-        text = "gradients are taken as summed in 32 bits"
+        text = "gradients are predicted as accumulated in 32 bits"
         draft.remark("ignored", "optimizer.accumulate_grad_in_fp32", text)
     kind = section.section("optimizer_factory").text("name", "adamW")
     if kind.lower() != "adamw":
-        draft.remark("ignored", "optimizer.optimizer_factory.name", f"{kind}: taken as AdamW")
+        draft.remark("ignored", "optimizer.optimizer_factory.name", f"{kind} is predicted as AdamW")

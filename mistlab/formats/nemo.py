@@ -92,7 +92,7 @@ def read_nemo(source: LaunchFile, given: Given) -> Imported:
     settings = resolved(settings_of(source), source.settings)
     trainer, model = settings["trainer"], settings.get("model")
     if not isinstance(model, Mapping):
-        reject("model: is not a section: give a file that has the model's settings")
+        reject("model: is not a mapping: give a file with the model's settings under model:")
     _refuse(model, settings)
     flags = Flags(where="model")
     _check_known(model, "model", _MODEL.split())
@@ -126,14 +126,17 @@ def _refuse(model: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
             )
     for key in sorted(_OTHER_MODELS):
         if isinstance(model.get(key), Mapping):
-            reject(f"model.{key}: is not a plain decoder: give the file of a text decoder")
+            reject(
+                f"model.{key}: makes the model more than a text decoder, which is not supported: "
+                "give the file of a text decoder"
+            )
     manager = settings.get("exp_manager")
     titles = (settings.get("name"), manager.get("name") if isinstance(manager, Mapping) else None)
     for title in map(str, filter(None, titles)):
         if others := _OTHER_TITLES & set(re.split(r"[_\W]+", title.lower())):
             reject(
-                f"name: {title} is NeMo's training of {min(others)}: give the file of a text "
-                "decoder"
+                f"name: {title} trains {min(others)}, which is not supported: give the file of a "
+                "text decoder"
             )
 
 
@@ -143,8 +146,8 @@ def _check_known(model: Mapping[str, Any], where: str, names: Iterable[str]) -> 
         value = model.get(name)
         if isinstance(value, str) and ("${" in value or value == "???"):
             reject(
-                f"{where}.{name}: {value} is not in this file: give the setting by --set, or write "
-                "its value there"
+                f"{where}.{name}: {value} stands for a value that is not in this file: write the "
+                f"value there, or give it by --set"
             )
 
 
@@ -170,7 +173,7 @@ def _kinds(model: Mapping[str, Any], flags: Flags) -> None:
     _query_groups(model, flags)
     norm = str(model.get("normalization", "layernorm")).lower()
     if norm in ("layernorm1p",):
-        flags.remark("model.normalization", "layernorm1p: taken as LayerNorm")
+        flags.remark("model.normalization", "layernorm1p is predicted as LayerNorm")
     flags.put("normalization", "RMSNorm" if "rms" in norm else "LayerNorm")
     _activation(str(model.get("activation", "gelu")).lower(), flags)
     if model.get("bias") is False:
@@ -188,11 +191,11 @@ def _activation(name: str, flags: Flags) -> None:
         flags.options["--swiglu"] = None
     elif name in ("geglu", "fast-geglu", "reglu", "fast-reglu"):
         flags.options["--swiglu"] = None
-        flags.remark("model.activation", f"{name}: taken as swiglu")
+        flags.remark("model.activation", f"{name} is predicted as swiglu")
     elif name == "squared-relu":
         flags.options["--squared-relu"] = None
     elif name not in ("gelu", "openai_gelu"):
-        flags.remark("model.activation", f"{name}: taken as gelu")
+        flags.remark("model.activation", f"{name} is predicted as gelu")
 
 
 def _nemo_memory(model: Mapping[str, Any], flags: Flags) -> None:
@@ -215,9 +218,9 @@ def _nemo_memory(model: Mapping[str, Any], flags: Flags) -> None:
     if model.get("use_flash_attention"):
         flags.options["--use-flash-attn"] = None
     for key, text in (
-        ("fsdp", "states are taken as the optimizer shards them"),
-        ("ub_tp_comm_overlap", "tensor communication is taken as the engine overlaps it"),
-        ("num_moe_experts_per_token", "taken as moe_router_topk says"),
+        ("fsdp", "states are predicted as sharded by Megatron-LM's optimizer"),
+        ("ub_tp_comm_overlap", "tensor-parallel communication is predicted without it"),
+        ("num_moe_experts_per_token", "is not used: moe_router_topk counts"),
     ):
         if model.get(key):
             flags.remark(f"model.{key}", text)
@@ -369,10 +372,10 @@ def _of_recipe(settings: Mapping[str, Any], flags: Flags, given: Given) -> None:
     name = f"the recipe {recipe}" if isinstance(recipe, str) else "a recipe in Python"
     if given.model is None:
         reject(
-            f"model.num_layers: is missing: the file changes {name}, which has the rest: print the "
-            "whole configuration and import that, or give --model"
+            f"model.num_layers: is missing, because the file only changes {name}: print the whole "
+            "configuration and import that, or give the model by --model"
         )
-    text = f"the file changes {name}: what the recipe says and the file does not is not read"
+    text = f"the file changes {name}, whose other settings the import does not read"
     flags.remark("recipe", text)
 
 
@@ -380,7 +383,7 @@ def _precision(value: object, flags: Flags) -> None:
     if not isinstance(value, str):
         return
     if value not in _PRECISIONS:
-        reject(f"mixed_precision: {value!r} is unknown: give {', '.join(_PRECISIONS)}")
+        reject(f"mixed_precision: {value!r} is unknown: give one of {', '.join(_PRECISIONS)}")
     for name, setting in _PRECISIONS[value].items():
         flags.put(name, setting)
 
@@ -397,4 +400,4 @@ def _shape(model: Mapping[str, Any], flags: Flags) -> None:
     elif model.get("gated_linear_unit"):
         flags.options["--swiglu"] = None
         if "silu" not in activation and activation:
-            flags.remark("model.activation_func", "taken as silu with a gate")
+            flags.remark("model.activation_func", "is predicted as silu with a gate")

@@ -53,19 +53,19 @@ _ALL_SHAPE = _SHAPE | {"num_layers", "activation_func", "position_embedding_type
 # Settings of Primus itself that affect cost but that plans cannot express, each with what the
 # prediction assumes instead.
 _OWN_UNSAID: Mapping[str, str] = {
-    "use_turbo_attention": "attention is taken as Transformer Engine's",
-    "use_turbo_gemm": "products are taken as the vendor's",
-    "use_turbo_grouped_gemm": "experts' products are taken as the vendor's",
-    "use_turbo_deepep": "experts' tokens are taken as exchanged by all-to-all",
-    "use_turbo_mega_moe": "experts are taken as Transformer Engine's",
-    "use_turbo_rms_norm": "norms are taken as Transformer Engine's",
-    "enable_turbo_attention_float8": "attention is taken in 16 bits",
-    "moe_use_legacy_grouped_gemm": "experts' products are taken as one grouped product",
-    "patch_zero_bubble": "pipelines are taken as 1F1B",
-    "patch_primus_pipeline": "pipelines are taken as 1F1B",
-    "use_torch_fsdp2": "states are taken as sharded by Megatron-LM",
-    "overlap_moe_expert_parallel_comm": "exchanges of tokens are taken as waited for",
-    "num_distributed_optimizer_instances": "states are taken as sharded over all replicas",
+    "use_turbo_attention": "attention is predicted as Transformer Engine's",
+    "use_turbo_gemm": "GEMMs are predicted as the vendor library's",
+    "use_turbo_grouped_gemm": "the experts' GEMMs are predicted as the vendor library's",
+    "use_turbo_deepep": "tokens of experts are predicted as sent by all-to-all",
+    "use_turbo_mega_moe": "experts are predicted as Transformer Engine's",
+    "use_turbo_rms_norm": "norms are predicted as Transformer Engine's",
+    "enable_turbo_attention_float8": "attention is predicted in 16 bits",
+    "moe_use_legacy_grouped_gemm": "the experts' GEMMs are predicted as one grouped GEMM",
+    "patch_zero_bubble": "the pipeline schedule is predicted as 1F1B",
+    "patch_primus_pipeline": "the pipeline schedule is predicted as 1F1B",
+    "use_torch_fsdp2": "states are predicted as sharded by Megatron-LM",
+    "overlap_moe_expert_parallel_comm": "the all-to-all of tokens is predicted as exposed",
+    "num_distributed_optimizer_instances": "states are predicted as sharded over all replicas",
 }
 # Prefixes of Primus's own settings that do not affect cost.
 _OWN_CALM = word_set(
@@ -103,10 +103,10 @@ def read(source: LaunchFile, given: Given) -> Imported:
     framework = str(module.get("framework"))
     overrides = module.get("overrides") or {}
     if not isinstance(overrides, Mapping):
-        reject(f"{where}.overrides: {overrides!r} is not a section: give settings")
+        reject(f"{where}.overrides: {overrides!r} is not a mapping: give a mapping of settings")
     if "sft" in name or "post" in name:
         reject(
-            f"{where}: tunes a trained model, which is not supported: give an experiment that "
+            f"{where}: fine-tunes a model, which is not supported: give an experiment that "
             "pre-trains"
         )
     if framework == "megatron":
@@ -131,7 +131,7 @@ def _of_torchtitan(
     kept = [word for word in converters if word != "primus_turbo"]
     draft = Found()
     if kept != converters or "primus_turbo" in sections:
-        text = "kernels of Primus-Turbo are taken as the vendor's"
+        text = "kernels of Primus-Turbo are predicted as the vendor library's"
         draft.remark("ignored", f"{where}.overrides.primus_turbo", text)
         sections.pop("primus_turbo", None)
     sections["model"] = {**(sections.get("model") or {}), "converters": kept}
@@ -152,8 +152,11 @@ def _of_megatron(
     model = given.model
     if preset is None and model is None:
         model = _changed(_named(module, where), overrides, where)
-        text = f"{model.name or 'by its name'}: {module.get('model')} is not beside this file"
-        flags.assume("model", f"{text}: --model for another")
+        text = (
+            f"{model.name or 'chosen by its name'}, because {module.get('model')} is not in this "
+            "file's folder: --model gives another"
+        )
+        flags.assume("model", text)
     if preset is None:
         overrides = {name: value for name, value in overrides.items() if name not in _ALL_SHAPE}
     settings = {**trainer, **(preset or {}), **overrides}
@@ -176,7 +179,7 @@ def _put(settings: Mapping[str, Any], flags: Flags, where: str) -> None:
         else:
             flags.put(name, value, f"{where}.{name}")
     if count:
-        text = f"{count} settings of Primus's own: no effect on a step's cost that plans could tell"
+        text = f"{count} settings of Primus: no effect on a step's predicted time or memory"
         flags.note("settings", text)
 
 
@@ -191,8 +194,8 @@ def _named(module: Mapping[str, Any], where: str) -> ModelSpec:
     model = model_named(name)
     if model is None:
         reject(
-            f"{where}.model: {name} is not the name of a known model, nor of a preset beside this "
-            "file (primus/configs/models): give --model, or put the preset there"
+            f"{where}.model: {name} is neither a known model nor a preset in primus/configs/models "
+            "beside this file: give --model, or put the preset there"
         )
     return model
 
@@ -203,8 +206,8 @@ def _changed(model: ModelSpec, overrides: Mapping[str, Any], where: str) -> Mode
     """
     if others := [name for name in sorted(_SHAPE) if overrides.get(name) is not None]:
         reject(
-            f"{where}.overrides.{others[0]}: changes the preset's model, which is not beside this "
-            "file: put it there, or give --model"
+            f"{where}.overrides.{others[0]}: changes the preset's model, but the preset is not "
+            "beside this file: put it there, or give --model"
         )
     layers = overrides.get("num_layers")
     return model if not isinstance(layers, int) else replace(model, layers=layers, name="")
@@ -214,8 +217,11 @@ def _take_ranks(draft: Found, given: Given) -> None:
     """Read the number of ranks, by default one node of eight GPUs, as Primus's launcher starts."""
     draft.nodes, draft.gpus_per_node = given.nodes or 1, given.gpus_per_node or GPUS_PER_NODE
     if given.gpus_per_node is None:
-        text = f"{draft.nodes} x {GPUS_PER_NODE} GPUs, as Primus starts: --nodes and"
-        draft.remark("assumed", "gpus_per_node", f"{text} --gpus-per-node for others")
+        text = (
+            f"{GPUS_PER_NODE} on {draft.nodes} node{'s' * (draft.nodes != 1)}, Primus's default: "
+            "--nodes and --gpus-per-node give others"
+        )
+        draft.remark("assumed", "gpus_per_node", text)
 
 
 def _preset(name: str, folder: str, source: LaunchFile, depth: int = 0) -> dict[str, Any] | None:

@@ -80,9 +80,9 @@ def read_accelerate(source: LaunchFile, given: Given) -> Imported:
     given = _with_model(command, given)
     if given.model is None:
         reject(
-            f"{command.launch.program or 'the program'}: is unknown, and so are its model, "
-            "sequence length and batch: give --model, --sequence-length, --global-batch and "
-            "--micro-batch"
+            f"{command.launch.program or 'the program'}: is an unknown program, whose model, "
+            "sequence length and batch cannot be read: give --model, --sequence-length, "
+            "--global-batch and --micro-batch"
         )
     top = Section(settings[1], settings[0], draft)
     take_ranks(command, source, draft, given)
@@ -97,8 +97,8 @@ def _check_program(command: Command, path: str) -> None:
     refuse_program(command)
     if re.search(r"(^|[_\-./])(q?lora|peft)([_\-./]|$)", path.lower()):
         reject(
-            f"{path}: its name says that it trains adapters, which is not supported: give a script "
-            "that trains all weights"
+            f"{path}: trains adapters by its name, which is not supported: give a script that "
+            "trains all weights"
         )
 
 
@@ -109,7 +109,10 @@ def _tell_of_options(command: Command, draft: Found) -> None:
     names = [f"--{name}" for name in command.options if name not in _NAMES]
     if names:
         program = command.launch.program or "the program"
-        text = f"the options of {program} are unknown: sizes and degrees are taken without"
+        text = (
+            f"options of {program} are unknown: the prediction leaves them out, even if they set "
+            "sizes or degrees"
+        )
         draft.remark("ignored", listed(names), text)
 
 

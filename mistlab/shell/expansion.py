@@ -226,7 +226,7 @@ def _input(session: Session, state: State, expander: WordExpander, redirect: Red
     if text is not None:
         return text
     shown = session.rendered(target)
-    return session.unknown_at(redirect.line, shown, "is a file that is not at hand")
+    return session.unknown_at(redirect.line, shown, "is a file that was not found")
 
 
 def text_of_file(session: Session, state: State, path: Text) -> Text | None:

@@ -70,7 +70,8 @@ def number_of(text: str, names: Names, line: int, depth: int = 0) -> int:
     unknown part.
     """
     if depth > _DEEPEST:
-        raise LineError(line, f"{text.strip()[:40]}: variables refer to one another without end")
+        problem = "variables refer to one another without end: write a number instead"
+        raise LineError(line, f"{text.strip()[:40]}: {problem}")
     return _Expression(text.replace('"', ""), names, line, depth).value()
 
 

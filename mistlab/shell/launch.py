@@ -159,7 +159,7 @@ def _at_line(session: Session, candidates: Sequence[Candidate], line: int) -> Ca
         if not lines:
             reject(f"--line {line}: no line of the script starts training: give another script")
         reject(
-            f"--line {line}: no command that starts training is there: give one of "
+            f"--line {line}: no command on this line starts training: give one of "
             f"{', '.join(lines)}"
         )
     if len({each.signature for each in here}) > 1:
@@ -250,8 +250,8 @@ def _asked(session: Session, condition: Guard, candidates: Sequence[Candidate]) 
     lines = ", ".join(session.at(line) for line in sorted({each.line for each in candidates})[:8])
     remedy = condition.cause.remedy or "give --line N with the line of the one to import"
     return (
-        f"{session.at(condition.line)}: {condition.source} is not known, and decides what trains "
-        f"({lines}): {remedy}"
+        f"{session.at(condition.line)}: {condition.source} decides which command trains ({lines}), "
+        f"but its result is not known: {remedy}"
     )
 
 
@@ -340,11 +340,11 @@ def _nothing(session: Session) -> str:
     for each in session.started:
         notes = sorted(frozenset().union(*(word.assumed for word in each.words)))
         if is_launcher(each.words[0].chars) and notes and not each.is_captured:
-            return f"{notes[0]}: {each.simple.source[:80]} has no program without it"
+            return f"{notes[0]} (without it, {each.simple.source[:80]} starts no program)"
     if session.started_scripts:
         line, path = session.started_scripts[-1]
         return (
-            f"{session.at(line)}: the script starts {path}, which is not at hand: "
+            f"{session.at(line)}: the script starts {path}, which was not found: "
             "give that file, or put it beside this one"
         )
     if session.exits:
@@ -396,7 +396,7 @@ def _notes(session: Session, candidate: Candidate) -> tuple[str, ...]:
     notes = {note for word in (*started.outer, *started.words) for note in word.assumed}
     notes |= {note for condition in started.conditions for note in condition.assumed}
     for line, path in session.missing:
-        notes.add(f"{session.at(line)}: {path} is not at hand: what it sets is not known")
+        notes.add(f"{session.at(line)}: {path} was not found: what it sets is not known")
     return tuple(sorted(notes, key=_order))
 
 

@@ -88,7 +88,7 @@ def facts_of(text: str, session: Session, base: int) -> dict[str, Fact]:
             value = _value(name, option[3])
             for variable in _NAMES.get(name, ()) if value else ():
                 note = f"{line}: {variable} is taken as {value}, by #SBATCH {option[0].strip()}"
-                facts[variable] = (value, f"{note}: --set {variable}=VALUE")
+                facts[variable] = (value, f"{note}: --set {variable}=VALUE gives another value")
     _multiply(facts)
     return facts
 
@@ -114,7 +114,10 @@ def _multiply(facts: dict[str, Fact]) -> None:
     first, second = (part or ("0", "") for part in parts)
     note = f"{second[1].split(':')[0]}: SLURM_NTASKS is taken as nodes times tasks of a node"
     number = str(int(first[0]) * int(second[0]))
-    facts["SLURM_NTASKS"] = facts["SLURM_NPROCS"] = (number, f"{note}: --set SLURM_NTASKS=VALUE")
+    facts["SLURM_NTASKS"] = facts["SLURM_NPROCS"] = (
+        number,
+        f"{note}: --set SLURM_NTASKS=VALUE gives another value",
+    )
 
 
 # Evaluates texts and files that a script hands to a shell: ``eval``, ``source``, ``bash -c``.
@@ -323,7 +326,7 @@ def _cat(call: Call) -> None:
     for path, text in zip(paths, texts, strict=True):
         if text is None:
             shown = call.session.rendered(path)
-            state.print(call.session.unknown_at(call.line, f"$(cat {shown})", "is not at hand"))
+            state.print(call.session.unknown_at(call.line, f"$(cat {shown})", "was not found"))
         else:
             state.print(text)
     state.status = 0

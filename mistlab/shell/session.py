@@ -416,7 +416,7 @@ def unset_text(session: Session, name: str, source: str, line: int) -> Text:
     reason = "is not set in the script"
     if session.missing:
         at, path = session.missing[-1]
-        reason += f" ({path}, which {session.at(at)} reads, is not at hand)"
+        reason += f" ({path}, which {session.at(at)} reads, was not found)"
     text = session.unknown_at(line, source, reason, f"give --set {name}=VALUE")
     session.absent[text.chars] = name
     return text
@@ -424,7 +424,8 @@ def unset_text(session: Session, name: str, source: str, line: int) -> Text:
 
 def taken_as(session: Session, name: str, line: int, taken: str) -> frozenset[str]:
     """Return the note that says which value is assumed for a variable."""
-    return frozenset((f"{session.at(line)}: {name} is taken as {taken}: --set {name}=VALUE",))
+    note = f"{session.at(line)}: {name} is taken as {taken}: --set {name}=VALUE gives another value"
+    return frozenset((note,))
 
 
 def assign(session: Session, state: State, name: str, text: Text, key: Key | None = None) -> None:
@@ -522,5 +523,5 @@ def unset_argument(session: Session, number: int, source: str, line: int) -> Tex
 def without_arguments(session: Session, line: int, source: str) -> frozenset[str]:
     """Return the note that the script is assumed to be started without arguments."""
     where = f"{session.at(line)}: {source}"
-    note = f"{where}: the script is taken as started without arguments: -- ARG1 ..."
+    note = f"{where}: the script is taken as started without arguments: give them by -- ARG1 ..."
     return frozenset((note,))

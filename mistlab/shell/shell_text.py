@@ -158,7 +158,7 @@ def joined(parts: Iterable[Text], separator: str = "") -> Text:
             chars.append(text.chars)
             length += len(text.chars)
         if length > LONGEST:
-            message = f"a text grows beyond {LONGEST} characters: give its value by --set"
+            message = f"a value grows beyond {LONGEST:,} characters: set its variable by --set"
             raise LineError(text.line, message)
     return Text("".join(chars), _distinct(marks), assumed)
 

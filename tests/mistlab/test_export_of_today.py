@@ -207,7 +207,11 @@ ROUTED: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "what no option says": (
         {"normalized": False, "best_of_group": 1, "weighs_inputs": True},
         "--moe-router-score-function sigmoid",
-        ("weights of sigmoids are normalised", "their 2 best scores", "what several experts make"),
+        (
+            "Megatron-LM normalises sigmoid weights",
+            "by their best 2 scores",
+            "the experts' outputs",
+        ),
     ),
 }
 
@@ -272,7 +276,7 @@ def test_tensor_parallel_ranks_with_experts_split_sequences() -> None:
     assert dense.job.plan.stages[0].sequence_parallel == 0
     job = job_of("mixtral-8x7b", {"tensor_parallel": 4, "context_parallel": 2})
     odd = replace(job, workload=replace(job.workload, sequence_length=4100))
-    with pytest.raises(InputError, match=r"plan\.stages\[0\]: .* give degrees that do"):
+    with pytest.raises(InputError, match=r"plan\.stages\[0\]: .* give degrees whose product does"):
         nearest(odd, MEGATRON)
 
 
@@ -339,14 +343,14 @@ def test_a_single_expert_a_token_has_its_softmax_before_it_is_chosen() -> None:
 
 
 def test_experts_products_of_4_bits_are_told() -> None:
-    told = "noted: megatron: experts' products take 4 bits too; the prediction has them in 8"
+    told = "Megatron-LM runs the experts' GEMMs in 4 bits too; the prediction has them in 8"
     for model, precision in (
         ("mixtral-8x7b", "fp4"),
         ("mixtral-8x7b", "fp8"),
         ("llama3-8b", "fp4"),
     ):
         found = nearest(job_of(model, hardware="b200-180gb", precision=precision), MEGATRON)
-        has_told = told in map(str, found.remarks)
+        has_told = told in [remark.text for remark in found.remarks]
         assert has_told == (model == "mixtral-8x7b" and precision == "fp4")
 
 

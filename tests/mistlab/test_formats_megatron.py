@@ -41,7 +41,7 @@ def test_a_test_of_megatron_is_its_options_on_a_node_of_eight() -> None:
     assert first.zero == 1
     # A switch that is false is not given.
     assert job.workload.model.tied_embeddings
-    assert "as Megatron-LM's tests start" in texts(found, "assumed")["gpus_per_node"]
+    assert "as in Megatron-LM's tests" in texts(found, "assumed")["gpus_per_node"]
 
 
 def test_a_test_has_values_that_a_shell_takes() -> None:
@@ -64,7 +64,7 @@ def test_a_test_names_its_ranks_in_its_environment_or_folder() -> None:
         ("--num-layers", "--encoder-seq-length: 5\n  --num-layers", "a.yaml", "a test of T5"),
         ("regular", "regular", "test_cases/bert/x/model_config.yaml", "a test of BERT"),
         ("TEST_TYPE", "MODE: rl\nTEST_TYPE", "a.yaml", "a test of reinforcement learning"),
-        ("--num-layers", "trainer.num_nodes: 1\n  --x", "a.yaml", "overrides a recipe of NeMo"),
+        ("--num-layers", "trainer.num_nodes: 1\n  --x", "a.yaml", "changes a recipe of NeMo"),
         ("--hidden-size: 512", "", "a.yaml", "--hidden-size: is missing"),
     ],
 )
@@ -104,7 +104,7 @@ def test_primus_names_a_model_and_overrides_of_megatron() -> None:
     assert (stage.zero, job.workload.precision, job.workload.attention) == (1, "bf16", "flash")
     ignored = texts(found, "ignored")
     assert ignored["modules.pre_trainer.overrides.use_turbo_attention"].startswith("attention is")
-    assert "llama3.1_8B.yaml is not beside this file" in texts(found, "assumed")["model"]
+    assert "llama3.1_8B.yaml is not in this file's folder" in texts(found, "assumed")["model"]
 
 
 def test_variables_of_primus_can_be_given() -> None:
@@ -137,7 +137,7 @@ def test_presets_of_primus_beside_the_file_are_read_with_what_they_extend() -> N
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("llama3.1_8B", "moe_4T", "moe_4T.yaml is not the name .* give --model"),
+        ("llama3.1_8B", "moe_4T", "moe_4T.yaml is neither a known model .* give --model"),
         ("framework: megatron", "framework: maxtext", "framework: maxtext is not supported"),
         (
             "seq_length: 8192",
@@ -145,7 +145,7 @@ def test_presets_of_primus_beside_the_file_are_read_with_what_they_extend() -> N
             "overrides.hidden_size: changes the preset's model",
         ),
         ("micro_batch_size: 2", "micro_batch_size: x", "pre_trainer.overrides.micro_batch_size"),
-        ("pre_trainer:\n", "sft_trainer:\n", "modules.sft_trainer: tunes a trained model"),
+        ("pre_trainer:\n", "sft_trainer:\n", "modules.sft_trainer: fine-tunes a model"),
     ],
 )
 def test_what_primus_does_not_say_is_refused_by_its_path(old: str, new: str, words: str) -> None:
@@ -230,10 +230,14 @@ def test_nemo_s_model_is_megatron_s_options_with_references_resolved() -> None:
     [
         ("micro_batch_size: 1", "dpo: {beta: 1}", "model.dpo: trains by preferences"),
         ("micro_batch_size: 1", "peft: {peft_scheme: lora}", "model.peft: trains adapters"),
-        ("micro_batch_size: 1", "mm_cfg: {a: 1}", "model.mm_cfg: is not a plain decoder"),
-        ("trainer:", "name: megatron_retro\ntrainer:", "is NeMo's training of retro"),
-        ("trainer:", "exp_manager: {name: megatron_t5}\ntrainer:", "is NeMo's training of t5"),
-        ("hidden_size: 4096", "hidden_size: ???", r"model.hidden_size: \?\?\? is not in this file"),
+        (
+            "micro_batch_size: 1",
+            "mm_cfg: {a: 1}",
+            "model.mm_cfg: makes the model more than",
+        ),
+        ("trainer:", "name: megatron_retro\ntrainer:", "megatron_retro trains retro"),
+        ("trainer:", "exp_manager: {name: megatron_t5}\ntrainer:", "megatron_t5 trains t5"),
+        ("hidden_size: 4096", "hidden_size: ???", r"model.hidden_size: \?\?\? stands for a value"),
         (
             "micro_batch_size: 1",
             "micro_batch_size: x",
@@ -284,14 +288,11 @@ def test_a_printed_recipe_of_megatron_bridge_is_a_plan() -> None:
 
 def test_changes_of_a_recipe_need_the_model() -> None:
     text = "recipe: a.b\nmodel: {tensor_model_parallel_size: 2}\ntrain: {train_iters: 9}\n"
-    with pytest.raises(InputError, match=r"the file changes the recipe a.b, which has the rest"):
+    with pytest.raises(InputError, match=r"the file only changes the recipe a.b"):
         imported(text)
     given = {"model": catalog.model("llama3-8b"), "nodes": 1, "gpus_per_node": 8}
     found = imported(text, **given, sequence_length=4096, micro_batch=1)
-    assert (
-        "what the recipe says and the file does not is not read"
-        in texts(found, "ignored")["recipe"]
-    )
+    assert "whose other settings the import does not read" in texts(found, "ignored")["recipe"]
     adapted = imported("peft: {dim: 8}\n" + text, **given, sequence_length=4096, micro_batch=1)
     workload = adapted.job.workload
     assert (workload.train, workload.rank, workload.adapter_targets) == ("adapters", 8, "all")

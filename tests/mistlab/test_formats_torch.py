@@ -140,7 +140,7 @@ def test_a_registry_of_torchtitan_is_read_and_never_run() -> None:
 
 
 def test_a_registry_asks_which_and_refuses_what_it_cannot_follow() -> None:
-    with pytest.raises(InputError, match="give one by --set CONFIG=NAME, of llama3_8b, "):
+    with pytest.raises(InputError, match="by --set CONFIG=NAME, where NAME is one of llama3_8b, "):
         of_registry(None)
     with pytest.raises(InputError, match="has no configuration 'llama3_9b'"):
         of_registry("llama3_9b")
@@ -183,13 +183,17 @@ def test_nanotron_s_file_is_a_plan() -> None:
     [
         ("hidden_size: 1024", "x: 1", "model.model_config.hidden_size: is missing"),
         ("is_llama_config", "is_starcoder2_config", "StarCoder 2 of nanotron is not supported"),
-        ("zero_stage: 1", "zero_stage: 3", "optimizer.zero_stage: 3: nanotron has 0 and 1"),
+        (
+            "zero_stage: 1",
+            "zero_stage: 3",
+            "optimizer.zero_stage: 3 is unknown .*: give 0 or 1",
+        ),
         ("dtype: bfloat16", "dtype: int8", "model.dtype: 'int8' is unknown"),
         ("pp_engine: 1f1b", "pp_engine: zb", "parallelism.pp_engine: 'zb' is unknown"),
         (
             "dp: 2",
             "dp: 2, expert_parallel_size: 2",
-            "the model has no experts: give a --model",
+            "the model has no experts: give 1, or a --model",
         ),
     ],
 )
@@ -203,18 +207,18 @@ def test_a_key_that_stands_twice_is_told_and_the_last_counts() -> None:
     found = imported(NANOTRON.replace("micro_batch_size: 4", twice))
     assert found.job.plan.stages[0].micro_batch == 2
     assert [str(remark) for remark in found.remarks if remark.kind == "contradicting"] == [
-        "contradicting: micro_batch_size (line 14): stands twice in one mapping: took the last"
+        "contradicting: micro_batch_size (line 14): is given twice in one mapping: took the last"
     ]
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (NANOTRON, "the file says hidden 1024, --model 2560"),
-        (NANOTRON.replace("hidden_size", "width"), "the file's own model is not read"),
+        (NANOTRON, "hidden (2560 instead of 1024)"),
+        (NANOTRON.replace("hidden_size", "width"), "because the file's model cannot be read"),
         (
             '[model]\nname = "llama3"\nflavor = "8B"\n[job]\n[training]\nseq_len = 4096\n',
-            "the file says hidden 4096, --model 2560",
+            "hidden (2560 instead of 4096)",
         ),
     ],
 )

@@ -128,7 +128,7 @@ def test_an_export_without_a_row_refuses_further_tokens() -> None:
     stage = StagePlan(layers=32, data_parallel=8, tensor_parallel=1, micro_batch=1)
     plan = Plan(engine="megatron", micro_batches=2, stages=(stage,))
     job = Job(workload=with_tokens(1), cluster=CLUSTER, plan=plan)
-    with pytest.raises(InputError, match="torchtitan brings no such model"):
+    with pytest.raises(InputError, match="torchtitan includes no such model"):
         nearest(job, TARGETS["torchtitan"])
 
 

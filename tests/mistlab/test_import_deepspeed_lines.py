@@ -56,7 +56,7 @@ def test_offloading_of_the_file_is_read() -> None:
 def test_an_optimizer_on_the_host_is_offloaded() -> None:
     found = with_config("--cpu-optimizer")
     assert found.job.plan.stages[0].offload.optimizer == 1
-    assert "taken as offloaded" in texts(found, "contradicting")["offload.optimizer"]
+    assert "took it as offloaded" in texts(found, "contradicting")["offload.optimizer"]
     weights = with_config("--remote-device cpu", {"zero_optimization": {"stage": 3}})
     assert weights.job.plan.stages[0].offload.weights == 1
 
@@ -65,15 +65,17 @@ def test_without_the_file_the_option_s_level_is_told_as_assumed() -> None:
     found = imported("--deepspeed --deepspeed_config gone.json --zero-stage 1")
     assert found.job.plan.stages[0].zero == 1
     text = texts(found, "assumed")["--deepspeed-config"]
-    assert text.startswith("ZeRO-1 of --zero-stage with nothing offloaded, for gone.json (line 40)")
+    assert text.startswith(
+        "took ZeRO-1 of --zero-stage with nothing offloaded, because gone.json (line 40)"
+    )
 
 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ("--deepspeed --deepspeed_config gone.json", r"gone.json \(line 40\) is not at hand"),
-        ("--deepspeed", "--deepspeed-config is not given, so ZeRO's level"),
-        ("--deepspeed --zero-stage 4", "--zero-stage: line 40: 4 is unknown: give 0 to 3"),
+        ("--deepspeed --deepspeed_config gone.json", r"gone.json \(line 40\) was not found"),
+        ("--deepspeed", "--deepspeed-config: the option is not given, so ZeRO's level"),
+        ("--deepspeed --zero-stage 4", "--zero-stage: line 40: 4 is unknown: give 0, 1, 2 or 3"),
         ("--deepspeed --zero-stage $Z", r"--zero-stage: line 40: \$Z is set nowhere"),
     ],
 )
@@ -100,7 +102,7 @@ def test_what_is_unknown_of_a_written_file_is_told() -> None:
 
 def test_sharded_gradients_in_a_pipeline_are_told() -> None:
     found = with_config("--pipeline-model-parallel-size 2")
-    assert "which DeepSpeed refuses" in texts(found, "contradicting")["zero"]
+    assert "DeepSpeed refuses ZeRO-2" in texts(found, "contradicting")["zero"]
 
 
 def test_addresses_of_a_script_are_no_matter() -> None:
@@ -196,7 +198,7 @@ def test_a_single_expert_is_a_dense_model() -> None:
 
 
 def test_blocks_with_unlike_numbers_of_experts_are_refused() -> None:
-    with pytest.raises(InputError, match=r"--num-experts: line 40: 64 64 128 128: blocks have"):
+    with pytest.raises(InputError, match=r"--num-experts: line 40: 64 64 128 128: blocks with"):
         with_config("--num-experts 64 64 128 128 --moe-expert-parallel-size 8")
 
 
@@ -205,7 +207,7 @@ def test_heads_of_keys_have_deepspeed_s_name() -> None:
 
 
 def test_students_are_refused() -> None:
-    with pytest.raises(InputError, match="--mos: line 40: trains beside a teacher"):
+    with pytest.raises(InputError, match="--mos: line 40: belongs to distillation"):
         with_config("--mos --kd-alpha-ce 1")
 
 

@@ -80,9 +80,9 @@ def test_a_hybrid_s_program_is_enough() -> None:
     ("pattern", "words"),
     [
         ("MM/M/M", "has blocks for multi-token prediction"),
-        ("MGM", "'G' is a gated delta net without a network, which no supported model has"),
+        ("MGM", "'G' is a gated delta network, which hybrid models here cannot have"),
         ("M+M", r"'\+' is latent attention"),
-        ("MxM", "'x' is no kind of block"),
+        ("MxM", "'x' is not a kind of block"),
         ("||", "has no blocks"),
     ],
 )
@@ -115,7 +115,7 @@ def test_blocks_with_and_without_experts_take_turns() -> None:
     replaced = model_of(f"{more} --first-k-dense-replace 3 --moe-layer-freq 1").experts
     assert replaced is not None
     assert replaced.dense_blocks == 3
-    with pytest.raises(InputError, match="--multi-latent-attention: not supported in hybrid"):
+    with pytest.raises(InputError, match="--multi-latent-attention: is not supported together"):
         model_of(f"{more} --moe-layer-freq 2 --multi-latent-attention --qk-layernorm")
 
 
@@ -131,7 +131,7 @@ def test_gated_delta_nets_are_qwen3_next() -> None:
         "--experimental-attention-variant gated_delta_net --linear-attention-freq 4"
     )
     assert model_of("--expert-model-parallel-size 8", shape) == catalog.model("qwen3-next-80b-a3b")
-    with pytest.raises(InputError, match="dsa is an attention variant that no supported"):
+    with pytest.raises(InputError, match="dsa is not supported"):
         model_of("--experimental-attention-variant dsa")
 
 
@@ -176,11 +176,11 @@ def test_names_of_relatives_are_read(more: str, field: str, value: object) -> No
 
 def test_a_gate_of_another_kind_is_told() -> None:
     said = texts(imported("--glu-activation geglu", shape=GPT), "assumed")
-    assert said["--glu-activation geglu"] == "the gate is taken as SwiGLU's, which costs as much"
+    assert said["--glu-activation geglu"] == "is predicted as SwiGLU, which costs as much"
 
 
 def test_images_positions_are_refused() -> None:
-    with pytest.raises(InputError, match="mrope is for images"):
+    with pytest.raises(InputError, match="mrope is for models of images"):
         model_of("--position-embedding-type mrope")
 
 
@@ -242,7 +242,7 @@ def test_an_unknown_tokenizer_is_asked_for_by_name(more: str) -> None:
 
 
 def test_a_tokenizer_of_encoders_is_refused() -> None:
-    with pytest.raises(InputError, match="BertWordPieceLowerCase is an option of encoders"):
+    with pytest.raises(InputError, match="BertWordPieceLowerCase is a tokenizer of encoders"):
         model_of("--tokenizer-type BertWordPieceLowerCase", NO_VOCAB)
 
 
@@ -255,13 +255,15 @@ def test_a_tokenizer_of_another_size_than_the_option_is_told() -> None:
 
 def test_a_null_tokenizer_s_further_token_is_told() -> None:
     found = imported("--vocab-size 1024 --tokenizer-type NullTokenizer", shape=NO_VOCAB)
-    assert texts(found, "assumed")["model.vocab"].startswith("1025 tokens: NullTokenizer adds one")
+    assert texts(found, "assumed")["model.vocab"].startswith(
+        "1025 tokens, as NullTokenizer adds one"
+    )
 
 
 def test_sequences_of_a_decoder_beside_an_encoder_are_read() -> None:
     found = imported("--decoder-seq-length 8192 --max-position-embeddings 8192")
     assert found.job.workload.sequence_length == 8192
-    assert "took 8192" in texts(found, "contradicting")["sequence_length"]
+    assert "took the decoder's" in texts(found, "contradicting")["sequence_length"]
     encoder = SHAPE.replace("--seq-length", "--encoder-seq-length")
     assert imported(shape=encoder).job.workload.sequence_length == 4096
 
@@ -279,4 +281,4 @@ def test_options_may_stand_alone() -> None:
 def test_a_model_without_a_graph_is_told_first() -> None:
     found = imported("--squared-relu --lr 1", shape=GPT)
     assert (found.remarks[0].kind, found.remarks[0].choice) == ("noted", "prediction")
-    assert found.remarks[0].text.startswith("none can be made of this plan as it is")
+    assert found.remarks[0].text.startswith("this plan cannot be predicted as it is")

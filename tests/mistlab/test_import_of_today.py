@@ -88,7 +88,7 @@ def test_experts_have_the_defaults_of_megatron() -> None:
     # Tensor-parallel ranks divide each expert unless they are told otherwise.
     assert (stage.expert_parallel, stage.expert_tensor_parallel) == (1, 2)
     assert stage.sequence_parallel == 1
-    assert "taken on" in said(found, "contradicting")["sequence_parallel"]
+    assert "predicted with it" in said(found, "contradicting")["sequence_parallel"]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_latent_attention_has_the_defaults_of_megatron() -> None:
     assert bare.job.workload.model.latent == LatentAttention(
         query_rank=512, key_rank=64, value_dim=32
     )
-    assert "taken as normalised" in said(bare, "assumed")["model.latent"]
+    assert "predicted as normalised" in said(bare, "assumed")["model.latent"]
     whole = imported(LATENT.replace("--q-lora-rank 512", "")).job.workload.model
     assert whole.latent == LatentAttention(query_rank=None, key_rank=256, value_dim=128)
 
@@ -190,22 +190,27 @@ def test_products_have_the_bits_that_the_machine_has(
 @pytest.mark.parametrize(
     ("more", "kind", "choice", "words"),
     [
-        ("--fp8-format hybrid", "ignored", "--fp8-recipe", "delayed: products are taken as those"),
+        ("--fp8-format hybrid", "ignored", "--fp8-recipe", "delayed: GEMMs are predicted as those"),
         (f"{EXPERTS} --moe-aux-loss-coeff 0", "assumed", "expert_imbalance", "no option balances"),
         (
             f"{EXPERTS} --moe-token-dispatcher-type flex",
             "ignored",
             "--moe-token-dispatcher-type",
-            "--engine megatron-bridge has fused kernels",
+            "--engine megatron-bridge for fused kernels",
         ),
         ("--num-experts 4", "ignored", "--moe-token-dispatcher-type", "allgather"),
-        ("--num-experts 4", "assumed", "--moe-grouped-gemm", "one grouped product"),
-        (f"{EXPERTS} --moe-layer-recompute", "ignored", "--moe-layer-recompute", "taken as kept"),
+        ("--num-experts 4", "assumed", "--moe-grouped-gemm", "one grouped GEMM"),
+        (
+            f"{EXPERTS} --moe-layer-recompute",
+            "ignored",
+            "--moe-layer-recompute",
+            "predicted as kept",
+        ),
         (
             f"{EXPERTS} --recompute-granularity selective --recompute-modules core_attn moe",
             "ignored",
             "checkpointed_layers",
-            "--recompute-modules moe: taken as nothing of them recomputed",
+            "--recompute-modules moe: predicted as kept",
         ),
         (
             f"{EXPERTS} --moe-pad-expert-input-to-capacity",
@@ -213,12 +218,12 @@ def test_products_have_the_bits_that_the_machine_has(
             "expert_padding",
             "without --moe-expert-capacity-factor",
         ),
-        ("--exp-avg-dtype bf16", "ignored", "optimizer", "taken in 32 bits"),
+        ("--exp-avg-dtype bf16", "ignored", "optimizer", "predicted in 32 bits"),
         (
             "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
             "contradicting",
             "optimizer",
-            "which it needs",
+            "which is not given",
         ),
         ("--softmax-type off-by-one", "ignored", "--softmax-type", "costs as much"),
         (
@@ -243,9 +248,9 @@ def test_the_core_of_attention_is_recomputed_beside_other_modules() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ("--expert-model-parallel-size 2", "the model has no experts: give --num-experts, or 1"),
+        ("--expert-model-parallel-size 2", "the model has no experts: give --num-experts N, or 1"),
         (f"{EXPERTS} --expert-model-parallel-size 3", "3 does not divide experts 16"),
-        (f"{EXPERTS} --moe-layer-freq '[1]*7'", "is of 7 blocks, the model has 8"),
+        (f"{EXPERTS} --moe-layer-freq '[1]*7'", "has entries for 7 blocks, but the model has 8"),
         (f"{EXPERTS} --moe-layer-freq '[x]*8'", "is not a list of blocks: give at most"),
         (f"{EXPERTS} --moe-layer-freq '[1]*99999999'", "is not a list of blocks"),
         (f"{EXPERTS} --moe-layer-freq 0", "--moe-layer-freq: line 1: 0 is too small"),

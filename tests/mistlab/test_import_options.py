@@ -106,7 +106,7 @@ def test_a_number_that_is_none_is_refused_with_its_line() -> None:
 def test_options_without_effect_are_one_count() -> None:
     found = imported("--lr 1 --min-lr 0 --save x --log-interval 1 --inference-max-requests 2")
     assert [str(one) for one in found.remarks] == [
-        "noted: options: 5 options without effect on a step's cost"
+        "noted: options: 5 options without effect on a step's predicted time or memory"
     ]
 
 
@@ -223,7 +223,7 @@ def test_a_stage_without_blocks_is_refused_in_words() -> None:
 
 def test_what_is_missing_may_stand_in_an_unknown_word() -> None:
     with pytest.raises(
-        InputError, match=r"--num-layers: is missing, or is in .*\$GPT_ARGS is set no"
+        InputError, match=r"--num-layers: is missing, or in a part .*\$GPT_ARGS is set no"
     ):
         imported("$GPT_ARGS", shape="--hidden-size 64 --num-attention-heads 4", run="--bf16")
 

@@ -94,14 +94,18 @@ def test_a_script_has_variables_arrays_sums_and_comments() -> None:
     ("more", "choice", "words"),
     [
         ("--fp16", "precision", "--bf16 and --fp16 are both given: took bf16"),
-        ("--optimizer-cpu-offload", "offload.optimizer", "which it needs"),
-        ("--overlap-param-gather", "overlap_communication", "taken as no overlap at all"),
+        ("--optimizer-cpu-offload", "offload.optimizer", "which is not given"),
+        ("--overlap-param-gather", "overlap_communication", "predicted without overlap"),
         ("--data-parallel-sharding-strategy optim", "zero", "without --use-megatron-fsdp"),
-        ("--num-query-groups 8", "model.kv_heads", "heads share no keys"),
+        ("--num-query-groups 8", "model.kv_heads", "every head has keys and values of its own"),
         ("--recompute-granularity full", "checkpointed_layers", "Megatron-LM refuses"),
         ("--recompute-num-layers 2", "checkpointed_layers", "without --recompute-granularity"),
         ("--hidden-size 1024 --hidden-size 2560", "--hidden-size", "2560, 1024, 2560: took the"),
-        ("--world-size 4", "gpus_per_node", "--world-size 4, but 2 x 4 processes"),
+        (
+            "--world-size 4",
+            "gpus_per_node",
+            "but the launcher starts 2 x 4 processes",
+        ),
         ("--attention-backend local --use-flash-attn", "attention", "took local"),
     ],
 )
@@ -127,7 +131,7 @@ def test_tokens_and_shares_drop_by_probabilities_of_their_own(
 
 def test_shares_alone_are_dropped_by_no_model_here() -> None:
     found = imported("--attention-dropout 0.1")
-    assert "taken as 0" in said(found, "ignored")["--attention-dropout"]
+    assert "predicted as 0" in said(found, "ignored")["--attention-dropout"]
     assert found.job.workload.model.dropped_shares == 0
 
 
@@ -136,17 +140,23 @@ def test_unknown_options_are_named_with_near_ones() -> None:
     ignored = said(found, "ignored")
     near = "is unknown: did you mean '--tensor-model-parallel-size'?"
     assert ignored["--tensor-model-paralel-size 2"].startswith(near[:-1].rsplit("'", 1)[0])
-    assert ignored["--frobnicate"] == "is unknown: no option that is known here"
-    assert said(found, "noted")["options"] == "1 option without effect on a step's cost"
+    assert (
+        ignored["--frobnicate"]
+        == "is an unknown option: the prediction assumes no effect on time or memory"
+    )
+    assert (
+        said(found, "noted")["options"]
+        == "1 option without effect on a step's predicted time or memory"
+    )
 
 
 def test_what_plans_cannot_say_is_named() -> None:
     ignored = said(imported("--fp8-format hybrid"), "ignored")
     told = ignored["--fp8-format hybrid"]
-    assert told == "products are taken in 16 bits: l4-24gb has none of fewer"
+    assert told == "GEMMs are predicted in 16 bits: hardware l4-24gb has no rate of fp8"
     skipped = said(imported("--window-size 128,0 --window-attn-skip-freq 1"), "ignored")
     told = skipped["--window-size 128,0"]
-    assert told == "--window-attn-skip-freq 1: attention is taken over the whole sequence"
+    assert told.endswith("is not supported: attention is predicted over the whole sequence")
 
 
 def test_what_is_given_wins() -> None:
@@ -155,11 +165,12 @@ def test_what_is_given_wins() -> None:
     )
     told = said(found, "contradicting")
     assert (
-        told["sequence_length"] == "the file says 2048, --sequence-length 4096: took the option's"
+        told["sequence_length"]
+        == "the file has 2048, but --sequence-length is 4096: took the option's"
     )
-    assert told["nodes"] == "the file says 2, --nodes 1: took the option's"
-    assert told["precision"] == "the file says bf16, --precision fp16: took the option's"
-    assert "the file says hidden 2560, --model 2048" in told["model"]
+    assert told["nodes"] == "the file has 2, but --nodes is 1: took the option's"
+    assert told["precision"] == "the file has bf16, but --precision is fp16: took the option's"
+    assert "hidden (2048 instead of 2560)" in told["model"]
     assert found.job.workload.model == catalog.model("gpt3-1.3b")
     assert found.job.cluster.num_gpus == 4
 
@@ -170,13 +181,13 @@ def test_an_engine_may_be_given_for_predictions() -> None:
     # Aceso's runtime shards nothing, so the launch line's own engine takes its place.
     sharded = imported("--use-distributed-optimizer", engine="aceso")
     assert sharded.job.plan.engine == "megatron"
-    assert "aceso has no row for some choices" in said(sharded, "assumed")["engine"]
+    assert "aceso cannot run some choices" in said(sharded, "assumed")["engine"]
 
 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ("--tensor-model-parallel-size 3", r"8 GPUs: a copy of the model takes 3 .*divide"),
+        ("--tensor-model-parallel-size 3", r"8 GPUs are not a multiple of the 3 GPUs of a copy"),
         ("--pipeline-model-parallel-size 5", "--num-layers 32: 5 stages do not divide the blocks"),
         (
             "--global-batch-size 12",
@@ -184,7 +195,7 @@ def test_an_engine_may_be_given_for_predictions() -> None:
         ),
         (
             "--micro-batch-size x",
-            "--micro-batch-size: line 1: 'x' is not a whole number: give at least 1",
+            "--micro-batch-size: line 1: 'x' is not a whole number: give one of at least 1",
         ),
         ("--micro-batch-size 0", "--micro-batch-size: line 1: 0 is too small: give at least 1"),
         (
@@ -203,7 +214,7 @@ def test_an_engine_may_be_given_for_predictions() -> None:
         ),
         (
             "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 6",
-            "26 blocks are left for 3 stages",
+            "the 26 blocks left do not divide over the 3 stages left",
         ),
         (
             "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 5",
@@ -255,15 +266,15 @@ def test_a_deepspeed_configuration_is_a_plan() -> None:
 
 def test_a_fraction_counts_under_zero_3_alone() -> None:
     found = of_deepspeed('{"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.25}}')
-    assert "counts under ZeRO-3 alone" in said(found, "contradicting")["offload.optimizer"]
+    assert "has effect with ZeRO-3 only" in said(found, "contradicting")["offload.optimizer"]
     assert found.job.plan.stages[0].offload.optimizer == 1
 
 
 def test_settings_that_nobody_reads_are_named() -> None:
     found = of_deepspeed('{"stage": 1, "mystery": 3}', '"fp8": {}, "scheduler": {}')
     ignored = said(found, "ignored")
-    assert "the prediction is without it" in ignored["zero_optimization.mystery"]
-    assert "the prediction is without it" in ignored["fp8"]
+    assert "the prediction leaves it out" in ignored["zero_optimization.mystery"]
+    assert "the prediction leaves it out" in ignored["fp8"]
     assert said(found, "noted")["settings"].startswith("scheduler: no effect")
 
 
@@ -284,7 +295,7 @@ def test_a_broken_configuration_is_refused(zero: str, more: str, words: str) -> 
 
 
 def test_a_configuration_without_a_model_asks_for_it() -> None:
-    with pytest.raises(InputError, match="model: the file does not describe the model"):
+    with pytest.raises(InputError, match="model: the file does not describe it"):
         of_deepspeed("{}", model=None)
 
 
@@ -316,7 +327,7 @@ def test_a_torchtitan_configuration_is_a_plan() -> None:
     assert (first.data_parallel, first.tensor_parallel, first.micro_batch) == (4, 2, 1)
     assert first.checkpointed_layers == 4
     # Four replicas take 16 sequences before their pipelines are drained, of 64.
-    assert "not once a local batch" in said(found, "assumed")["micro_batches"]
+    assert "not once for every local batch" in said(found, "assumed")["micro_batches"]
 
 
 def test_replicas_of_a_torchtitan_configuration_are_read_and_written() -> None:
@@ -334,7 +345,7 @@ def test_replicas_of_a_torchtitan_configuration_are_read_and_written() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('flavor = "8B"', 'flavor = "9B"', "model.flavor: '9B' is not a model of the catalogue"),
+        ('flavor = "8B"', 'flavor = "9B"', "model.flavor: '9B' of llama3 is not a known model"),
         ("seq_len = 4096", "seq_len = true", "training.seq_len: True is not a whole number"),
         ("[training]", "[training", "correct the TOML"),
     ],
@@ -369,8 +380,8 @@ def test_precisions_of_accelerate_are_read_or_named() -> None:
     for precision, read in (("fp16", "fp16"), ("bf16", "bf16"), ("'no'", "fp32"), ("fp8", "bf16")):
         assert of_accelerate(precision).job.workload.precision == read
     ignored = said(of_accelerate("fp8"), "ignored")
-    assert ignored["mixed_precision"] == "fp8: products are taken in 16 bits"
-    with pytest.raises(InputError, match="mixed_precision: 'fp4' is unknown: give no, bf16"):
+    assert ignored["mixed_precision"] == "fp8: GEMMs are predicted in 16 bits"
+    with pytest.raises(InputError, match="mixed_precision: 'fp4' is unknown: give one of no, bf16"):
         of_accelerate("fp4")
 
 

@@ -68,23 +68,23 @@ def test_a_program_of_another_framework_is_refused_as_such() -> None:
 
 
 def test_a_file_of_all_options_is_named_before_what_is_missing() -> None:
-    with pytest.raises(InputError, match=r"--yaml-cfg: line 40 x\.yaml: takes all options from"):
+    with pytest.raises(InputError, match=r"--yaml-cfg: line 40: x\.yaml: takes all options from"):
         imported(shape="--yaml-cfg x.yaml", run="")
 
 
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ("--img-h 224", "encoder of images"),
-        ("--vision-model-type clip", "encoder of images"),
-        ("--decoder-num-layers 12", "an encoder, not a decoder alone"),
-        ("--encoder-tensor-model-parallel-size 2", "an encoder, not a decoder alone"),
+        ("--img-h 224", "image encoder"),
+        ("--vision-model-type clip", "image encoder"),
+        ("--decoder-num-layers 12", "training an encoder"),
+        ("--encoder-tensor-model-parallel-size 2", "training an encoder"),
         ("--retro-add-retriever", "retrieved text"),
-        ("--lora-r 16", "adapters alone"),
+        ("--lora-r 16", "adapters only"),
         ("--freeze-all-layers", "a part of the weights"),
         ("--stage dpo", "preferences or rewards"),
         ("--perform-rl-step", "preferences or rewards"),
-        ("--export-kd-teacher-load x", "beside a teacher"),
+        ("--export-kd-teacher-load x", "distillation from a teacher"),
         ("--yaml-cfg x.yaml", "import it in place of this one"),
         ("--noop-layers 1,2", "blocks that do nothing"),
         ("--heterogeneous-layers-config-path x", "give --model"),

@@ -65,7 +65,7 @@ def test_a_batch_system_s_lines_after_the_first_command_do_not_count() -> None:
 
 def test_one_task_a_node_is_not_one_gpu_a_node() -> None:
     text = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n"
-    with pytest.raises(InputError, match="gpus_per_node: the file does not say it: give"):
+    with pytest.raises(InputError, match="gpus_per_node: is missing in the file: give"):
         imported(started="srun bash", source=LaunchFile(text=text))
 
 
@@ -79,9 +79,9 @@ def test_unknown_ranks_are_asked_for_unless_they_are_given() -> None:
 
 
 def test_processes_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(InputError, match="10 processes do not divide over 4 nodes"):
+    with pytest.raises(InputError, match="10 processes do not divide evenly over 4 nodes"):
         imported(started="mpirun -np 10", nodes=4)
-    assert "starts processes on nodes of 8" in texts(imported(started="mpirun -np 8"))["nodes"]
+    assert "starts 8 processes and a node has 8" in texts(imported(started="mpirun -np 8"))["nodes"]
 
 
 def test_torchrun_starts_one_node_unless_it_is_told() -> None:
@@ -113,7 +113,7 @@ def test_tasks_of_slurm_are_told_where_they_stand_for_gpus() -> None:
     header = "#SBATCH -N 4\n#SBATCH --ntasks-per-node=8\n"
     found = imported(run=WIDE, started="srun python", source=LaunchFile(text=header))
     assert found.job.cluster.num_gpus == 32
-    assert "8, one for each task of --ntasks-per-node: line 2" in texts(found)["gpus_per_node"]
+    assert "8, one for each task of --ntasks-per-node (line 2)" in texts(found)["gpus_per_node"]
     asked = imported(
         run=WIDE, started="srun python", source=LaunchFile(text=f"{header}#SBATCH --gres=gpu:8\n")
     )
@@ -121,7 +121,7 @@ def test_tasks_of_slurm_are_told_where_they_stand_for_gpus() -> None:
     other = imported(
         run=WIDE, started="srun python", source=LaunchFile(text=f"{header}#SBATCH --gres=gpu:4\n")
     )
-    assert "took the tasks" in texts(other, "contradicting")["gpus_per_node"]
+    assert "took 8 GPUs, one for each task" in texts(other, "contradicting")["gpus_per_node"]
     # What torchrun starts on a node counts.
     inner = imported(
         run=WIDE, started="srun torchrun --nproc-per-node 4", source=LaunchFile(text=header)
@@ -136,7 +136,7 @@ def test_lines_behind_the_first_command_are_none_of_the_batch_system_s() -> None
     )
     assert found.job.cluster.nodes == 2
     told = texts(found, "contradicting")["nodes"]
-    assert told.startswith("#SBATCH --nodes=4 (line 5): stands behind the first command")
+    assert told.startswith("#SBATCH --nodes=4 (line 5): comes after the first command")
     # A script inside of the script has a header, too.
     inner = "X=1\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=4\nsrun python\nEOF\n"
     found = imported(
@@ -157,7 +157,7 @@ def test_a_refusal_of_gpus_tells_of_counts_that_are_a_default() -> None:
     options = "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 2"
     text = f"NNODES=${{SLURM_NNODES:-1}}\n{start} {SHAPE} {RUN} {options}\n"
     hint = "SLURM_NNODES is taken as 1, its default (line 1): give --nodes N or --set SLURM_NNODES="
-    assert "8 GPUs: a copy of the model takes 16" in refusal(text)
+    assert "8 GPUs are not a multiple of the 16 GPUs of a copy" in refusal(text)
     assert hint in refusal(text)
     assert "GPUS is taken as 8, its default (line 2): give --gpus-per-node N" in refusal(text)
     assert "SLURM_NNODES" not in refusal(text, nodes=1)
@@ -172,9 +172,9 @@ def test_a_refusal_of_gpus_tells_of_counts_that_are_a_default() -> None:
 @pytest.mark.parametrize(
     ("head", "hint"),
     [
-        ("while getopts n: o; do N=$OPTARG; done", "reads arguments (line 1), and none are given"),
-        ("N=0\nif [ $# -gt 0 ]; then N=$1; fi", "reads arguments (line 2), and none are given"),
-        ("N=${1:-0}", "line 1: ${1:-0}: the script is taken as started without arguments: --"),
+        ("while getopts n: o; do N=$OPTARG; done", "reads arguments (line 1), but has none"),
+        ("N=0\nif [ $# -gt 0 ]; then N=$1; fi", "reads arguments (line 2), but has none"),
+        ("N=${1:-0}", "line 1: ${1:-0}: the script is taken as started without arguments: give"),
         ("N=0", ""),
     ],
 )

@@ -91,12 +91,12 @@ def test_a_single_stage_keeps_its_ranks_of_sequences() -> None:
 @pytest.mark.parametrize(
     ("model", "stage", "words"),
     [
-        ("mixtral-8x7b", {}, "torchtitan brings no such model: give one of llama3-8b"),
-        ("deepseek-v3-mtp", {"layers": 61}, "torchtitan brings no such model"),
+        ("mixtral-8x7b", {}, "torchtitan includes no such model: give one of llama3-8b"),
+        ("deepseek-v3-mtp", {"layers": 61}, "torchtitan includes no such model"),
         (
             "deepseek-v3",
             {"layers": 61, "context_parallel": 2},
-            "torchtitan lacks for this model: give 1",
+            "torchtitan has no context parallelism for deepseek-v3: give 1",
         ),
     ],
 )

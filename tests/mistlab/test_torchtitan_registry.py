@@ -169,10 +169,14 @@ MODULE = text_of(job_of("llama3-8b", {"zero": 3}, engine="fsdp"))
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("seq_len=4096", "seq_len=LENGTH", "seq_len: LENGTH is not a literal: write its value"),
+        ("seq_len=4096", "seq_len=LENGTH", "seq_len: LENGTH is not a plain value: write the value"),
         ("def plan(", "def other():\n    pass\n\n\ndef plan(", "holds 2 functions"),
         ("return Trainer", "return = Trainer", "correct the Python"),
-        ("import model_registry", "import other_registry", "model_registry: no flavour is named"),
+        (
+            "import model_registry",
+            "import other_registry",
+            "the file names no flavour",
+        ),
     ],
 )
 def test_a_broken_module_is_refused(old: str, new: str, words: str) -> None:
@@ -200,7 +204,7 @@ def test_what_a_module_leaves_out_takes_torchtitan_s_defaults() -> None:
 
 def test_a_pattern_of_blocks_is_refused() -> None:
     for target in (TORCHTITAN, TOML):
-        with pytest.raises(InputError, match="a pattern of blocks, and torchtitan brings no such"):
+        with pytest.raises(InputError, match="pattern, but torchtitan includes no such"):
             nearest(job_of("nemotron-h-8b"), target)
 
 

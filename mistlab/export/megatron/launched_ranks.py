@@ -111,7 +111,7 @@ def _of_arguments(launch: Launch, source: LaunchFile) -> Iterator[str]:
     match = _READS_ARGUMENTS.search(source.text)
     if match is not None:
         line = source.text.count("\n", 0, match.end()) + 1
-        yield f"the script reads arguments (line {line}), and none are given: -- ARG ..."
+        yield f"the script reads arguments (line {line}), but has none: give them by -- ARG ..."
         return
     yield from (note for note in launch.notes if _WITHOUT_ARGUMENTS in note)
 
@@ -205,7 +205,7 @@ def _tell_of_unread(text: str, draft: Found) -> None:
     for directive in directives(text):
         directive_words = [Word(text=part) for part in directive.words.split()]
         if not directive.read and _options_of(directive_words, _OPTIONS["srun"]):
-            reason = "stands behind the first command, where Slurm does not read it"
+            reason = "comes after the first command, where Slurm ignores it"
             where = f"#SBATCH {directive.words} (line {directive.line})"
             draft.remark("contradicting", "nodes", f"{where}: {reason}")
 
@@ -219,11 +219,17 @@ def _tell_of_tasks(counts: Mapping[str, _LauncherNumber], draft: Found, kind: st
         return
     number = str(draft.gpus_per_node)
     if gpus is None:
-        text = f"{number}, one for each task of {_where(tasks)}: Slurm is asked for no GPUs"
+        text = (
+            f"{number}, one for each task of {_named(tasks)}, because the script asks Slurm for no "
+            "GPUs"
+        )
         draft.remark("assumed", "gpus_per_node", text)
     elif gpus.word.text.isdecimal() and gpus.word.text != number:
-        text = f"{number} tasks a node by {_where(tasks)}, but {_where(gpus)} {gpus.word.text}"
-        draft.remark("contradicting", "gpus_per_node", f"{text}: took the tasks, one for each GPU")
+        text = (
+            f"{_named(tasks)} gives {number} tasks a node, but {_named(gpus)} asks for "
+            f"{gpus.word.text} GPUs: took {number} GPUs, one for each task"
+        )
+        draft.remark("contradicting", "gpus_per_node", text)
 
 
 def _by_torch(started: Iterable[Word]) -> bool:
@@ -348,7 +354,7 @@ def _settle(name: str, stated: _LauncherNumber, draft: Found, given: int | None)
     if word.unknown is None and word.text.isdecimal():
         setattr(draft, name, checked_whole(_where(stated), word.text))
     elif given is None:
-        reason = word.unknown or f"{word.text} is not a number: give one"
+        reason = word.unknown or f"{word.text} is not a number: give a number"
         reject(f"{stated.option}: {reason}, or --{name.replace('_', '-')} N")
 
 
@@ -359,21 +365,28 @@ def _divide(stated: _LauncherNumber, draft: Found, given: Given) -> None:
     if nodes is not None and in_node is not None:
         return
     if word.unknown is not None or not word.text.isdecimal():
-        reason = word.unknown or f"{word.text} is not a number: give one"
+        reason = word.unknown or f"{word.text} is not a number: give a number"
         reject(f"{stated.option}: {reason}, or --nodes N --gpus-per-node N")
     ranks = checked_whole(_where(stated), word.text)
     if nodes is None:
         size = in_node or given.hardware.node.gpus
         nodes = draft.nodes = max(ranks // size, 1)
         if in_node is None:
-            text = f"{nodes}, for {stated.option} {ranks} starts processes on nodes of {size} GPUs"
+            text = (
+                f"{nodes}, because {stated.option} starts {ranks} processes and a node has {size} "
+                "GPUs: --nodes gives another number"
+            )
             draft.remark("assumed", "nodes", text)
     if ranks % nodes:
         reject(
-            f"{_where(stated)}: {ranks} processes do not divide over {nodes} nodes: give other "
-            "numbers by --nodes and --gpus-per-node"
+            f"{_where(stated)}: {ranks} processes do not divide evenly over {nodes} nodes: give "
+            "other numbers by --nodes and --gpus-per-node"
         )
     draft.gpus_per_node = ranks // nodes
+
+
+def _named(stated: _LauncherNumber) -> str:
+    return f"{stated.option} (line {stated.word.line})" if stated.word.line else stated.option
 
 
 def _where(stated: _LauncherNumber) -> str:

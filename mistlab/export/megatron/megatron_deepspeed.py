@@ -64,7 +64,7 @@ def read_deepspeed(options: Options, draft: Found, files: Files) -> None:
     draft.overlaps = False
     level = options.whole(_STAGE, minimum=0)
     if level is not None and level not in _LEVELS:
-        reject(f"{options.where(_STAGE)}: {level} is unknown: give 0 to 3")
+        reject(f"{options.where(_STAGE)}: {level} is unknown: give 0, 1, 2 or 3")
     name, text = _configuration(options, files)
     if text is None:
         _without_configuration(options, draft, name, level)
@@ -103,14 +103,15 @@ def _without_configuration(options: Options, draft: Found, name: str, level: int
     remark; refuses a line without that option.
     """
     del options
-    missing = f"{name} is not at hand" if name else f"{_CONFIG} is not given"
+    missing = f"{name} was not found" if name else "the option is not given"
     if level is None:
         reject(
             f"{_CONFIG}: {missing}, so ZeRO's level, offloading and precision are unknown: put the "
             f"file beside the script, or add {_STAGE} N for a configuration with nothing else"
         )
     text = (
-        f"ZeRO-{level} of {_STAGE} with nothing offloaded, for {missing}: put it beside the script"
+        f"took ZeRO-{level} of {_STAGE} with nothing offloaded, because {missing}: put the file "
+        "beside the script"
     )
     draft.remark("assumed", _CONFIG, text)
     draft.values["zero"] = level
@@ -127,7 +128,7 @@ def _with_configuration(text: str, name: str, draft: Found, level: int | None) -
         draft.remark("contradicting", "zero", text_of_remark)
     if draft.num_stages > 1 and draft.values["zero"] > 1:
         text_of_remark = (
-            f"ZeRO-{draft.values['zero']} in a pipeline, which DeepSpeed refuses: taken as it is"
+            f"DeepSpeed refuses ZeRO-{draft.values['zero']} with a pipeline: predicted all the same"
         )
         draft.remark("contradicting", "zero", text_of_remark)
     _batches(top, name, draft)
@@ -149,15 +150,8 @@ def _tell_of_rest(top: Section, name: str, draft: Found) -> None:
     """Add remarks on settings of the configuration file that nothing read; those that do not affect
     cost are only counted.
     """
-    aside = len(draft.remarks)
-    top.tell_of_rest(_HARMLESS)
-    settings = draft.remarks[aside:]
-    draft.remarks[aside:] = [one for one in settings if one.choice != "settings"]
-    calm = sum(
-        len(one.text.partition(":")[0].split()) for one in settings if one.choice == "settings"
-    )
-    if calm:
-        text = f"{calm} of {name} without effect on a step's cost"
+    if calm := len(top.tell_of_strange(_HARMLESS)):
+        text = f"{calm} of {name} without effect on a step's predicted time or memory"
         draft.remark("noted", "settings", text)
 
 
@@ -182,7 +176,10 @@ def _batches(top: Section, name: str, draft: Found) -> None:
 def _offloads(options: Options, draft: Found) -> None:
     """Read from the launch line which states DeepSpeed offloads."""
     if options.has("--cpu-optimizer") and not draft.values.get("offload_optimizer"):
-        text = "--cpu-optimizer, but the configuration offloads no optimizer: taken as offloaded"
+        text = (
+            "--cpu-optimizer is given, but DeepSpeed's configuration offloads no optimizer: took "
+            "it as offloaded"
+        )
         draft.remark("contradicting", "offload.optimizer", text)
         draft.values["offload_optimizer"] = draft.values["offload_gradients"] = 1.0
         draft.values["zero"] = max(draft.values["zero"], 1)
@@ -191,5 +188,5 @@ def _offloads(options: Options, draft: Found) -> None:
     if device != "none" and draft.values["zero"] == max(_LEVELS):
         draft.values["offload_weights"] = 1.0
     elif device != "none":
-        text = f"--remote-device {device} counts under ZeRO-3 alone: ignored"
+        text = f"--remote-device {device} has effect with ZeRO-3 only: ignored"
         draft.remark("contradicting", "offload.weights", text)

@@ -18,92 +18,92 @@ from mistlab.export.megatron.option_tables import (
 )
 from mistlab.shell.shell_text import Unknown, Word
 
-_WIDE_GRADIENTS = "gradients are taken in the engine's own width"
-_SIXTEEN_BITS = "weights are taken in 16 bits"
-_ON_GPU = "activations are taken to stay on the GPU"
-_WHOLE_SEQUENCES = "sequences are taken as whole"
-_ONE_BY_ONE = "kernels are taken as launched one by one"
-_EQUAL_BLOCKS = "stages are taken with equal blocks"
-_ALL_KEYS = "attention is taken over the whole sequence"
-_RESIDUALS = "residuals are taken before the norm"
-_KEPT_WHOLE = "kept inputs are taken whole on every rank"
-_BF16_PRODUCTS = "attention's own products are taken in 16 bits"
-_NO_OVERLAP = "communication is taken as the engine overlaps it"
+_WIDE_GRADIENTS = "gradients are predicted in the engine's default precision"
+_SIXTEEN_BITS = "weights are predicted in 16 bits"
+_ON_GPU = "activations are predicted to stay on the GPU"
+_WHOLE_SEQUENCES = "sequences are predicted as unpacked, at full length"
+_ONE_BY_ONE = "kernels are predicted as launched one by one"
+_EQUAL_BLOCKS = "stages are predicted with equally many blocks"
+_ALL_KEYS = "attention is predicted over the whole sequence"
+_RESIDUALS = "residuals are predicted to branch off before the norm (pre-norm)"
+_KEPT_WHOLE = "every rank is predicted to keep whole inputs of recomputed blocks"
+_BF16_PRODUCTS = "attention's GEMMs are predicted in 16 bits"
+_NO_OVERLAP = "communication is predicted as the engine overlaps it by default"
 
 # Megatron-LM's options that plans cannot express, each with what the prediction assumes instead.
 UNSAID: Mapping[str, str] = {
-    "--moe-layer-recompute": "experts are taken as kept, not recomputed",
-    "--moe-shared-expert-overlap": "shared experts are taken as run before the exchange",
-    "--moe-shared-expert-gate": "shared experts are taken without a gate",
-    "--shared-expert-gate": "shared experts are taken without a gate",
-    "--overlap-moe-expert-parallel-comm": "exchanges of tokens are taken as waited for",
-    "--moe-fb-overlap": "exchanges of tokens are taken as waited for",
-    "--moe-alltoall-overlap-comm": "exchanges of tokens are taken as waited for",
-    "--moe-use-legacy-grouped-gemm": "experts are taken as Transformer Engine's grouped products",
+    "--moe-layer-recompute": "experts are predicted as kept, not recomputed",
+    "--moe-shared-expert-overlap": "shared experts are predicted to run before the all-to-all",
+    "--moe-shared-expert-gate": "shared experts are predicted without a gate",
+    "--shared-expert-gate": "shared experts are predicted without a gate",
+    "--overlap-moe-expert-parallel-comm": "the all-to-all of tokens is predicted as exposed",
+    "--moe-fb-overlap": "the all-to-all of tokens is predicted as exposed",
+    "--moe-alltoall-overlap-comm": "the all-to-all of tokens is predicted as exposed",
+    "--moe-use-legacy-grouped-gemm": "experts are predicted as Transformer Engine's grouped GEMMs",
     "--moe-paged-stash": _ON_GPU,
-    "--use-tutel": "experts are taken as the engine's own",
-    "--num-zero-experts": "all experts are taken to compute",
-    "--no-rope-freq": "all blocks are taken with rotary embedding",
+    "--use-tutel": "experts are predicted with the engine's own kernels",
+    "--num-zero-experts": "all experts are predicted to compute",
+    "--no-rope-freq": "all blocks are predicted with rotary embedding",
     "--fp8-param-gather": _SIXTEEN_BITS,
     "--fp4-param-gather": _SIXTEEN_BITS,
     "--fp8-param": _SIXTEEN_BITS,
-    "--first-last-layers-bf16": "the first and last blocks are taken in 8 bits too",
-    "--no-fp8-wgrad": "gradients of weights are taken as products of 8 bits too",
+    "--first-last-layers-bf16": "the first and last blocks are predicted in 8 bits too",
+    "--no-fp8-wgrad": "GEMMs of weight gradients are predicted in 8 bits too",
     "--fp8-dot-product-attention": _BF16_PRODUCTS,
     "--fp8-multi-head-attention": _BF16_PRODUCTS,
-    "--fp8-output-proj": "the head's product is taken in 16 bits",
-    "--use-kitchen": "products are taken as Transformer Engine's",
-    "--kitchen-config-file": "products are taken as Transformer Engine's",
-    "--kitchen-recipe-number": "products are taken as Transformer Engine's",
-    "--te-precision-config-file": "products are taken alike in all layers",
-    "--add-qkv-bias": "queries, keys and values are taken without biases of their own",
-    "--add-dense-bias": "products are taken without biases of their own",
+    "--fp8-output-proj": "the output head's GEMM is predicted in 16 bits",
+    "--use-kitchen": "GEMMs are predicted as Transformer Engine's",
+    "--kitchen-config-file": "GEMMs are predicted as Transformer Engine's",
+    "--kitchen-recipe-number": "GEMMs are predicted as Transformer Engine's",
+    "--te-precision-config-file": "GEMMs are predicted in one precision in all layers",
+    "--add-qkv-bias": "queries, keys and values are predicted without biases",
+    "--add-dense-bias": "linear layers are predicted without biases",
     "--main-grads-dtype": _WIDE_GRADIENTS,
     "--fp32-allreduce": _WIDE_GRADIENTS,
     "--megatron-fsdp-main-grads-dtype": _WIDE_GRADIENTS,
     "--megatron-fsdp-grad-comm-dtype": _WIDE_GRADIENTS,
-    "--main-params-dtype": "master weights are taken in 32 bits",
-    "--megatron-fsdp-main-params-dtype": "master weights are taken in 32 bits",
-    "--reuse-fp32-param": "weights are taken beside their masters",
-    "--o2-optimizer": "master weights are taken in 32 bits",
-    "--quant-states": "moments are taken in 32 bits",
+    "--main-params-dtype": "master weights are predicted in 32 bits",
+    "--megatron-fsdp-main-params-dtype": "master weights are predicted in 32 bits",
+    "--reuse-fp32-param": "weights are predicted as kept beside 32-bit master weights",
+    "--o2-optimizer": "master weights are predicted in 32 bits",
+    "--quant-states": "moments are predicted in 32 bits",
     "--quant-grads": _WIDE_GRADIENTS,
-    "--use-bnb-optimizer": "moments are taken in 32 bits",
-    "--outer-dp-sharding-strategy": "states are taken whole in every replica",
-    "--enable-full-sharding-in-hsdp": "states are taken whole in every replica",
-    "--fsdp-double-buffer": "gathered weights are taken in one buffer",
+    "--use-bnb-optimizer": "moments are predicted in 32 bits",
+    "--outer-dp-sharding-strategy": "states are predicted whole in every replica",
+    "--enable-full-sharding-in-hsdp": "states are predicted whole in every replica",
+    "--fsdp-double-buffer": "gathered weights are predicted in one buffer",
     "--fine-grained-activation-offloading": _ON_GPU,
     "--offload-modules": _ON_GPU,
     "--activation-offload-fraction": _ON_GPU,
     "--swap-attention": _ON_GPU,
-    "--swap-optimizer": "optimizer state is taken to stay on the GPU",
-    "--cpu-offloading-weights": "weights are taken to stay on the GPU",
-    "--recompute-activation-function": "activation functions are taken as kept",
-    "--recompute-norm": "norms are taken as kept",
-    "--recompute-mla-up-proj": "latent projections are taken as kept",
-    "--enable-recompute-layers-per-pp-rank": "recomputed blocks are counted for each stage",
-    "--recompute-in-advance": "recomputation is taken to come with the backward pass",
-    "--tp-comm-overlap": "tensor communication is taken as the engine overlaps it",
-    "--use-ascend-mc2": "tensor communication is taken as the engine overlaps it",
-    "--use-ascend-coc": "tensor communication is taken as the engine overlaps it",
-    "--rampup-batch-size": "the batch is taken at its full size",
-    "--step-batch-size-schedule": "the batch is taken at its full size",
-    "--defer-embedding-wgrad-compute": "the embedding's gradient is taken in its own pass",
+    "--swap-optimizer": "optimizer state is predicted to stay on the GPU",
+    "--cpu-offloading-weights": "weights are predicted to stay on the GPU",
+    "--recompute-activation-function": "their outputs are predicted as kept",
+    "--recompute-norm": "their outputs are predicted as kept",
+    "--recompute-mla-up-proj": "their outputs are predicted as kept",
+    "--enable-recompute-layers-per-pp-rank": "recomputed blocks are predicted as counted per stage",
+    "--recompute-in-advance": "recomputation is predicted to come with the backward pass",
+    "--tp-comm-overlap": "tensor communication is predicted as the engine overlaps it by default",
+    "--use-ascend-mc2": "tensor communication is predicted as the engine overlaps it by default",
+    "--use-ascend-coc": "tensor communication is predicted as the engine overlaps it by default",
+    "--rampup-batch-size": "the batch is predicted at its full size",
+    "--step-batch-size-schedule": "the batch is predicted at its full size",
+    "--defer-embedding-wgrad-compute": "the embedding's gradient is predicted as not deferred",
     "--overlap-param-gather-with-optimizer-step": _NO_OVERLAP,
     "--apply-residual-connection-post-layernorm": _RESIDUALS,
     "--use-post-ln": _RESIDUALS,
     "--post-norm": _RESIDUALS,
-    "--fp32-residual-connection": "residuals are taken in 16 bits",
-    "--embed-layernorm": "the embedding is taken without a norm of its own",
-    "--input-embeds-norm": "the embedding is taken without a norm of its own",
-    "--parallel-layernorm": "attention and network are taken behind one norm",
-    "--qk-l2-norm": "queries and keys are taken without norms",
-    "--attn-logit-softcapping": "attention's scores are taken without caps",
-    "--use-alibi-mask": "attention is taken without biases of positions",
+    "--fp32-residual-connection": "residuals are predicted in 16 bits",
+    "--embed-layernorm": "the embedding is predicted without a norm",
+    "--input-embeds-norm": "the embedding is predicted without a norm",
+    "--parallel-layernorm": "attention and feed-forward network are predicted to share a norm",
+    "--qk-l2-norm": "queries and keys are predicted without norms",
+    "--attn-logit-softcapping": "attention's scores are predicted without soft-capping",
+    "--use-alibi-mask": "attention is predicted without position biases",
     "--use-moba-attn": _ALL_KEYS,
-    "--fp16-lm-cross-entropy": "the loss is taken in 32 bits",
-    "--cross-entropy-loss-fusion": "the loss is taken as several kernels: --engine "
-    "megatron-core-fused-loss has it as one",
+    "--fp16-lm-cross-entropy": "the loss is predicted in 32 bits",
+    "--cross-entropy-loss-fusion": "the loss is predicted as several kernels: --engine "
+    "megatron-core-fused-loss predicts it as one",
     "--standalone-embedding-stage": _EQUAL_BLOCKS,
     "--enable-cuda-graph": _ONE_BY_ONE,
     "--external-cuda-graph": _ONE_BY_ONE,
@@ -122,47 +122,47 @@ UNSAID: Mapping[str, str] = {
     "--dataloader-inter-document-masking": _WHOLE_SEQUENCES,
     "--max-seqlen-per-dp-cp-rank": _WHOLE_SEQUENCES,
     "--hybrid-context-parallel": _WHOLE_SEQUENCES,
-    "--sft": "sequences are taken as whole, none of them padded or packed",
-    "--random-ltd": "sequences are taken at their full length",
-    "--data-efficiency-curriculum-learning": "sequences are taken at their full length",
-    "--curriculum-learning": "sequences are taken at their full length",
-    "--memory-centric-tiled-linear": "products are taken whole",
-    "--split-transformers": "blocks are taken as recomputed whole",
-    "--ds-sequence-parallel-fpdt": "sequences are taken in one piece",
+    "--sft": "sequences are predicted at full length, neither padded nor packed",
+    "--random-ltd": "sequences are predicted at their full length",
+    "--data-efficiency-curriculum-learning": "sequences are predicted at their full length",
+    "--curriculum-learning": "sequences are predicted at their full length",
+    "--memory-centric-tiled-linear": "GEMMs are predicted as untiled",
+    "--split-transformers": "whole blocks are predicted to be recomputed",
+    "--ds-sequence-parallel-fpdt": "sequences are predicted without chunks",
     "--ds-sequence-parallel-fpdt-offloading": _ON_GPU,
-    "--enable-zbh1-pipeline": "the order is taken as 1f1b",
-    "--schedules-method": "the order is taken as 1f1b",
-    "--microbatch-group-size-per-virtual-pipeline-stage": "chunks take as many micro-batches in "
-    "turn as there are stages",
-    "--microbatch-group-size-per-vp-stage": "chunks take as many micro-batches in turn as there "
-    "are stages",
-    "--hierarchical-context-parallel-sizes": "context parallelism is taken as one group",
-    "--mtp-use-repeated-layer": "further tokens are taken with a block each",
-    "--mtp-spec": "further tokens are taken with the model's last block",
+    "--enable-zbh1-pipeline": "the pipeline schedule is predicted as 1f1b",
+    "--schedules-method": "the pipeline schedule is predicted as 1f1b",
+    "--microbatch-group-size-per-virtual-pipeline-stage": "model chunks are predicted "
+    "to take as many micro-batches in turn as there are stages",
+    "--microbatch-group-size-per-vp-stage": "model chunks are predicted to take as many "
+    "micro-batches in turn as there are stages",
+    "--hierarchical-context-parallel-sizes": "context parallelism is predicted in one level",
+    "--mtp-use-repeated-layer": "every further token is predicted with a block of its own",
+    "--mtp-spec": "further tokens are predicted with blocks like the model's last",
     "--high-priority-a2a-comm-stream": _NO_OVERLAP,
     "--moe-tp-extend-ep-overlap": _NO_OVERLAP,
-    "--load-universal-checkpoint": "a step is taken without its checkpoint",
-    "--activation-func": "the activation is taken as the switches say",
+    "--load-universal-checkpoint": "a step is predicted without loading a checkpoint",
+    "--activation-func": "the activation is predicted by --swiglu and similar options",
     "--interleave-sliding-window": _ALL_KEYS,
-    "--enable-seq1f1b": "the order is taken as 1f1b",
+    "--enable-seq1f1b": "the pipeline schedule is predicted as 1f1b",
     "--pack": _WHOLE_SEQUENCES,
     "--use-mc2": _NO_OVERLAP,
-    "--num-microbatches-with-partial-activation-checkpoints": "blocks are recomputed for all "
-    "micro-batches alike",
-    "--chunked-loss": "the loss is taken in one piece",
-    "--loss-chunk-size": "the loss is taken in one piece",
+    "--num-microbatches-with-partial-activation-checkpoints": "blocks are predicted "
+    "to be recomputed for all micro-batches",
+    "--chunked-loss": "the loss is predicted without chunks",
+    "--loss-chunk-size": "the loss is predicted without chunks",
 }
 
-_TOWER = "trains an encoder of images beside the decoder, which plans cannot express"
-_ENCODER = "trains an encoder, not a decoder alone"
-_RETRIEVAL = "trains with retrieved text, which plans cannot express"
-_TEACHER = "trains beside a teacher, whose passes plans cannot express"
-_FROZEN = "trains a part of the weights, which plans cannot express"
-_ADAPTERS = "trains adapters alone, which this import cannot express"
-_SPARSE = "has sparse attention, which models here cannot have"
-_STREAMS = "has several residual streams, which models here cannot have"
+_TOWER = "belongs to training an image encoder beside the decoder, which plans cannot express"
+_ENCODER = "belongs to training an encoder, which is not supported"
+_RETRIEVAL = "belongs to training with retrieved text, which plans cannot express"
+_TEACHER = "belongs to distillation from a teacher, whose passes plans cannot express"
+_FROZEN = "trains only a part of the weights, which plans cannot express"
+_ADAPTERS = "trains adapters only, which this import does not support"
+_SPARSE = "gives the model sparse attention, which is not supported"
+_STREAMS = "gives the model several residual streams, which is not supported"
 _WEIGHT_SHARDS = "shards weights along another axis, which plans cannot express"
-_REINFORCED = "trains by preferences or rewards, with passes that plans cannot express"
+_REINFORCED = "belongs to training by preferences or rewards, which plans cannot express"
 
 # Megatron-LM's options that change the model or the task, each with the reason why an import
 # refuses it.
@@ -210,24 +210,26 @@ REFUSED: Mapping[str, str] = {
     ),
     **dict.fromkeys(("--enable-mhc", "--enable-mhc-connections", "--hc-mult"), _STREAMS),
     **dict.fromkeys(("--perform-rl-step", "--dpo-loss-type", "--pref-ftx"), _REINFORCED),
-    "--num-experts-switch": "has experts of the old SwitchMLP, which models here cannot have",
-    "--cla-share-factor": "shares keys among blocks, which models here cannot have",
-    "--share-kvstates": "shares keys among blocks, which models here cannot have",
-    "--heterogeneous-layers-config-path": "makes each block as a file says: give --model",
-    "--heterogeneous-layers-config-encoded-json": "makes each block otherwise: give --model",
-    "--moe-expert-model-parallelism": "divides experts among data-parallel ranks: give "
+    "--num-experts-switch": "gives the model experts of the old SwitchMLP, which is not supported",
+    "--cla-share-factor": "shares keys among blocks, which is not supported",
+    "--share-kvstates": "shares keys among blocks, which is not supported",
+    "--heterogeneous-layers-config-path": "sizes each block by a file, which is "
+    "not supported: give --model",
+    "--heterogeneous-layers-config-encoded-json": "sizes each block, which is not "
+    "supported: give --model",
+    "--moe-expert-model-parallelism": "divides experts among all data-parallel ranks: give "
     "--expert-model-parallel-size N in its place",
-    "--moe-weight-parallelism": "divides experts among data-parallel ranks: give "
+    "--moe-weight-parallelism": "divides experts among all data-parallel ranks: give "
     "--expert-model-parallel-size N in its place",
-    "--kv-compress": "compresses keys, which models here cannot have",
+    "--kv-compress": "compresses keys, which is not supported",
     "--n-hash-layers": _SPARSE,
     "--o-lora-rank": _SPARSE,
-    "--skip-train": "trains nothing: leave it out",
+    "--skip-train": "trains nothing, so there is nothing to predict: leave it out",
     "--yaml-cfg": "takes all options from that file: import it in place of this one",
-    "--noop-layers": "has blocks that do nothing, which models here cannot have: leave them out, "
+    "--noop-layers": "adds blocks that do nothing, which is not supported: leave them out, "
     "and divide the blocks by --pipeline-model-parallel-layout",
-    "--mtp-hybrid-override-pattern": "has further tokens behind a hybrid model, which models "
-    "here cannot have",
+    "--mtp-hybrid-override-pattern": "adds multi-token prediction to a hybrid model, which is "
+    "not supported",
     "--tensor-parallel-num-weight-shards": _WEIGHT_SHARDS,
     "--expert-tensor-parallel-num-weight-shards": _WEIGHT_SHARDS,
     "--output-bert-embeddings": _ENCODER,
@@ -323,7 +325,7 @@ class Options:
         if option is None:
             return None
         if not option.words or not option.words[0]:
-            reject(f"{self.where(name)}: its value is missing: write it behind the option")
+            reject(f"{self.where(name)}: its value is missing: write it after the option")
         return None if option.words[0] in _NONE else option.words[0]
 
     def all_words(self, name: str) -> tuple[str, ...]:

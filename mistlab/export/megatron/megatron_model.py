@@ -158,10 +158,14 @@ def _tokens(options: Options, draft: Found) -> int:
     if kind is not None and kind.startswith(_OF_ENCODERS):
         where = options.where("--tokenizer-type")
         reject(
-            f"{where}: {kind} is an option of encoders: give a launch line that trains a decoder"
+            f"{where}: {kind} is a tokenizer of encoders, which are not supported: give a launch "
+            "line that trains a decoder"
         )
     if kind in _NULL and stated is not None:
-        text = f"{stated + 1} tokens: {kind} adds one to --vocab-size {stated}, up to core 0.18"
+        text = (
+            f"{stated + 1} tokens, as {kind} adds one to --vocab-size {stated} in Megatron-core up "
+            "to 0.18"
+        )
         draft.remark("assumed", "model.vocab", text)
         return stated + 1
     known = _known(options, kind)
@@ -175,7 +179,10 @@ def _tokens(options: Options, draft: Found) -> int:
         return stated
     if known is None:
         raise _unknown(options, kind)
-    text = f"{known} tokens, as {_tokenizer_text(options, kind)} has: --vocab-size is not given"
+    text = (
+        f"{known} tokens, the usual size of {_tokenizer_text(options, kind)}, because --vocab-size "
+        "is not given"
+    )
     draft.remark("assumed", "model.vocab", text)
     return known
 
@@ -247,8 +254,8 @@ def _unknown(options: Options, kind: str | None) -> InputError:
     where = f" (line {line})" if line else ""
     return InputError(
         f"--vocab-size: is missing, and the vocabulary of {_tokenizer_text(options, kind)}{where} "
-        "is not supported here: give --vocab-size N, or add --vocab-size or --padded-vocab-size "
-        "to the line"
+        "is unknown: give this command --vocab-size N, or add --vocab-size or --padded-vocab-size "
+        "to the launch line"
     )
 
 
@@ -289,8 +296,8 @@ def sayable_model(job: Job) -> Job:
     if model.graph_file is not None:
         refuse(
             "workload.model",
-            "is traced from a user's code, which no option builds: export a plan of a model of "
-            "the catalogue, or of a mapping",
+            "is a traced model, which no option of Megatron-LM can build: export a plan whose "
+            "model is a name of the catalogue or a mapping",
         )
     if model.is_encoder:
         refuse(
@@ -409,7 +416,10 @@ def _layers_of(options: Options, hidden: int, program: str) -> tuple[int, dict[s
 def _check_hybrid(parts: dict[str, Any]) -> None:
     for name in ("latent", "window", "sinks", "further_tokens", "attention_gate"):
         if parts.get(name):
-            reject(f"model.{name}: no supported hybrid model has it: give a model by --model")
+            reject(
+                f"model.{name}: is not supported in hybrid models: give a model of the catalogue "
+                "by --model"
+            )
 
 
 def _family(fields: Mapping[str, Any]) -> Family:
@@ -431,7 +441,7 @@ def _is_gated(options: Options, draft: Found) -> bool:
     if word is not None:
         kinds.append(f"--glu-activation {word}")
     for kind in kinds:
-        text = "the gate is taken as SwiGLU's, which costs as much"
+        text = "is predicted as SwiGLU, which costs as much"
         draft.remark("assumed", kind, text)
     return bool(kinds)
 
@@ -460,7 +470,10 @@ def _key_heads(options: Options, draft: Found, heads: int) -> int:
         # Megatron-LM's default is a single query group.
         return groups or 1
     if groups is not None and groups != heads:
-        text = f"--num-query-groups {groups} without --group-query-attention: heads share no keys"
+        text = (
+            f"--num-query-groups {groups} has no effect without --group-query-attention: every "
+            "head has keys and values of its own"
+        )
         draft.remark("contradicting", "model.kv_heads", text)
     return heads
 
@@ -471,8 +484,8 @@ def _has_biases(options: Options, draft: Found) -> bool:
     if without and not options.has("--disable-bias-linear"):
         # Pai-Megatron-Patch's switches turn off all biases but those of queries, keys and values.
         all_but_those = len(without) == len(_WITHOUT_SOME_BIASES)
-        taken_in = "none" if all_but_those else "all products"
-        text = f"biases are taken in {taken_in}, though some products alone have them"
+        predicted = "no linear layer" if all_but_those else "all linear layers"
+        text = f"biases are predicted in {predicted}, though only some layers have them"
         draft.remark("assumed", " ".join(without), text)
         return not all_but_those
     if is_of_epfl(options):
@@ -501,11 +514,11 @@ def _needed(options: Options, name: str) -> int:
     number = options.whole(name)
     if number is None and options.strays:
         reject(
-            f"{name}: is missing, or is in a word of the line whose value is unknown: "
+            f"{name}: is missing, or in a part of the line whose value is unknown: "
             f"{options.strays[0].unknown}"
         )
     if number is None:
-        reject(f"{name}: is missing: give it, or the model by --model")
+        reject(f"{name}: is missing: add it to the line, or give the model by --model")
     return number
 
 
@@ -517,11 +530,11 @@ def _position(options: Options, draft: Found) -> str:
         return "none" if options.has("--no-position-embedding") else "absolute"
     if stated == "mrope":
         reject(
-            f"{options.where('--position-embedding-type')}: mrope is for images beside text, "
-            "which plans cannot express: give a launch line that trains a text decoder"
+            f"{options.where('--position-embedding-type')}: mrope is for models of images and "
+            "text, which are not supported: give a launch line that trains a text decoder"
         )
     if stated == "alibi":
-        text = "alibi: attention is taken without biases of positions"
+        text = "alibi: attention is predicted without position biases"
         draft.remark("ignored", "--position-embedding-type", text)
     return _READ_POSITIONS[stated]
 
@@ -537,7 +550,7 @@ def _dropout(options: Options, draft: Found) -> dict[str, float]:
         text = f"{DROPOUT}, Megatron-LM's default: {' and '.join(silent)} are not given"
         draft.remark("assumed", "model.dropout", text)
     if attention and not hidden:
-        text = f"{attention:g} without --hidden-dropout: taken as 0"
+        text = f"{attention:g} with --hidden-dropout 0 is not supported: predicted as 0"
         draft.remark("ignored", "--attention-dropout", text)
     differs = hidden and attention != hidden
     return {"dropout": hidden, **({"attention_dropout": attention} if differs else {})}

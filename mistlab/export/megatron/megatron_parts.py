@@ -30,9 +30,9 @@ STATES, CHANNELS, GROUPS, EXPAND = 128, 64, 8, 2
 # Its other letters (G, D, +) are not supported.
 _LETTERS = "M*-E"
 _MEANINGS = {
-    "G": "a gated delta net without a network",
-    "D": "sparse attention",
-    "+": "latent attention",
+    "G": "a gated delta network, which hybrid models here cannot have",
+    "D": "sparse attention, which is not supported",
+    "+": "latent attention, which hybrid models here cannot have",
 }
 _SWITCHES = ("--is-hybrid-model", "--hybrid-attention-ratio", "--hybrid-mlp-ratio")
 
@@ -72,13 +72,13 @@ def segments_of(options: Options, layers: int | None) -> list[str]:
         )
     for letter in main.replace("|", ""):
         if letter not in _LETTERS:
-            meaning = _MEANINGS.get(letter, "no kind of block")
+            meaning = _MEANINGS.get(letter, "not a kind of block")
             reject(
-                f"{options.where(PATTERN)}: {letter!r} is {meaning}, which no supported model "
-                f"has: write a pattern of the letters {_LETTERS}"
+                f"{options.where(PATTERN)}: {letter!r} is {meaning}: write only M (Mamba-2), * "
+                "(attention), - (feed-forward network) and E (experts)"
             )
     if not main.replace("|", ""):
-        reject(f"{options.where(PATTERN)}: {text!r} has no blocks: give a letter for each")
+        reject(f"{options.where(PATTERN)}: {text!r} has no blocks: give a letter for each block")
     return main.split("|")
 
 
@@ -99,7 +99,7 @@ def _by_shares(options: Options, layers: int | None) -> str:
     and of feed-forward blocks, spread evenly among state-space blocks.
     """
     if layers is None:
-        reject("--num-layers: is missing: give it, or --hybrid-layer-pattern")
+        reject("--num-layers: is missing: add it to the line, or --hybrid-layer-pattern")
     attention = round(layers * options.number("--hybrid-attention-ratio", 0.0, maximum=1))
     networks = round(layers * options.number("--hybrid-mlp-ratio", 0.0, maximum=1))
     blocks = ["M"] * layers
@@ -164,8 +164,8 @@ def check_hybrid(model: ModelSpec) -> None:
         if value:
             refuse(
                 f"workload.model.{name}",
-                f"{value}, which the launch line cannot express, so that the model would differ: "
-                "give --to deepspeed or accelerate, where the training script defines the model",
+                f"{value}, which no option of Megatron-LM can express: give --to deepspeed or "
+                "accelerate, where the training script defines the model",
             )
 
 
@@ -233,9 +233,9 @@ def hybrid_notes(job: Job) -> Iterator[str]:
     if not job.workload.model.pattern:
         return
     if is_cut(job.plan):
-        yield "a pattern that is cut into segments needs Megatron-core 0.17 or later"
+        yield "a block pattern with segments (|) needs Megatron-core 0.17 or later"
     if any(stage.checkpointed_layers for stage in job.plan.stages):
-        yield "blocks of hybrids are recomputed from Megatron-core 0.18 on; 0.16 and 0.17 keep all"
+        yield "recomputing blocks of hybrid models needs Megatron-core 0.18 or later"
 
 
 # Exports and imports experts, latent attention and windows as Megatron-LM's options.
@@ -261,8 +261,8 @@ def sayable_parts(model: ModelSpec) -> ModelSpec:
     if not model.rotated_channels:
         refuse(
             "workload.model.position_embedding",
-            f"{model.position_embedding!r} with latent attention, which rotates channels here: "
-            "give rotary",
+            f"{model.position_embedding!r}, but Megatron-LM's latent attention needs rotary "
+            "position embedding: give rotary",
         )
     fraction = round(model.rotated_channels / model.head_dim, _DIGITS)
     return replace(model, qk_norm=False, rotary_fraction=fraction)
@@ -320,8 +320,8 @@ def parts_of(options: Options, draft: Found, layers: int, ffn: int) -> dict[str,
     parts |= _turns_of(options, blocks, layers)
     if parts.get("pattern") and (beside := _beside_pattern(parts)):
         reject(
-            f"{beside}: not supported in hybrid models, whose layers alternate: give a "
-            "model of the catalogue by --model"
+            f"{beside}: is not supported together with blocks of several kinds: give a model of "
+            "the catalogue by --model"
         )
     return parts
 
@@ -354,8 +354,8 @@ def _turns_of(options: Options, blocks: list[int], layers: int) -> dict[str, Any
     if (deltas := _delta_nets(options, layers)) is not None:
         if 0 in blocks:
             reject(
-                "--moe-layer-freq: no supported model has delta nets beside blocks without "
-                "experts: give experts in every block"
+                "--moe-layer-freq: blocks without experts are not supported together with gated "
+                "delta networks: give every block experts"
             )
         return deltas
     dense = blocks.index(1) if 1 in blocks else layers
@@ -373,13 +373,15 @@ def _delta_nets(options: Options, layers: int) -> dict[str, Any] | None:
         return None
     if variant not in ("gated_delta_net", "gdn"):
         reject(
-            f"{options.where('--experimental-attention-variant')}: {variant} is an "
-            "attention variant that no supported model has: give a model of the catalogue by "
-            "--model"
+            f"{options.where('--experimental-attention-variant')}: {variant} is not supported: "
+            "give gated_delta_net, or a model of the catalogue by --model"
         )
     every = options.text("--linear-attention-freq") or options.text("--full-attention-interval")
     if every is None:
-        reject(f"--linear-attention-freq: is missing beside {variant}: add it with its number")
+        reject(
+            f"--linear-attention-freq: is missing, but {variant} needs it: add it to the line with "
+            "its number"
+        )
     where = options.where("--linear-attention-freq")
     blocks = [] if "[" in every else _linear_blocks(checked_whole(where, every), layers)
     linear = blocks or pattern_of(every)
@@ -408,7 +410,7 @@ def _attention_of(options: Options, draft: Found) -> dict[str, Any]:
     if not options.has("--multi-latent-attention"):
         return {"qk_norm": normalises, "attention_gate": options.has("--attention-output-gate")}
     if not normalises:
-        text = "latent vectors are taken as normalised: --qk-layernorm is not given"
+        text = "latent vectors are predicted as normalised, though --qk-layernorm is not given"
         draft.remark("assumed", "model.latent", text)
     plain = options.whole("--qk-head-dim") or HEAD_DIM
     rotated = options.whole("--qk-pos-emb-head-dim") or ROTATED
@@ -445,7 +447,8 @@ def _tell_of_window(options: Options, draft: Found, choice: str, size: int, ever
     length = options.whole("--seq-length")
     if length is None or size < length:
         text_of_remark = (
-            f"--window-attn-skip-freq {every}: attention is taken over the whole sequence"
+            f"--window-attn-skip-freq {every} is not supported: attention is predicted over the "
+            "whole sequence"
         )
         draft.remark("ignored", choice, text_of_remark)
 
@@ -453,7 +456,7 @@ def _tell_of_window(options: Options, draft: Found, choice: str, size: int, ever
 def _has_sinks(options: Options, draft: Found) -> bool:
     stated = options.choice("--softmax-type", ("vanilla", "off-by-one", "learnable"))
     if stated == "off-by-one":
-        text = "off-by-one: taken as the plain softmax, which costs as much"
+        text = "off-by-one is predicted as the plain softmax, which costs as much"
         draft.remark("ignored", "--softmax-type", text)
     return stated == "learnable"
 
@@ -469,13 +472,14 @@ def experts_of(
     dense = blocks.index(1) if 1 in blocks else layers
     width = options.whole("--moe-ffn-hidden-size")
     if width is None:
-        text = f"{ffn}, the network's own: --moe-ffn-hidden-size is not given"
+        text = f"{ffn}, as in dense blocks, because --moe-ffn-hidden-size is not given"
         draft.remark("assumed", "model.experts.ffn", text)
         width = ffn
     active = options.whole("--moe-router-topk")
     if active is None:
         active = 1 if is_of_deepspeed(options) else ACTIVE
-        text = f"{active}, the default (1 up to core 0.4): --moe-router-topk is not given"
+        since = "" if is_of_deepspeed(options) else " since Megatron-core 0.5"
+        text = f"{active}, the default{since}, because --moe-router-topk is not given"
         draft.remark("assumed", "model.experts.active", text)
     with within("model.experts"):
         experts = Experts(
@@ -502,11 +506,11 @@ def _count_of(options: Options, draft: Found) -> int | None:
     if len(counts) > 1:
         every = " ".join(options.words["--num-experts"])
         reject(
-            f"{options.where('--num-experts')}: {every}: blocks have different numbers of experts, "
-            "which no model here has: give one number"
+            f"{options.where('--num-experts')}: {every}: blocks with different numbers of experts "
+            "are not supported: give one number"
         )
     if 1 in counts and not is_of_deepspeed(options):
-        text = "a single expert is taken as a network without a router"
+        text = "a single expert is predicted as a feed-forward network without a router"
         draft.remark("assumed", "--num-experts 1", text)
     return next((count for count in counts if count > 1), None)
 
@@ -516,7 +520,7 @@ def _shared_of(options: Options, draft: Found, width: int, ffn: int) -> int:
     shared = options.whole("--moe-shared-expert-intermediate-size")
     number = options.whole("--num-shared-experts")
     if options.choice("--mlp-type", ("standard", "residual")) == "residual":
-        text = "residual: the network beside the experts is taken as one that every token takes"
+        text = "residual is predicted as a shared expert, which every token passes"
         draft.remark("assumed", "--mlp-type", text)
         return ffn
     if shared is None and number is not None:
@@ -542,8 +546,8 @@ def _expert_blocks(options: Options, layers: int) -> list[int]:
         blocks = [int(block % every == 0 and block >= first) for block in range(layers)]
     if len(blocks) != layers:
         reject(
-            f"{options.where('--moe-layer-freq')}: {text} is of {len(blocks)} blocks, the model "
-            f"has {layers}: give an entry for each block"
+            f"{options.where('--moe-layer-freq')}: {text} has entries for {len(blocks)} blocks, "
+            f"but the model has {layers}: give one for each block"
         )
     return blocks
 

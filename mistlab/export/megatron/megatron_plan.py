@@ -56,10 +56,13 @@ def _order(options: Options, chunks: int, draft: Found) -> None:
         if order in INTERLEAVED:
             draft.order = order
             if options.text("--recompute-method") == "block":
-                text = f"of a stage, though Megatron-LM counts each of its {chunks} chunks"
+                text = (
+                    "--recompute-num-layers is taken as blocks of a stage, though Megatron-LM "
+                    f"counts it in each of the stage's {chunks} model chunks"
+                )
                 draft.remark("assumed", "checkpointed_layers", text)
         else:
-            text = f"{chunks} chunks a stage: no order is named {order}; taken as 1f1b"
+            text = f"{chunks} model chunks a stage are not supported: predicted as 1f1b"
             draft.remark("ignored", "order", text)
 
 
@@ -85,8 +88,8 @@ def _listed(options: Options, draft: Found, layers: int) -> Sequence[int] | None
     listed = [checked_whole(where, word) for word in numbers if word]
     if len(listed) != draft.num_stages or sum(listed) != layers:
         reject(
-            f"{where}: {sum(listed)} blocks in {len(listed)} stages, but the model has {layers} in "
-            f"{draft.num_stages}: give a number for each stage"
+            f"{where}: lists {sum(listed)} blocks in {len(listed)} stages, but the model has "
+            f"{layers} in {draft.num_stages}: give each stage a number, {layers} in all"
         )
     return listed
 
@@ -112,7 +115,7 @@ def _beside_ends(options: Options, num_stages: int, layers: int) -> Sequence[int
     if 0 in shares:
         reject(
             f"--num-layers {layers}: one of {num_stages} stages would have embedding or loss but "
-            "no blocks, which plans cannot express: give fewer stages"
+            "no blocks, which is not supported: give a smaller --pipeline-model-parallel-size"
         )
     return shares
 
@@ -143,8 +146,9 @@ def _with_ends(
     left = layers - (first or 0) - (last or 0)
     if inner < 0 or left < 0 or (inner and left % inner) or (not inner and left):
         reject(
-            f"--num-layers {layers}: {left} blocks are left for {max(inner, 0)} stages between the "
-            "first and the last: give other --decoder-first- and --decoder-last-pipeline-num-layers"
+            f"--num-layers {layers}: the {left} blocks left do not divide over the "
+            f"{max(inner, 0)} stages left: give another --decoder-first-pipeline-num-layers or "
+            "--decoder-last-pipeline-num-layers"
         )
     middle = [left // inner] * inner if inner else []
     return [*([first] if first else []), *middle, *([last] if last else [])]
@@ -201,9 +205,7 @@ def read_optimizer(options: Options, draft: Found) -> None:
     """Add a remark if the optimizer keeps other states than Adam does."""
     stated = options.text("--optimizer")
     if stated is not None and stated not in (*_ADAMS, _OFFLOADING):
-        draft.remark(
-            "ignored", f"--optimizer {stated}", "moments are taken as AdamW's, two of them"
-        )
+        draft.remark("ignored", f"--optimizer {stated}", "is predicted as AdamW, with two moments")
 
 
 def _level(options: Options, draft: Found) -> int:
@@ -214,7 +216,10 @@ def _level(options: Options, draft: Found) -> int:
     if options.has("--use-megatron-fsdp"):
         return STRATEGIES.index(strategy or "no_shard")
     if strategy is not None:
-        text = f"--data-parallel-sharding-strategy {strategy} without --use-megatron-fsdp: ignored"
+        text = (
+            f"--data-parallel-sharding-strategy {strategy} has no effect without "
+            "--use-megatron-fsdp: ignored"
+        )
         draft.remark("contradicting", "zero", text)
     return level
 
@@ -225,12 +230,15 @@ def _offload(options: Options, draft: Found, level: int) -> None:
     policy = options.text("--optimizer-offload-policy")
     fraction = options.number("--optimizer-offload-fraction", 0.5 if patched else 1.0, maximum=1)
     if patched and policy == "auto":
-        text = f"auto: taken as the share {fraction:g} of the optimizer"
+        text = f"auto is predicted as offloading a fraction {fraction:g} of the optimizer"
         draft.remark("assumed", "--optimizer-offload-policy", text)
     if options.has("--optimizer-cpu-offload") or patched:
         if not level:
-            text = "--optimizer-cpu-offload without --use-distributed-optimizer, which it needs"
-            draft.remark("contradicting", "offload.optimizer", f"{text}: taken as it stands")
+            text = (
+                "--optimizer-cpu-offload needs --use-distributed-optimizer, which is not given: "
+                "predicted all the same"
+            )
+            draft.remark("contradicting", "offload.optimizer", text)
         draft.values["offload_optimizer"] = fraction
 
 
@@ -240,10 +248,13 @@ def _overlap(options: Options, draft: Found, level: int) -> None:
     )
     draft.overlaps = reduces
     if gathers and not reduces:
-        text = "--overlap-param-gather needs --overlap-grad-reduce: taken as no overlap at all"
+        text = (
+            "--overlap-param-gather needs --overlap-grad-reduce, which is not given: predicted "
+            "without overlap"
+        )
         draft.remark("contradicting", "overlap_communication", text)
     elif reduces and level and not gathers:
-        text = "--overlap-grad-reduce alone: weights are taken as gathered beside passes too"
+        text = "--overlap-grad-reduce is given without --overlap-param-gather: predicted with both"
         draft.remark("assumed", "overlap_communication", text)
 
 
@@ -267,24 +278,33 @@ def read_activations(options: Options, draft: Found, layers: int) -> None:
         modules = " ".join(options.all_words("--recompute-modules")) or "core_attn"
         _selective(modules, draft, layers)
     elif (method or count) and not is_of_deepspeed(options):
-        text = "--recompute-method or -num-layers without --recompute-granularity: ignored"
+        text = (
+            "--recompute-method and --recompute-num-layers have no effect without "
+            "--recompute-granularity: ignored"
+        )
         draft.remark("contradicting", "checkpointed_layers", text)
     _activations_offloaded(options, draft, layers)
 
 
 def _full(method: str | None, count: int | None, draft: Found, layers: int) -> None:
     if method is None:
-        text = "full without --recompute-method, which Megatron-LM refuses: taken as uniform"
+        text = (
+            "Megatron-LM refuses --recompute-granularity full without --recompute-method: took "
+            "uniform"
+        )
         draft.remark("contradicting", "checkpointed_layers", text)
     if method == "block":
         if count is None:
-            text = "block without --recompute-num-layers: taken as 1, the older default"
+            text = (
+                "--recompute-method block is given without --recompute-num-layers: took 1, the "
+                "default of older versions"
+            )
             draft.remark("contradicting", "checkpointed_layers", text)
         draft.values["checkpointed_layers"] = 1 if count is None else count
         return
     draft.values["checkpointed_layers"] = layers
     if count and count > 1:
-        text = f"--recompute-num-layers {count}: taken as blocks recomputed one by one"
+        text = f"--recompute-num-layers {count} is predicted as blocks recomputed one by one"
         draft.remark("assumed", "checkpointed_layers", text)
 
 
@@ -293,7 +313,7 @@ def _selective(modules: str, draft: Found, layers: int) -> None:
     if "core_attn" in modules.split():
         draft.values["core_recomputed_layers"] = layers
     if others:
-        text = f"--recompute-modules {' '.join(others)}: taken as nothing of them recomputed"
+        text = f"--recompute-modules {' '.join(others)}: predicted as kept, not recomputed"
         draft.remark("ignored", "checkpointed_layers", text)
 
 
@@ -346,19 +366,25 @@ def read_experts(options: Options, draft: Found, *, has_experts: bool) -> None:
     if not has_experts:
         if ranks > 1:
             where = options.where(_RANKS)
-            reject(f"{where} {ranks}: the model has no experts: give --num-experts, or 1")
+            reject(f"{where}: {ranks}, but the model has no experts: give --num-experts N, or 1")
         return
     draft.values |= {"expert_parallel": ranks, "expert_tensor_parallel": parts}
     draft.expert_capacity = capacity or None
     draft.expert_padding = pads and capacity > 0
     if pads and not capacity:
-        text = "--moe-pad-expert-input-to-capacity without --moe-expert-capacity-factor: ignored"
+        text = (
+            "--moe-pad-expert-input-to-capacity has no effect without "
+            "--moe-expert-capacity-factor: ignored"
+        )
         draft.remark("contradicting", "expert_padding", text)
     of_deepspeed = is_of_deepspeed(options)
     is_whole = draft.values["tensor_parallel"] > 1 and not options.has("--sequence-parallel")
     if is_whole and not of_deepspeed:
-        text = "off, but Megatron-LM trains experts with tensor parallelism only with it"
-        draft.remark("contradicting", "sequence_parallel", f"{text}: taken on")
+        text = (
+            "--sequence-parallel is not given, but Megatron-LM needs it to train experts with "
+            "tensor parallelism: predicted with it"
+        )
+        draft.remark("contradicting", "sequence_parallel", text)
         draft.values["sequence_parallel"] = 1
     if not of_deepspeed:
         # DeepSpeed's engine has only one way to exchange tokens, and an auxiliary loss of its own.
@@ -373,7 +399,10 @@ def _divisions(options: Options, draft: Found) -> tuple[int, int]:
     tensor = draft.values["tensor_parallel"]
     ranks = options.whole(_RANKS) or 1
     if options.has(_EXPERTS_DIVIDED):
-        text = f"{ranks * tensor}, as {_EXPERTS_DIVIDED} gives tensor-parallel ranks experts too"
+        text = (
+            f"{ranks * tensor}, because {_EXPERTS_DIVIDED} divides experts over tensor-parallel "
+            "ranks too"
+        )
         draft.remark("noted", "expert_parallel", text)
         return ranks * tensor, 1
     if options.has(_EXPERT_DIVIDED):
@@ -397,15 +426,13 @@ def _capacity(options: Options) -> tuple[float, bool]:
 def _remark_exchange(options: Options, draft: Found) -> None:
     exchange = options.choice("--moe-token-dispatcher-type", _EXCHANGES) or "allgather"
     if exchange == "flex":
-        text = (
-            "flex: tokens are taken as sent by alltoall; --engine megatron-bridge has fused kernels"
-        )
+        text = "flex is predicted as alltoall; give --engine megatron-bridge for fused kernels"
         draft.remark("ignored", "--moe-token-dispatcher-type", text)
     elif exchange == "allgather":
-        text = "allgather: tokens are taken as sent by alltoall"
+        text = "allgather is predicted as alltoall"
         draft.remark("ignored", "--moe-token-dispatcher-type", text)
     if not options.has("--moe-grouped-gemm"):
-        text = "not given: the experts of a rank are taken as one grouped product all the same"
+        text = "is not given: the experts of a rank are predicted as one grouped GEMM all the same"
         draft.remark("assumed", "--moe-grouped-gemm", text)
 
 
@@ -422,7 +449,10 @@ def _remark_balance(options: Options, draft: Found) -> None:
     ]
     has_loss = kind == "sinkhorn" or (kind != "none" and weight > 0)
     if not (has_loss or any(switches)):
-        text = "1, though no option balances experts: --moe-aux-loss-coeff is 0"
+        text = (
+            "1 (experts get equally many tokens), though no option balances them and "
+            "--moe-aux-loss-coeff is 0"
+        )
         draft.remark("assumed", "expert_imbalance", text)
 
 
@@ -508,10 +538,11 @@ def _narrow_products(options: Options, draft: Found, hardware: Hardware) -> None
         draft.remark("contradicting", "precision", text)
     option_text = f"--fp4-format {four}" if four else f"--fp8-format {eight}"
     if (four or eight) and (peaks.fp4 if four else peaks.fp8) is None:
-        text = f"products are taken in 16 bits: {hardware.name} has none of fewer"
+        rate = "fp4" if four else "fp8"
+        text = f"GEMMs are predicted in 16 bits: hardware {hardware.name} has no rate of {rate}"
         draft.remark("ignored", option_text, text)
     elif (four or eight) and draft.precision != "bf16":
-        text = f"{option_text} beside {draft.precision}: taken beside bf16"
+        text = f"{option_text} with {draft.precision}: predicted with bf16"
         draft.remark("contradicting", "precision", text)
         draft.precision = "fp4" if four else "fp8"
     elif four:
@@ -519,7 +550,7 @@ def _narrow_products(options: Options, draft: Found, hardware: Hardware) -> None
     elif eight:
         draft.precision = "fp8"
         if recipe != recipe_for(hardware):
-            text = f"{recipe}: products are taken as those of {recipe_for(hardware)}"
+            text = f"{recipe}: GEMMs are predicted as those of {recipe_for(hardware)}"
             draft.remark("ignored", "--fp8-recipe", text)
 
 
@@ -532,8 +563,14 @@ def _moments(options: Options, draft: Found) -> None:
     if stated[0] == stated[1] and stated[0] in known:
         draft.optimizer = known[stated[0]]
         if draft.optimizer != "adamw" and not options.has(PRECISION_AWARE):
-            text = f"--exp-avg-dtype {stated[0]} without {PRECISION_AWARE}, which it needs"
-            draft.remark("contradicting", "optimizer", f"{text}: taken as it stands")
+            text = (
+                f"--exp-avg-dtype {stated[0]} needs {PRECISION_AWARE}, which is not given: "
+                "predicted all the same"
+            )
+            draft.remark("contradicting", "optimizer", text)
     else:
-        text = f"--exp-avg-dtype {stated[0]}, --exp-avg-sq-dtype {stated[1]}: taken in 32 bits"
+        text = (
+            f"--exp-avg-dtype {stated[0]}, --exp-avg-sq-dtype {stated[1]}: Adam's moments are "
+            "predicted in 32 bits"
+        )
         draft.remark("ignored", "optimizer", text)

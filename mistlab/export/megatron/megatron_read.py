@@ -51,8 +51,8 @@ _COSTLY = re.compile(
     r"parallel|expert|moe|layer|head|hidden|zero|offload|swap|recompute|checkpoint-act|shard|seq"
     r"|batch|precision|quant|fp8|lora|freeze|stage|pipeline|chunk|attention|attn|window|vocab|mamba"
 )
-_ONE_UNKNOWN = "is unknown: no option that is"
-_CALM = "without effect on a step's cost"
+_ONE_UNKNOWN = "is an unknown option"
+_CALM = "without effect on a step's predicted time or memory"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,8 +90,8 @@ def check_refused(options: Options) -> None:
         option = options.given.get(name)
         if option is None or (option.words and option.words[0].lower() in IDLE):
             continue
-        option_text = " ".join((options.where(name), *option.words))
-        message = f"{option_text}: {reason}"
+        values = f" {' '.join(option.words)}:" if option.words else ""
+        message = f"{options.where(name)}:{values} {reason}"
         raise InputError(message if ": " in reason else f"{message}: import a line without it")
 
 
@@ -106,7 +106,8 @@ def _of_stray(word: Word) -> Remark:
 def _of_spellings(options: Options) -> Iterator[Remark]:
     for short, name in options.shortened.items():
         if name in TELLING:
-            yield Remark(kind="assumed", choice=short, text=f"read as {name}, which begins so")
+            text = f"read as {name}, the option that begins with it"
+            yield Remark(kind="assumed", choice=short, text=text)
 
 
 def _unsaid(options: Options) -> Iterator[Remark]:
@@ -148,11 +149,12 @@ def _unknown(options: Options) -> Iterator[Remark]:
         else:
             (costly if _COSTLY.search(name) else others).append(option_text)
     if costly:
-        text = "unknown here, and by name they may cost: the prediction is without them"
+        text = "unknown, though the name suggests an effect on time or memory: left out"
         yield Remark(kind="ignored", choice=" ".join(costly), text=text)
     if others:
-        several = "are unknown: no options that are" if len(others) > 1 else _ONE_UNKNOWN
-        yield Remark(kind="ignored", choice=" ".join(others), text=f"{several} known here")
+        several = "are unknown options" if len(others) > 1 else _ONE_UNKNOWN
+        text = f"{several}: the prediction assumes no effect on time or memory"
+        yield Remark(kind="ignored", choice=" ".join(others), text=text)
 
 
 def _count(options: Options) -> Iterator[Remark]:
@@ -336,8 +338,8 @@ def _check_stage(options: Options) -> None:
     stage = options.text("--stage")
     if stage not in (None, "sft", "pretrain", "pt"):
         reject(
-            f"{options.where('--stage')}: {stage} trains by preferences or rewards, with further "
-            "passes that plans cannot express: give a launch line of pre-training or fine-tuning"
+            f"{options.where('--stage')}: {stage} trains by preferences or rewards, which is not "
+            "supported: give a launch line of pre-training or supervised fine-tuning"
         )
 
 
@@ -357,7 +359,8 @@ def _world(options: Options, draft: Found) -> None:
     world = None if option is None or option.unknown else options.whole("--world-size")
     if world and draft.nodes and draft.gpus_per_node and world != draft.nodes * draft.gpus_per_node:
         text = (
-            f"--world-size {world}, but {draft.nodes} x {draft.gpus_per_node} processes: took these"
+            f"--world-size is {world}, but the launcher starts {draft.nodes} x "
+            f"{draft.gpus_per_node} processes: took the launcher's"
         )
         draft.remark("contradicting", "gpus_per_node", text)
 
@@ -367,7 +370,7 @@ def _model(options: Options, draft: Found, given: Given, program: str) -> ModelS
     if given.model is None:
         draft.model = model_of(options, draft, given.vocab_size, program)
         if options.has("--use-checkpoint-args"):
-            text = "the model is taken as the options say, whatever the checkpoint holds"
+            text = "the model is read from the options, as the checkpoint is not read"
             draft.remark("assumed", "--use-checkpoint-args", text)
         return draft.model
     if "--num-layers" in options:
@@ -401,12 +404,12 @@ def _exchange(options: Options, draft: Found) -> None:
         if algorithm in _ALGORITHMS:
             draft.values["context_exchange"] = _ALGORITHMS[algorithm]
         else:
-            text = f"--context-parallel-algo {algorithm}: taken as a ring"
+            text = f"--context-parallel-algo {algorithm} is predicted as ring attention"
             draft.remark("ignored", "context_exchange", text)
     elif word in EXCHANGES:
         draft.values["context_exchange"] = EXCHANGES[word]
     else:
-        text = f"--cp-comm-type {word}: taken as p2p"
+        text = f"--cp-comm-type {word} is predicted as p2p"
         draft.remark("ignored", "context_exchange", text)
 
 
@@ -429,8 +432,7 @@ def _length(options: Options, draft: Found) -> int | None:
     decoder = options.whole("--decoder-seq-length")
     if length is not None and decoder is not None and decoder != length:
         text = (
-            f"--seq-length {length}, but --decoder-seq-length {decoder}, as beside an encoder: "
-            f"took {decoder}"
+            f"--seq-length is {length}, but --decoder-seq-length is {decoder}: took the decoder's"
         )
         draft.remark("contradicting", "sequence_length", text)
     return decoder or length
@@ -446,13 +448,15 @@ def _attention(options: Options, draft: Found, launch: Launch) -> None:
     if backend in ("unfused", "local"):
         draft.attention = "math"
         if is_flash:
-            text = f"--use-flash-attn and --attention-backend {backend}: took {backend}"
+            text = (
+                f"--use-flash-attn and --attention-backend {backend} are both given: took {backend}"
+            )
             draft.remark("contradicting", "attention", text)
     elif is_flash and backend in (None, "auto") and _is_written_out(options, launch):
         draft.attention = "math"
         text = (
-            "--use-flash-attn, but NVTE_FLASH_ATTN and NVTE_FUSED_ATTN are 0, which decide under "
-            "Transformer Engine: took math"
+            "--use-flash-attn is given, but NVTE_FLASH_ATTN=0 and NVTE_FUSED_ATTN=0 turn fused "
+            "attention off in Transformer Engine: took math (unfused)"
         )
         draft.remark("contradicting", "attention", text)
     elif is_flash or backend not in (None, "auto"):
@@ -463,7 +467,7 @@ def _attention(options: Options, draft: Found, launch: Launch) -> None:
         draft.attention = "flash"
     elif implementation == "local" or is_of_deepspeed(options) or is_of_epfl(options):
         draft.attention = "math"
-        text = "math, for layers of Megatron-LM's own have no other without --use-flash-attn"
+        text = "math (unfused), because --use-flash-attn is not given"
         draft.remark("assumed", "attention", text)
 
 
@@ -497,5 +501,5 @@ def _engine_s_states(options: Options, draft: Found, files: Files) -> None:
         return
     read_states(options, draft)
     if idle := [name for name in ("--deepspeed-config", "--zero-stage") if name in options]:
-        text = f"{' and '.join(idle)} without --deepspeed, which reads them: ignored"
+        text = f"{' and '.join(idle)} without --deepspeed, which alone reads them: ignored"
         draft.remark("contradicting", "zero", text)

@@ -91,20 +91,20 @@ def router_notes(experts: Experts | None) -> Iterator[str]:
         return
     router, active = experts.router, experts.active
     if router.scores == "sigmoid" and router.normalized != (active > 1):
-        weights = "as they are" if active == 1 else "normalised"
-        yield f"weights of sigmoids are {weights}; the model's router has them otherwise"
+        done = "keeps" if active == 1 else "normalises"
+        yield f"Megatron-LM {done} sigmoid weights of experts; the model's router does not"
     if router.scores == "softmax" and active == 1 and router.normalized:
-        yield "the weight of a single expert is its score; the model's router makes it 1"
+        yield "Megatron-LM weighs a token's expert by its score; the model's router by 1"
     if router.scores == "softmax" and router.correction:
-        yield "only scores by sigmoids are corrected: the line has no corrections"
+        yield "Megatron-LM has expert bias with sigmoid scores only: the line leaves it out"
     best = active // router.active_groups
     if router.groups > 1 and not best:
-        yield "a token takes fewer experts than groups, which are left out"
+        yield "a token chooses fewer experts than groups: the line leaves groups of experts out"
     elif router.groups > 1 and router.best_of_group != best:
-        given = f"the model's router takes {router.best_of_group}"
-        yield f"groups of experts are as good as the sum of their {best} best scores; {given}"
+        by_model = f"the model's router by the best {router.best_of_group}"
+        yield f"Megatron-LM ranks groups of experts by their best {best} scores; {by_model}"
     if router.weighs_inputs and active > 1:
-        yield "weights multiply what several experts make of a token, not what they take"
+        yield "Megatron-LM multiplies the experts' outputs by their weights, not their inputs"
 
 
 def _is_corrected(router: Router) -> bool:

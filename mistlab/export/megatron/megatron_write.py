@@ -50,7 +50,7 @@ from mistlab.export.rules import (
     whole_experts,
     with_values,
 )
-from mistlab.export.target import Row, Target
+from mistlab.export.target import OFFLOADED_STEP, Row, Target
 from mistlab.job.job import Job
 from mistlab.plan.workload import Workload
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED
@@ -102,26 +102,26 @@ ROWS = (
     Row(
         choices=("model",),
         nearest=sayable_model,
-        because="builds blocks one part after the other, with GELU, squared ReLU or SwiGLU, and "
-        "rotates by whole numbers",
+        because="has no parallel blocks, only GELU, squared ReLU or SwiGLU, and only whole numbers "
+        "as rotary base",
     ),
     EQUAL_MESHES,
     Row(
         choices=("expert_parallel", "expert_tensor_parallel"),
         nearest=_experts,
-        because="divides experts alike on all stages, and no experts that have biases",
+        because="has one expert degree for all stages, and does not divide experts with biases",
     ),
     EQUAL_NODES,
     Row(
         choices=("order",),
         nearest=among_orders((DEFAULT_ORDER, *INTERLEAVED)),
-        because="runs 1F1B, plain or interleaved",
+        because="runs plain or interleaved 1F1B only",
     ),
     Row(
         choices=("zero",),
         nearest=_zero,
-        because="shards alike on all stages, only optimizer state in a pipeline, and has to shard "
-        "an optimizer that it offloads, or whose moments have fewer bits",
+        because="has one ZeRO level for all stages, at most 1 in a pipeline, and at least 1 for an "
+        "optimizer that is offloaded or has moments below 32 bits",
     ),
     Row(
         choices=("layers", "checkpointed_layers"),
@@ -131,32 +131,32 @@ ROWS = (
     Row(
         choices=("core_recomputed_layers",),
         nearest=_core_recomputed,
-        because="recomputes attention's core of all blocks or none, and nothing else then",
+        because="recomputes core attention in all blocks or none, and then nothing else",
     ),
     Row(
         choices=("sequence_parallel",),
         nearest=_sequence_parallel,
-        because="switches it for all stages, and needs it where tensor-parallel ranks have experts",
+        because="has one switch for all stages, which tensor parallelism with experts needs",
     ),
     Row(
         choices=("context_exchange",),
         nearest=same("context_exchange"),
-        because="exchanges keys in the same way on all stages",
+        because="has one way to exchange keys for all stages",
     ),
     Row(
         choices=("offload_optimizer",),
         nearest=same("offload_optimizer"),
-        because="offloads the same fraction on all stages",
+        because="has one fraction for all stages",
     ),
     Row(
         choices=("offload_weights", "offload_gradients"),
         nearest=dropped("offload_weights", "offload_gradients"),
-        because="keeps them on the GPU",
+        because="keeps weights and gradients on the GPU",
     ),
     Row(
         choices=("offload_activations",),
         nearest=_activations_offloaded,
-        because="offloads activations of whole blocks, with neither pipeline nor recomputation",
+        because="offloads activations of whole blocks only, without pipeline or recomputation",
     ),
 )
 
@@ -277,20 +277,23 @@ def _activations(job: Job) -> Iterator[str]:
 
 
 def _notes(job: Job) -> Iterator[str]:
-    yield "add what says nothing about cost: data, tokenizer, learning rate, iterations"
+    yield "add the options that a plan does not have: data, tokenizer, learning rate, iterations"
     stage = job.plan.stages[0]
     if stage.offload.optimizer:
-        yield "the host steps what is offloaded of the optimizer; the prediction swaps it instead"
+        yield OFFLOADED_STEP
     if stage.offload.activations:
         yield "offloading activations needs TransformerEngine"
     if job.workload.precision == "fp4" and job.workload.model.experts is not None:
-        yield "experts' products take 4 bits too; the prediction has them in 8"
+        yield "Megatron-LM runs the experts' GEMMs in 4 bits too; the prediction has them in 8"
     yield from router_notes(job.workload.model.experts)
     if stage.zero > 1:
-        yield "Megatron-FSDP needs --no-gradient-accumulation-fusion where it is not supported"
-        yield "Megatron-FSDP refuses to start where CUDA_DEVICE_MAX_CONNECTIONS is 1"
+        yield "add --no-gradient-accumulation-fusion if Megatron-FSDP refuses to start without it"
+        yield "unset CUDA_DEVICE_MAX_CONNECTIONS: Megatron-FSDP refuses to start if it is 1"
     elif stage.tensor_parallel > 1 or stage.context_parallel > 1:
-        yield "set CUDA_DEVICE_MAX_CONNECTIONS to 1: before Blackwell Megatron-LM refuses others"
+        yield (
+            "set CUDA_DEVICE_MAX_CONNECTIONS to 1: on GPUs before Blackwell Megatron-LM refuses "
+            "other values"
+        )
     yield from hybrid_notes(job)
 
 

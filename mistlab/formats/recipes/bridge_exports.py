@@ -17,7 +17,7 @@ from mistlab.export.accelerate import SPLITS_TOKENS
 from mistlab.export.given import Given, Imported
 from mistlab.export.megatron.megatron_read import ENGINES, ENGINES_OF_TODAY
 from mistlab.export.megatron.megatron_write import MEGATRON, engine_comment, run_options
-from mistlab.export.target import Row, Target
+from mistlab.export.target import OFFLOADED_STEP, Row, Target
 from mistlab.formats.flags import RENAMED
 from mistlab.formats.nemo import OF_ATTENTION, OF_NETWORKS, PRECISION_NAMES, read_bridge
 from mistlab.formats.recipes.recipe_rules import RANK, header, workload_row
@@ -106,8 +106,9 @@ def _without_pattern(job: Job) -> Job:
     if job.workload.model.pattern:
         refuse(
             "workload.model",
-            f"{job.workload.model.name or 'its mapping'} is a hybrid, whose pattern the recipe "
-            "has: export to megatron, or change the recipe's hybrid_layer_pattern",
+            f"{job.workload.model.name or 'the mapping'} is a hybrid model, whose block pattern "
+            "this export cannot write: export to megatron, or set hybrid_layer_pattern in the "
+            "recipe yourself",
         )
     return job
 
@@ -116,19 +117,19 @@ def _bits_of_base(job: Job) -> Job:
     if job.workload.base != "16bit":
         refuse(
             "workload.base",
-            f"{job.workload.base}, and Megatron-Bridge's LoRA keeps frozen weights in 16 bits: "
+            f"{job.workload.base}, but Megatron-Bridge's LoRA keeps frozen weights in 16 bits: "
             "give base: 16bit, or export to trl",
         )
     return job
 
 
 def _notes(job: Job) -> Iterator[str]:
-    yield "the model is the recipe's: give that of this model, with its data and learning rate"
+    yield "the recipe builds the model: choose the recipe of this model, and add data"
     options = _options(job)
     if "--use-megatron-fsdp" in options:
         yield "Megatron-FSDP needs checkpoint.ckpt_format: fsdp_dtensor"
     if "--optimizer-cpu-offload" in options:
-        yield "the host steps what is offloaded of the optimizer; the prediction swaps it instead"
+        yield OFFLOADED_STEP
 
 
 def _read(text: str, given: Given) -> Imported:
@@ -142,8 +143,8 @@ BRIDGE = Target(
     engines=ENGINES,
     rows=(
         Row(choices=("pattern",), nearest=_without_pattern, because="has no hybrids here"),
-        Row(choices=("base",), nearest=_bits_of_base, because="has no such bases"),
-        workload_row("loss", "whole", "has no loss in chunks: give loss: whole"),
+        Row(choices=("base",), nearest=_bits_of_base, because="keeps frozen weights in 16 bits"),
+        workload_row("loss", "whole", "computes the loss without chunks: give loss: whole"),
         workload_row("states", "mixed", "keeps 32-bit states: give states: mixed"),
         *(row for row in MEGATRON.rows if row.choices != ("model",)),
         RANK,

@@ -190,7 +190,7 @@ def _with_builder(job: Job) -> Job:
     if name not in BUILDERS:
         refuse(
             "workload.model",
-            f"{name or 'its mapping'} has no builder in torchtune: give one of "
+            f"{name or 'the mapping'} has no builder in torchtune: give one of "
             f"{', '.join(BUILDERS)}",
         )
     return job
@@ -215,7 +215,7 @@ def _four_bits(job: Job) -> Job:
     if job.workload.base == "8bit":
         refuse(
             "workload.base",
-            "8bit, and torchtune's builders quantise frozen weights to 4 bits alone: give base: "
+            "8bit, but torchtune's builders quantise frozen weights to 4 bits only: give base: "
             "4bit or 16bit",
         )
     return job
@@ -228,7 +228,7 @@ _BF16 = workload_row(
 
 def _notes(job: Job) -> Iterator[str]:
     named = "" if repository_of(job.workload.model) else "MODEL, "
-    yield f"{named}data and learning rate are yours to give; the launcher starts the processes"
+    yield f"fill in {named}data and learning rate; the launcher decides how many processes run"
 
 
 def _target(
@@ -262,7 +262,7 @@ TORCHTUNE = _target(
     (
         *(one_mesh("torchtune"), *ORDER_AND_NODES, _check("model", _with_builder)),
         *(_check("base", _four_bits), _BF16),
-        workload_row("states", "", "keeps states in its data type", where=_pure),
+        workload_row("states", "", "keeps states in the data type of the weights", where=_pure),
         workload_row("attention", "flash", "computes attention by SDPA: give attention: flash"),
         *(ALL_RECOMPUTED, ALWAYS_SHARDED, ALL_OFFLOADED, ALL_INPUTS_OFFLOADED),
         *(REPLICAS_OF_STATES, RANK),

@@ -94,7 +94,7 @@ def _sharded_with_axes(job: Job) -> Job:
 SHARDED_WITH_AXES = replace(
     SHARDED,
     nearest=_sharded_with_axes,
-    because="shards by FSDP2, which offloading and tensor ranks need: give zero: 2 or 3",
+    because="shards by FSDP2, which offloading and tensor parallelism need: give zero: 2 or 3",
 )
 
 
@@ -103,7 +103,7 @@ def _rank_said(job: Job) -> Job:
     return with_workload(job, adapter_rank=job.workload.rank) if adapts else job
 
 
-RANK = Row(choices=("adapter_rank",), nearest=_rank_said, because="is told the rank")
+RANK = Row(choices=("adapter_rank",), nearest=_rank_said, because="needs the rank in its file")
 
 
 def workload_row(choice: str, value: str, because: str, *, where: Rule | None = None) -> Row:
@@ -133,7 +133,7 @@ def unsharded_bases(title: str, bits: Collection[str]) -> Row:
             )
         return job
 
-    return Row(choices=("base",), nearest=rule, because="shards no such weights")
+    return Row(choices=("base",), nearest=rule, because="does not shard such weights")
 
 
 # The names of attention's linear layers in Hugging Face's Llama and in the models built like it;

@@ -216,7 +216,7 @@ def _pure_in_bf16(job: Job) -> Job:
     return with_workload(job, states="mixed") if is_pure else job
 
 
-_PURE = workload_row("states", "mixed", "keeps 16-bit states in bf16 alone", where=_pure_in_bf16)
+_PURE = workload_row("states", "mixed", "keeps 16-bit states with bf16 only", where=_pure_in_bf16)
 
 
 def _notes(job: Job, *, liger: bool) -> Iterator[str]:
@@ -225,12 +225,12 @@ def _notes(job: Job, *, liger: bool) -> Iterator[str]:
         if repository_of(job.workload.model)
         else "MODEL, data, learning rate"
     )
-    yield f"{what} are yours to name; the launcher starts the processes"
+    yield f"fill in {what}; the launcher decides how many processes run"
     if liger and job.workload.loss == "chunked":
-        yield "the fused loss is Liger's, whose package has to be installed"
+        yield "the fused loss needs the package liger-kernel"
     is_known = job.workload.model.family in ("llama", "falcon")
     if job.workload.adapter_targets == "attention" and not is_known:
-        yield "adapters' linear layers have to get the names that the model's own module has"
+        yield "give the names of the linear layers with adapters as in the model's own module"
 
 
 _Write = Callable[[Job], str]

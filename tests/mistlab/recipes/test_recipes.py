@@ -238,11 +238,16 @@ def test_workloads_that_a_recipe_cannot_say_are_refused(
 @pytest.mark.parametrize(
     ("name", "changed", "choice", "text"),
     [
-        ("torchtune", {"states": "mixed"}, "states", "mixed -> 16bit: .* in its data type"),
+        (
+            "torchtune",
+            {"states": "mixed"},
+            "states",
+            "mixed -> 16bit: .* data type of the weights",
+        ),
         ("torchtune", {"attention": "math"}, "attention", "math -> flash: .* SDPA: give"),
         ("torchtune", {"precision": "fp16"}, "precision", "fp16 -> bf16: .* give precision: bf16"),
         ("automodel", {"train": "adapters"}, "states", "mixed -> 16bit: .* adapters' states"),
-        ("trl", PURE_FP16, "states", "16bit -> mixed: .* bf16 alone"),
+        ("trl", PURE_FP16, "states", "16bit -> mixed: .* bf16 only"),
         ("axolotl", {"optimizer": "adamw-bf16"}, "optimizer", "adamw-bf16 -> adamw: "),
     ],
 )
@@ -308,7 +313,7 @@ def test_the_weights_of_a_catalogue_model_are_named(name: str) -> None:
     assert "llama3" in text.lower().replace("-", "").replace("_", "")
     given = Given(hardware=PLAIN.cluster.hardware, nodes=1, gpus_per_node=4)
     if name == "megatron-bridge":
-        with pytest.raises(InputError, match=r"a recipe in Python, .* or give --model"):
+        with pytest.raises(InputError, match=r"only changes a recipe in Python: .* by --model"):
             RECIPES[name].read(text, given)
         return
     assert RECIPES[name].read(text, given).job.workload.model == PLAIN.workload.model

@@ -63,12 +63,16 @@ def test_a_setting_that_no_line_reads_is_refused() -> None:
 
 def test_defaults_are_noted_where_the_launch_rests_on_them() -> None:
     launch = launched("A=${A:-1}\nB=${B:-2}\nC=$((A * 8))\ntorchrun train.py $C")
-    assert launch.notes == ("line 1: A is taken as 1, its default: --set A=VALUE",)
+    assert launch.notes == (
+        "line 1: A is taken as 1, its default: --set A=VALUE gives another value",
+    )
 
 
 def test_a_branch_rests_on_its_condition() -> None:
     text = "F=${F:-0}\nX=1\nif [ $F = 1 ]; then\n X=2\nfi\ntorchrun train.py $X"
-    assert launched(text).notes == ("line 1: F is taken as 0, its default: --set F=VALUE",)
+    assert launched(text).notes == (
+        "line 1: F is taken as 0, its default: --set F=VALUE gives another value",
+    )
 
 
 def test_branches_on_an_unknown_test_are_joined() -> None:
@@ -130,7 +134,7 @@ def test_an_unset_variable_is_taken_as_not_set_by_a_test_for_it() -> None:
     text = 'if [ -z "$N" ]; then\n  N=4\nfi\ntorchrun train.py $N'
     launch = launched(text)
     assert words(launch) == ["4"]
-    assert launch.notes == ("line 1: N is taken as not set: --set N=VALUE",)
+    assert launch.notes == ("line 1: N is taken as not set: --set N=VALUE gives another value",)
     assert words(launched(text, N="8")) == ["8"]
 
 
@@ -138,9 +142,10 @@ def test_arguments_that_are_not_given() -> None:
     launch = launched('S=${1:-7b}\ntorchrun train.py $S $2 "$@"')
     assert words(launch) == ["7b", "$2"]
     assert unknown_in(launch).remedy == "give its arguments after --: -- ARG1 ARG2"
+    note = "the script is taken as started without arguments: give them by -- ARG1 ..."
     assert launch.notes == (
-        "line 1: ${1:-7b}: the script is taken as started without arguments: -- ARG1 ...",
-        "line 2: $@: the script is taken as started without arguments: -- ARG1 ...",
+        f"line 1: ${{1:-7b}}: {note}",
+        f"line 2: $@: {note}",
     )
     assert words(launched('S=${1:-7b}\ntorchrun train.py $S $2 "$@"', "x", "y")) == [
         *("x", "y", "x", "y")
@@ -194,7 +199,7 @@ def test_an_unknown_condition_between_launches_is_named() -> None:
     text = (
         'if [ "$MODE" = sft ]; then\n torchrun sft.py --a 1\nelse\n torchrun pretrain.py --a 2\nfi'
     )
-    with pytest.raises(InputError, match=r"line 1: \[ .* not known, .*line 2, line 4.*--set MODE="):
+    with pytest.raises(InputError, match=r"line 1: \[ .*line 2, line 4.* not known: .*--set MODE="):
         launched(text)
     assert launched(text, MODE="sft").program == "sft.py"
 
@@ -231,14 +236,16 @@ def test_no_launch_is_told() -> None:
 
 
 def test_a_program_among_the_arguments_is_asked_for() -> None:
-    with pytest.raises(InputError, match=r"line 2: .* without arguments: -- ARG1 .* no program"):
+    with pytest.raises(
+        InputError, match=r"line 2: .* without arguments: give them by -- ARG1 .* no program"
+    ):
         launched('cd x\npython -u "$@"')
     assert launched('cd x\npython -u "$@"', "train.py", "--a").program == "train.py"
 
 
 def test_a_script_that_is_not_at_hand_is_named() -> None:
     with pytest.raises(
-        InputError, match=r"line 2: the script starts train.sh, which is not at hand"
+        InputError, match=r"line 2: the script starts train.sh, which was not found"
     ):
         launched("A=1\nbash train.sh --x 1")
     files = {"train.sh": "\ntorchrun train.py $1"}
@@ -248,8 +255,8 @@ def test_a_script_that_is_not_at_hand_is_named() -> None:
 
 def test_a_sourced_file_that_is_not_at_hand_is_noted() -> None:
     launch = launched("source env.sh\ntorchrun train.py $N")
-    assert launch.notes == ("line 1: env.sh is not at hand: what it sets is not known",)
-    assert "env.sh, which line 1 reads, is not at hand" in unknown_in(launch).reason
+    assert launch.notes == ("line 1: env.sh was not found: what it sets is not known",)
+    assert "env.sh, which line 1 reads, was not found" in unknown_in(launch).reason
     launch = launched(
         'D="$(cd $(dirname $0); pwd)"\n. $D/env.sh\ntorchrun train.py $N', files={"env.sh": "\nN=4"}
     )
@@ -267,7 +274,8 @@ def test_slurm_s_variables_are_those_of_the_header() -> None:
     assert [word.text for word in launch.started] == ["srun", "torchrun", "--n", "4", "--g", "8"]
     assert words(launch) == ["4", "$SLURM_PROCID"]
     assert launch.notes[0] == (
-        "line 1: SLURM_NNODES is taken as 4, by #SBATCH --nodes=4: --set SLURM_NNODES=VALUE"
+        "line 1: SLURM_NNODES is taken as 4, by #SBATCH --nodes=4: "
+        "--set SLURM_NNODES=VALUE gives another value"
     )
 
 
