@@ -73,7 +73,7 @@ def read_plan(options: argparse.Namespace) -> ReadFile:
     with about(path):
         source = source_of(path, options.set, options.arguments, options.line)
         row = FORMATS[options.format] if options.format else format_of(source)
-        imported = row.read(source, given)
+        imported = row.imported(source, given)
     remarks = (
         *imported.remarks,
         *_about_hardware(options, row),

@@ -155,7 +155,7 @@ def pasted(body: Mapping[str, Any]) -> dict[str, Any]:
         hardware=hardware_in(body.get("hardware")),
         model=model_in(body["model"]) if body.get("model") else None,
     )
-    imported = FORMATS[row.name].read(source, given)
+    imported = FORMATS[row.name].imported(source, given)
     return {
         "kind": "launch",
         "name": row.title,

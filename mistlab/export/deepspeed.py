@@ -66,7 +66,7 @@ def read(text: str, given: Given) -> Imported:
     """Import a DeepSpeed configuration as a job; it holds neither model nor sequence length, so the
     user gives these.
     """
-    draft = Found()
+    draft = Found(keys={"micro_batch": "train_micro_batch_size_per_gpu"})
     top = Section(parse_json(text), "", draft)
     read_configuration(top, draft, given, given.model)
     top.tell_of_rest(HARMLESS)

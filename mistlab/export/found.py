@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from mistlab import catalog
 from mistlab.core.values import InputError, near_matches, reject, shown, word_set
 from mistlab.engines.engine import Optimizer, Precision, Sums, names_for_plans
-from mistlab.export.given import Given, Imported, Kind, Remark
+from mistlab.export.given import Given, Imported, Kind, Remark, ask_for
 from mistlab.export.nearest import canonical, with_engine
 from mistlab.export.target import NARROW
 from mistlab.graph.library import graph_of
@@ -38,8 +38,8 @@ class Found:
     ``engine`` is the one under which a file says that its plan was predicted. With
     ``shares_experts`` ranks of one replica, which divide layers, share the states of its experts.
     ``trained`` are fields of the workload that say what is trained, and how its loss is computed.
-    ``steps`` are micro-batches that an engine runs whatever the batch is. ``remarks`` grow while
-    the file is read.
+    ``steps`` are micro-batches that an engine runs whatever the batch is. ``keys`` are the file's
+    names of choices that it may lack. ``remarks`` grow while the file is read.
     """
 
     model: ModelSpec | None = None
@@ -66,6 +66,7 @@ class Found:
     overlaps: bool = True
     shares_experts: bool = False
     steps: int | None = None
+    keys: Mapping[str, str] = field(default_factory=dict)
     remarks: list[Remark] = field(default_factory=list)
 
     def remark(self, kind: Kind, choice: str, text: str) -> None:
@@ -88,7 +89,8 @@ class Found:
         if in_file is not None:
             return in_file
         if default is None:
-            reject(f"{name}: is missing in the file: give {option}")
+            key = f", or {self.keys[name]} in the file" if name in self.keys else ""
+            ask_for(name, f"{name}: is missing in the file: give {option}{key}")
         self.remark("assumed", name, f"{default}, as the file has none: {option} gives another")
         return default
 
@@ -168,9 +170,10 @@ class Found:
     def _model(self, given: Given) -> ModelSpec:
         model = given.model or self.model
         if model is None:
-            reject(
+            ask_for(
+                "model",
                 "model: the file does not describe it: give --model (a name of the catalogue, or "
-                "a config.json)"
+                "a config.json)",
             )
         differing = [] if self.model is None else _differences(self.model, model)
         if differing:

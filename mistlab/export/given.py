@@ -3,16 +3,19 @@
 A remark names a choice and says in words what became of it.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NoReturn
 
+from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.engines.engine import Precision
 from mistlab.job.job import Job
 from mistlab.machine.hardware import Hardware
 from mistlab.plan.dimensions import DIMENSIONS, amount_words
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Attention, ModelSpec, Workload
+from mistlab.shell.shell_text import Unknown
 
 # What a remark says of a choice: an export lost or approximated it, or notes a consequence; an
 # import assumed it, ignored it, found it contradictory, or notes that it does not affect cost.
@@ -103,7 +106,7 @@ def values_words(name: str, values: Sequence[float]) -> str:
     return amounts[0] if len(set(amounts)) == 1 else " ".join(amounts)
 
 
-# What a user gives to import a file, and the job that results.
+# What a user gives to import a file, the error that asks for more of it, and the job that results.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +128,44 @@ class Given:
     precision: Precision | None = None
     engine: str | None = None
     vocab_size: int | None = None
+
+
+class MissingError(InputError):
+    """The error that a file lacks a fact which the user can give: by the option for the field
+    ``choice`` of ``Given``, or by ``--set`` for the ``variable`` of a script.
+    """
+
+    def __init__(self, message: str, *, choice: str = "", variable: str = "") -> None:
+        super().__init__(message)
+        self.choice = choice
+        self.variable = variable
+
+
+def ask_for(choice: str, message: str) -> NoReturn:
+    """Raise a ``MissingError``; the message names the fact that the file lacks, and the option that
+    gives it.
+    """
+    raise MissingError(message, choice=choice) from None
+
+
+def ask_for_variable(where: str, unknown: Unknown) -> NoReturn:
+    """Raise the error that a value in a file is known only when its script runs; ``where`` names
+    the value.
+    """
+    message = f"{where}: {unknown}"
+    raise MissingError(message, variable=unknown.variable) from None
+
+
+def stand_in(choice: str, given: Given) -> Given:
+    """The user's options with any value for one that is missing, so that a file can be read on to
+    see what else it lacks.
+    """
+    values: Mapping[str, Any] = {
+        "model": catalog.model("llama3-8b"),
+        "gpus_per_node": given.hardware.node.gpus,
+        "sequence_length": 2048,
+    }
+    return replace(given, **{choice: values.get(choice, 1)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any
 from mistlab import catalog
 from mistlab.core.values import InputError, reject
 from mistlab.export import torchtitan_read
-from mistlab.export.given import Given, Imported
+from mistlab.export.given import Given, Imported, ask_for
 from mistlab.export.nearest import ENGINES, canonical, under_any_engine, with_engine
 from mistlab.export.rules import with_values
 from mistlab.export.torchtitan_rules import BROUGHT_TODAY
@@ -170,7 +170,7 @@ def _as_sections(built: Mapping[str, Any], kind: str, name: str) -> dict[str, An
     spec = built.get("model_spec")
     flavour = spec["()"][0] if isinstance(spec, dict) and spec.get("()") else _UNREAD
     if not isinstance(flavour, str):
-        reject(f"{name}: its model_spec cannot be read without running it: give --model")
+        ask_for("model", f"{name}: its model_spec cannot be read without running it: give --model")
     converters = [_converter(entry) for entry in _listed(spec, "converters")]
     sections["model"] = {"name": kind, "flavor": flavour, "converters": converters}
     for key in ("training", "parallelism", "compile"):

@@ -11,7 +11,8 @@ from pathlib import PurePath
 
 from mistlab import catalog
 from mistlab.core.files import parse_settings
-from mistlab.core.values import reject, word_set
+from mistlab.core.values import word_set
+from mistlab.export.given import ask_for
 from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.plan.workload import ModelSpec
 from mistlab.shell.session import LaunchFile
@@ -213,5 +214,6 @@ def needed_model(path: str, where: str, source: LaunchFile) -> ModelSpec:
     model = model_named(path) if path else None
     if model is None:
         problem = f"{path!r} is not the name of a known model" if path else "names no model"
-        reject(f"{where}: {problem}: give --model (a name of the catalogue, or a config.json)")
+        text = f"{where}: {problem}: give --model (a name of the catalogue, or a config.json)"
+        ask_for("model", text)
     return model

@@ -1,13 +1,13 @@
 """Lists all formats of files that can be imported, and finds the format of a given file."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
 from mistlab.core.values import InputError, reject
 from mistlab.export.found import listed
-from mistlab.export.given import Given, Imported, Remark
+from mistlab.export.given import Given, Imported, MissingError, Remark, stand_in
 from mistlab.export.megatron import megatron_read
 from mistlab.export.megatron.launched_ranks import is_decoder, refusal_of
 from mistlab.export.megatron.megatron_flags import Options
@@ -48,6 +48,33 @@ class Format:
     recognises: Callable[[LaunchFile], bool]
     read: Callable[[LaunchFile, Given], Imported]
     target: str
+
+    def imported(self, source: LaunchFile, given: Given) -> Imported:
+        """The job of a text; refuses a text that lacks facts, and names all of them at once."""
+        try:
+            return self.read(source, given)
+        except MissingError as error:
+            reject("; ".join(self._missing(source, given, error)))
+
+    def _missing(self, source: LaunchFile, given: Given, error: MissingError) -> Iterator[str]:
+        """What a text lacks: the first missing fact, and those missed once it is given. Another
+        error may be due to the values that stand in for the missing ones, and ends the list.
+        """
+        asked = set()
+        while (fact := (error.choice, error.variable)) not in asked:
+            yield str(error)
+            asked.add(fact)
+            if error.choice:
+                given = stand_in(error.choice, given)
+            elif error.variable:
+                settings = {**source.settings, error.variable: "1"}
+                source = replace(source, settings=settings)
+            try:
+                self.read(source, given)
+            except MissingError as further:
+                error = further
+            except InputError:
+                return
 
 
 # Formats of other tools that cannot be imported, recognised by their keys, each with the reason.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mistlab.core.values import InputError
-from mistlab.export.given import Given, Imported, Remark
+from mistlab.export.given import Given, Imported, MissingError, Remark
 from mistlab.export.megatron.megatron_read import read_options
 from mistlab.shell.launch import Launch
 from mistlab.shell.session import LaunchFile
@@ -55,7 +55,7 @@ RENAMED: Mapping[str, str] = {
 
 
 # Matches the option's name at the beginning of an error message about a launch line.
-_OPTION = re.compile(r"^(--[a-z0-9][\w-]*)")
+_OPTIONS = re.compile(r"^--[a-z0-9][\w-]*(, --[a-z0-9][\w-]*)*")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,6 +110,9 @@ class Flags:
         launch = Launch(launcher="torchrun", started=tuple(self._started()))
         try:
             imported = read_options(words, given, launch=launch, source=LaunchFile(text=""))
+        except MissingError as error:
+            message = self._placed(str(error))
+            raise MissingError(message, choice=error.choice, variable=error.variable) from None
         except InputError as error:
             raise InputError(self._placed(str(error))) from None
         placed_remarks = (
@@ -118,14 +121,18 @@ class Flags:
         return Imported(job=imported.job, remarks=(*self.remarks, *placed_remarks))
 
     def _placed(self, message: str) -> str:
-        """Replace the option at the beginning of an error message by the path of the setting in the
-        file.
+        """Replace the options at the beginning of an error message by the paths of the settings in
+        the file.
         """
-        match = _OPTION.match(message)
+        match = _OPTIONS.match(message)
         if match is None or not (self.where or self.places):
             return message
-        missing = f"{self.where}.{match[1].lstrip('-').replace('-', '_')}".lstrip(".")
-        return self.places.get(match[1], missing) + message[match.end() :]
+        paths = ", ".join(self._path(option) for option in match[0].split(", "))
+        return paths + message[match.end() :]
+
+    def _path(self, option: str) -> str:
+        missing = f"{self.where}.{option.lstrip('-').replace('-', '_')}".lstrip(".")
+        return self.places.get(option, missing)
 
     def _started(self) -> Iterator[Word]:
         yield Word(text="torchrun")

@@ -13,7 +13,7 @@ from mistlab.core.values import reject
 from mistlab.export import deepspeed as deepspeed_read
 from mistlab.export.deepspeed import read_configuration
 from mistlab.export.found import Found, Section, checked_whole, harmless_names
-from mistlab.export.given import Given, Imported
+from mistlab.export.given import Given, Imported, ask_for
 from mistlab.formats.content import settings_of
 from mistlab.formats.launched import Command, command_of, known_text, named_text, take_ranks
 from mistlab.plan.model_parts import Window
@@ -204,9 +204,10 @@ def _dropout(top: Section) -> dict[str, float]:
 def _needed(top: Section, key: str) -> int:
     number = top.whole(key)
     if number is None:
-        reject(
+        ask_for(
+            "model",
             f"{key}: is missing: gpt-neox merges several files, so give the one with the model, "
-            "the script that names all of them, or --model"
+            "the script that names all of them, or --model",
         )
     return number
 

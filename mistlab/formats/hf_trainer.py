@@ -18,7 +18,7 @@ from mistlab.export import accelerate as accelerate_read
 from mistlab.export import deepspeed as deepspeed_read
 from mistlab.export.accelerate import offload_inputs
 from mistlab.export.found import Found, Section
-from mistlab.export.given import Given, Imported
+from mistlab.export.given import Given, Imported, ask_for, ask_for_variable
 from mistlab.export.megatron.launched_ranks import refusal_of
 from mistlab.formats.checkpoints import needed_model
 from mistlab.formats.content import settings_of
@@ -38,7 +38,7 @@ from mistlab.formats.launched import (
 from mistlab.plan.workload import ModelSpec
 from mistlab.schedule.context_ways import HEADS
 from mistlab.shell.session import LaunchFile
-from mistlab.shell.shell_text import Word
+from mistlab.shell.shell_text import Unknown, Word
 
 _BATCHES = ("per_device_train_batch_size", "per_gpu_train_batch_size", "per_device_batch_size")
 _LENGTHS = (
@@ -151,10 +151,10 @@ def arguments_of(command: Command, source: LaunchFile) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Unsettled:
-    """A value that is known only when the script runs, and the reason."""
+    """A value that is known only when the script runs, and what is unknown of it."""
 
     text: str
-    reason: str
+    unknown: Unknown
 
 
 def _argument(word: Word) -> Any:
@@ -162,7 +162,7 @@ def _argument(word: Word) -> Any:
     return that fact instead.
     """
     if word.unknown is not None:
-        return _Unsettled(word.text, str(word.unknown))
+        return _Unsettled(word.text, word.unknown)
     return valued(word.text)
 
 
@@ -176,8 +176,9 @@ def read_arguments(
     """Import the Trainer's arguments, the launcher and the configuration files of a run as a
     job.
     """
-    draft = Found()
-    top = Section(_known(settings, trainer), "", draft)
+    lengths = trainer.names.get("max_seq_length", "max_length")
+    draft = Found(keys={"sequence_length": lengths})
+    top = Section(_known(settings, trainer, given), "", draft)
     _refuse_others(top, trainer, command)
     adapts = trainer.adapts or (command is not None and bool(_words(command) & _ADAPTING))
     read_adapters(top, draft, rank=trainer.rank, usual=adapts)
@@ -209,9 +210,9 @@ def read_arguments(
     return draft.job(given, engines)
 
 
-def _known(settings: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
+def _known(settings: Mapping[str, Any], trainer: Trainer, given: Given) -> dict[str, Any]:
     """Translate a tool's arguments to the Trainer's names; refuses an unknown value of an argument
-    that affects cost.
+    that affects cost, unless it is a model that the user gives.
     """
     ours = {theirs: name for name, theirs in trainer.names.items()}
     known: dict[str, Any] = {}
@@ -219,8 +220,10 @@ def _known(settings: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
         word = str(key).replace("-", "_")
         name = ours.get(word, word)
         if isinstance(value, _Unsettled):
-            if name in _COSTING:
-                reject(f"{word}: {value.reason}")
+            if name in _MODELS and given.model is None:
+                ask_for("model", f"{word}: {value.unknown}, or --model NAME")
+            if name in _COSTING and name not in _MODELS:
+                ask_for_variable(word, value.unknown)
             value = value.text  # noqa: PLW2901 (what a calm setting says does not matter)
         known[name] = value
     return known

@@ -13,7 +13,7 @@ import yaml
 
 from mistlab.core.values import InputError, reject
 from mistlab.export.found import Found
-from mistlab.export.given import Given
+from mistlab.export.given import Given, ask_for_variable
 from mistlab.export.megatron.launched_ranks import read_ranks
 from mistlab.formats.content import content_of
 from mistlab.shell.launch import Launch, launch_of
@@ -137,7 +137,7 @@ def known_text(word: Word, name: str) -> str:
     runs.
     """
     if word.unknown is not None:
-        reject(f"{name}: {word.unknown}")
+        ask_for_variable(name, word.unknown)
     return word.text
 
 

@@ -10,7 +10,7 @@ from mistlab.core.files import parse_yaml
 from mistlab.core.values import reject
 from mistlab.engines.engine import Precision
 from mistlab.export.found import Found, Section, harmless_names
-from mistlab.export.given import Given, Imported
+from mistlab.export.given import Given, Imported, ask_for
 from mistlab.formats.content import settings_of
 from mistlab.formats.launched import command_of, named_text, take_ranks
 from mistlab.plan.workload import ModelSpec
@@ -122,7 +122,8 @@ def _precision(section: Section, draft: Found) -> None:
 def _model(section: Section, draft: Found) -> ModelSpec:
     config = section.section("model_config")
     if "hidden_size" not in config.content:
-        reject("model.model_config.hidden_size: is missing: add it, or give the model by --model")
+        text = "model.model_config.hidden_size: is missing: add it, or give the model by --model"
+        ask_for("model", text)
     if kind := next((name for key, name in _OTHER_CONFIGS.items() if config.get(key)), ""):
         reject(f"model.model_config: {kind} of nanotron is not supported: give --model")
     activation = config.text("hidden_act", "silu")

@@ -12,7 +12,7 @@ from typing import Any
 
 from mistlab.core.values import reject, word_set
 from mistlab.export.found import checked_whole
-from mistlab.export.given import Given, Imported, Remark
+from mistlab.export.given import Given, Imported, Remark, ask_for
 from mistlab.export.megatron.megatron_read import engine_told
 from mistlab.formats.content import settings_of
 from mistlab.formats.flags import RENAMED, Flags
@@ -371,9 +371,10 @@ def _of_recipe(settings: Mapping[str, Any], flags: Flags, given: Given) -> None:
     recipe = settings.get("recipe")
     name = f"the recipe {recipe}" if isinstance(recipe, str) else "a recipe in Python"
     if given.model is None:
-        reject(
+        ask_for(
+            "model",
             f"model.num_layers: is missing, because the file only changes {name}: print the whole "
-            "configuration and import that, or give the model by --model"
+            "configuration and import that, or give the model by --model",
         )
     text = f"the file changes {name}, whose other settings the import does not read"
     flags.remark("recipe", text)

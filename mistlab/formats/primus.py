@@ -15,7 +15,7 @@ from typing import Any
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError, reject, word_set
 from mistlab.export.found import Found
-from mistlab.export.given import Given, Imported
+from mistlab.export.given import Given, Imported, ask_for
 from mistlab.export.torchtitan_read import read_mapping
 from mistlab.formats.checkpoints import model_named
 from mistlab.formats.content import settings_of
@@ -193,9 +193,10 @@ def _named(module: Mapping[str, Any], where: str) -> ModelSpec:
     name = str(module.get("model", ""))
     model = model_named(name)
     if model is None:
-        reject(
+        ask_for(
+            "model",
             f"{where}.model: {name} is neither a known model nor a preset in primus/configs/models "
-            "beside this file: give --model, or put the preset there"
+            "beside this file: give --model, or put the preset there",
         )
     return model
 

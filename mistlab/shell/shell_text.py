@@ -2,11 +2,14 @@
 placeholders for unknown parts.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
 from mistlab.core.values import InputError
+
+_SET = re.compile(r"--set (\w+)=VALUE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +28,12 @@ class Unknown:
     remedy: str
     file: str = ""
     either: tuple[str, ...] = ()
+
+    @property
+    def variable(self) -> str:
+        """The variable of the script that the remedy sets; empty if it is another remedy."""
+        match = _SET.search(self.remedy)
+        return match[1] if match else ""
 
     def __str__(self) -> str:
         line = f"line {self.line} of {self.file}" if self.file else f"line {self.line}"

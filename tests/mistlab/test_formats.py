@@ -139,7 +139,7 @@ def test_only_the_first_unknown_settings_have_lines_of_their_own() -> None:
     ("text", "words"),
     [
         ("a: ${b}\nb: ${a}\nlanguage_model: {x: 1}\nmodel_parallel: {}\n", "refers to itself"),
-        ("a: &x {b: '${.}'}\nlanguage_model: {x: '${a}'}\nmodel_parallel: {}\n", "is missing"),
+        ("a: &x {b: '${.}'}\nlanguage_model: {x: '${a}'}\nmodel_parallel: {}\n", "are missing"),
     ],
 )
 def test_references_in_a_circle_are_refused(text: str, words: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from mistlab.core.values import InputError, reject
 from mistlab.export.found import Found, checked_whole
-from mistlab.export.given import Given
+from mistlab.export.given import Given, MissingError, ask_for
 from mistlab.shell.launch import Launch
 from mistlab.shell.programs import directives
 from mistlab.shell.session import LaunchFile
@@ -87,7 +87,12 @@ def with_hints(error: InputError, launch: Launch, source: LaunchFile, given: Giv
         hints += _of_ranks(launch, given)
     if _OF_NO_VALUE.search(message) and source.arguments is None:
         hints += _of_arguments(launch, source)
-    return InputError("; ".join((message, *hints))) if hints else error
+    if not hints:
+        return error
+    message = "; ".join((message, *hints))
+    if isinstance(error, MissingError):
+        return MissingError(message, choice=error.choice, variable=error.variable)
+    return InputError(message)
 
 
 def _of_ranks(launch: Launch, given: Given) -> Iterator[str]:
@@ -355,7 +360,7 @@ def _settle(name: str, stated: _LauncherNumber, draft: Found, given: int | None)
         setattr(draft, name, checked_whole(_where(stated), word.text))
     elif given is None:
         reason = word.unknown or f"{word.text} is not a number: give a number"
-        reject(f"{stated.option}: {reason}, or --{name.replace('_', '-')} N")
+        ask_for(name, f"{stated.option}: {reason}, or --{name.replace('_', '-')} N")
 
 
 def _divide(stated: _LauncherNumber, draft: Found, given: Given) -> None:

@@ -5,8 +5,9 @@ express.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mistlab.core.values import InputError, near_matches, reject
+from mistlab.core.values import near_matches, reject
 from mistlab.export.found import checked_whole
+from mistlab.export.given import ask_for_variable
 from mistlab.export.megatron.option_tables import (
     FAMILIES,
     HARMLESS,
@@ -381,10 +382,9 @@ class Options:
         option = self.given.get(name)
         if option is None or option.unknown is None:
             return option
-        if name in self.excused:
-            return None
-        message = f"{name}: {option.unknown}"
-        raise InputError(message)
+        if name not in self.excused:
+            ask_for_variable(name, option.unknown)
+        return None
 
 
 def _is_harmless(name: str) -> bool:

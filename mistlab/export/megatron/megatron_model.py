@@ -5,13 +5,14 @@ matched in the last parts of a path, in small letters.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NoReturn
 
 from mistlab.core.values import InputError, refuse, reject
 from mistlab.export.found import Found
+from mistlab.export.given import ask_for
 from mistlab.export.megatron.megatron_flags import Options, is_of_epfl
 from mistlab.export.megatron.megatron_parts import (
     check_hybrid,
@@ -364,7 +365,7 @@ def model_of(
     """Return the model that a launch line's options describe; ``vocab`` is the user's vocabulary
     size, if given.
     """
-    hidden, heads = _needed(options, "--hidden-size"), _needed(options, "--num-attention-heads")
+    hidden, heads = _sizes_of(options, program)
     layers, hybrid = _layers_of(options, hidden, program)
     gated = _is_gated(options, draft)
     ffn = options.whole("--ffn-hidden-size") or _default_ffn(options, hidden)
@@ -402,15 +403,43 @@ def model_of(
     )
 
 
+def _sizes_of(options: Options, program: str) -> tuple[int, int]:
+    """Return the hidden size and the number of heads; refuses options that lack one of these or the
+    number of blocks, and names all that are missing.
+    """
+    hidden, heads = options.whole("--hidden-size"), options.whole("--num-attention-heads")
+    has_layers = any(map(options.whole, _LAYERS)) or is_hybrid(options, program)
+    if hidden is None or heads is None or not has_layers:
+        known = {"--hidden-size": hidden, "--num-attention-heads": heads, _LAYERS[0]: has_layers}
+        _ask_for_sizes(options, [name for name, value in known.items() if not value])
+    return hidden, heads
+
+
+def _ask_for_sizes(options: Options, missing: Sequence[str]) -> NoReturn:
+    if options.strays:
+        reject(
+            f"{missing[0]}: is missing, or in a part of the line whose value is unknown: "
+            f"{options.strays[0].unknown}"
+        )
+    are, them = ("are", "them") if len(missing) > 1 else ("is", "it")
+    names = ", ".join(missing)
+    text = f"{names}: {are} missing: add {them} to the line, or give the model by --model"
+    ask_for("model", text)
+
+
+_LAYERS = ("--num-layers", "--encoder-num-layers")
+
+
 def _layers_of(options: Options, hidden: int, program: str) -> tuple[int, dict[str, Any]]:
     """Return the number of blocks and, for a hybrid model, the fields that describe its pattern of
     blocks.
     """
-    layers = options.whole("--num-layers") or options.whole("--encoder-num-layers")
+    layers = next(filter(None, map(options.whole, _LAYERS)), None)
     if is_hybrid(options, program):
         fields = hybrid_parts(options, layers, hidden)
         return fields["layers"], fields
-    return layers or _needed(options, "--num-layers"), {}
+    assert layers is not None
+    return layers, {}
 
 
 def _check_hybrid(parts: dict[str, Any]) -> None:
@@ -508,18 +537,6 @@ def _default_ffn(options: Options, hidden: int) -> int:
     if multiple is not None:
         return -(-int(8 * hidden // 3 * factor) // multiple) * multiple
     return 8 * hidden // 3 // 64 * 64
-
-
-def _needed(options: Options, name: str) -> int:
-    number = options.whole(name)
-    if number is None and options.strays:
-        reject(
-            f"{name}: is missing, or in a part of the line whose value is unknown: "
-            f"{options.strays[0].unknown}"
-        )
-    if number is None:
-        reject(f"{name}: is missing: add it to the line, or give the model by --model")
-    return number
 
 
 def _position(options: Options, draft: Found) -> str:
