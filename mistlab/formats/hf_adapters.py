@@ -3,11 +3,14 @@
 Left-out ranks are PEFT's and LLaMA-Factory's own, 8. TRL's is 16 (``ModelConfig``).
 """
 
+import re
 from collections.abc import Sequence
 
+from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import reject
 from mistlab.engines.adapters import Base
 from mistlab.export.found import Found, Section
+from mistlab.plan.workload import ModelSpec
 
 # The tuning methods with adapters: plain ones, and adapters on quantised weights.
 _LORA = ("lora", "qlora")
@@ -20,11 +23,18 @@ _EIGHT = ("load_in_8bit", "use_8bit_quantization")
 # block.
 _NETWORKS = ("gate", "up_proj", "down_proj", "mlp", "fc", "w1", "w2", "w3", "dense_", "experts")
 _ALL = ("all", "all-linear", "all_linear")
+# Keys for modules that are trained in full beside the adapters, in a copy of their own; and the
+# names of modules that hold a weight for each channel of each token.
+_SAVED = ("lora_modules_to_save", "modules_to_save", "additional_target")
+_TABLES = re.compile(r"embed|wte|lm_head|^output$")
+# The least and the most bytes that each weight of such a module takes: copy, gradient and moments,
+# all of 16 or all of 32 bits.
+_SAVED_BYTES = (2 + 2 + 2 * 2, 4 + 4 + 2 * 4)
 # All keys of adapter settings; this module reads each of them.
 KEYS = frozenset(
     (
         *(*_RANKS, *_TARGETS, *_SWITCHES, *_FOUR, *_EIGHT),
-        *("adapter", "finetuning_type", "lora_target_linear", "quantization_bit"),
+        *("adapter", "finetuning_type", "lora_target_linear", "quantization_bit", *_SAVED),
     )
 )
 
@@ -50,6 +60,28 @@ def read_adapters(top: Section, draft: Found, *, rank: int = 8, usual: bool = Fa
     draft.trained["adapter_targets"] = "all" if _are_all(top) else "attention"
     if not given:
         draft.remark("assumed", "adapter_rank", f"{rank}, the default, because the file gives none")
+
+
+def tell_of_saved_modules(top: Section, draft: Found, model: ModelSpec) -> None:
+    """Add a remark on modules that are trained in full beside the adapters, which predictions do
+    not count, with the memory that they take.
+    """
+    for key in _SAVED:
+        names = _listed(top, key)
+        if not names or draft.trained.get("train") != "adapters":
+            continue
+        tables = [name for name in names if _TABLES.search(name)]
+        weights = len(tables) * model.vocab * model.hidden
+        low, high = (weights * size / GIB_BYTES for size in _SAVED_BYTES)
+        bytes_text = (
+            f": {weights / 1e9:.2f} billion weights, {low:.1f} to {high:.1f} GiB more on a GPU "
+            "that shards none of them"
+        )
+        text = (
+            f"{' '.join(names)}: the run trains these in full (copies, gradients, moments), the "
+            f"prediction keeps them frozen{bytes_text if weights else ''}"
+        )
+        draft.remark("ignored", key, text)
 
 
 def _kind(top: Section) -> str:

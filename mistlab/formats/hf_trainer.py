@@ -23,7 +23,7 @@ from mistlab.export.megatron.launched_ranks import refusal_of
 from mistlab.formats.checkpoints import needed_model
 from mistlab.formats.content import settings_of
 from mistlab.formats.hf_adapters import KEYS as ADAPTERS
-from mistlab.formats.hf_adapters import read_adapters
+from mistlab.formats.hf_adapters import read_adapters, tell_of_saved_modules
 from mistlab.formats.hf_names import CALM, HARMLESS, OTHERS, PROGRAMS, UNSAID
 from mistlab.formats.hf_sharing import read_sharing
 from mistlab.formats.launched import (
@@ -186,6 +186,7 @@ def read_arguments(
     where = trainer.names.get(key, key)
     path, files = top.text(key), with_files(source, command)
     model = draft.settled_model(given, lambda: needed_model(path, where, files))
+    tell_of_saved_modules(top, draft, model)
     given = replace(given, model=model)
     if command is not None:
         take_ranks(command, source, draft, given)

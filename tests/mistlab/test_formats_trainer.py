@@ -390,6 +390,40 @@ def test_a_switch_that_is_off_is_read_also_behind_one_that_is_on() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "more", "key", "tables"),
+    [
+        (AXOLOTL, "adapter: lora\nlora_r: 8", "lora_modules_to_save", 2),
+        (RECIPE, "use_peft: true\nlora_r: 8", "lora_modules_to_save", 1),
+        (FACTORY, "finetuning_type: lora", "additional_target", 2),
+    ],
+)
+def test_modules_that_are_trained_in_full_beside_adapters_are_told_with_their_bytes(
+    text: str, more: str, key: str, tables: int
+) -> None:
+    names = ["lm_head", "embed_tokens"][:tables]
+    lines = [line for line in text.strip().splitlines() if line.split(":")[0] not in _LEFT_OUT]
+    recipe = "\n".join([*lines, more, ""])
+    found = imported(f"{recipe}{key}: [{', '.join(names)}]\n", gpus_per_node=8)
+    (told,) = [
+        str(remark) for remark in found.remarks if remark.choice == key and remark.kind == "ignored"
+    ]
+    model = found.job.workload.model
+    gib = tables * model.vocab * model.hidden / 2**30
+    assert f"{' '.join(names)}: the run trains these in full" in told
+    assert f"{8 * gib:.1f} to {16 * gib:.1f} GiB more" in told
+    # Norms are a few thousand weights; with full training nothing is frozen.
+    small = texts(imported(f"{recipe}{key}: input_layernorm\n", gpus_per_node=8), "ignored")
+    assert "GiB" not in small[key]
+    whole = (
+        recipe.replace("adapter: lora", "")
+        .replace("use_peft: true", "")
+        .replace("finetuning_type: lora", "finetuning_type: full")
+        .replace("lora_r: 8", "")
+    )
+    assert key not in texts(imported(f"{whole}{key}: lm_head\n", gpus_per_node=8), "ignored")
+
+
+@pytest.mark.parametrize(
     ("more", "said"),
     [
         ("", (8, "all", "16bit")),
