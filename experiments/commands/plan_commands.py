@@ -94,7 +94,7 @@ PLAN_COMMANDS: dict[str, Group] = {
             option("plan", **path("PLAN.yaml"), default=EXAMPLE, nargs="?"),
             option(
                 "--to",
-                "(default: that of the plan's engine, or megatron)",
+                "(default: that of the plan's engine, or megatron; for adapters a recipe)",
                 choices=(
                     *("megatron", "deepspeed", "torchtitan", "torchtitan-toml", "accelerate"),
                     *("axolotl", "llama-factory", "trl", "torchtune", "automodel"),

@@ -11,8 +11,7 @@ from experiments.interchange.fidelity import Export, exported, fits
 from experiments.pages.tables import brief_words
 from mistlab.core.files import about
 from mistlab.core.values import InputError, reject, to_mapping
-from mistlab.export.targets import target_for
-from mistlab.formats.recipes.exports import EXPORTS, RECIPES
+from mistlab.formats.recipes.exports import EXPORTS, RECIPES, target_of
 from mistlab.job.job import load_job
 from mistlab.job.prediction import compared
 
@@ -31,7 +30,7 @@ def export(options: argparse.Namespace) -> int:
     framework's own classes must take the text.
     """
     job = load_job(options.plan)
-    target = EXPORTS[options.to] if options.to else target_for(job.plan.engine)
+    target = EXPORTS[options.to] if options.to else target_of(job)
     with about(options.plan):
         made = exported(job, target)
     if options.check and target.name in RECIPES:

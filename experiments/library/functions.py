@@ -25,8 +25,7 @@ from experiments.tuning.tune import lacking_words, tuned
 from mistlab import catalog
 from mistlab.core.values import InputError, near_matches, reject
 from mistlab.cost.breakdown import breakdown_of
-from mistlab.export.targets import target_for
-from mistlab.formats.recipes.exports import EXPORTS
+from mistlab.formats.recipes.exports import EXPORTS, target_of
 from mistlab.job.job import Job, job_from_mapping, load_job
 from mistlab.plan.named_spaces import SPACES
 from simulators.registry import PREDICTORS
@@ -462,7 +461,7 @@ def to_framework(plan: PlanLike, framework: str | None = None) -> LaunchText:
     job, _ = _job(plan, {})
     if framework is not None and framework not in EXPORTS:
         reject(f"framework: {framework!r} is unknown{near_matches(framework, EXPORTS)}")
-    made = exported(job, EXPORTS[framework] if framework else target_for(job.plan.engine))
+    made = exported(job, EXPORTS[framework] if framework else target_of(job))
     return LaunchText(
         framework=made.target.name,
         text=made.text,

@@ -20,8 +20,7 @@ from mistlab.core.files import format_yaml
 from mistlab.core.values import InputError, near_matches, refuse, reject
 from mistlab.cost.memory import room_of_plan
 from mistlab.engines.engine import Precision, names_for_plans
-from mistlab.export.targets import target_for
-from mistlab.formats.recipes.exports import EXPORTS
+from mistlab.formats.recipes.exports import EXPORTS, target_of
 from mistlab.job.job import Job, job_to_mapping
 from mistlab.job.prediction import Prediction, compared
 from mistlab.machine.slowdowns import STREAMS
@@ -178,7 +177,7 @@ def export(body: Asked, tell: Tell) -> Answer:
     job, framework = job_in(body.get("plan")), body.get("framework")
     if framework and framework not in EXPORTS:
         refuse("framework", f"{framework!r} is unknown{near_matches(str(framework), EXPORTS)}")
-    made = exported(job, EXPORTS[framework] if framework else target_for(job.plan.engine))
+    made = exported(job, EXPORTS[framework] if framework else target_of(job))
     return {
         "framework": made.target.name,
         "text": made.text,

@@ -17,7 +17,15 @@ from mistlab.export import deepspeed as deepspeed_read
 from mistlab.export.deepspeed import offload_states, read_configuration
 from mistlab.export.found import Found, Section, harmless_names, parse_json
 from mistlab.export.given import Given, Imported
-from mistlab.export.nearest import ENGINES, OFFLOADED, STATES, canonical, offloads, sharded
+from mistlab.export.nearest import (
+    ENGINES,
+    OFFLOADED,
+    STATES,
+    canonical,
+    notes_on_training,
+    offloads,
+    sharded,
+)
 from mistlab.export.rules import (
     EQUAL_NODES,
     INPUTS_OFFLOADED,
@@ -449,6 +457,7 @@ def _notes(job: Job) -> Iterator[str]:
         "the training script has to choose the model, its sequence length, batch size and gradient "
         "accumulation"
     )
+    yield from notes_on_training(job)
     if job.plan.stages[0].tensor_parallel > 1:
         yield "tensor parallelism needs a model of transformers with a tp_plan"
 

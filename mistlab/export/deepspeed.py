@@ -14,7 +14,7 @@ from mistlab.core.values import reject
 from mistlab.engines.engine import Precision
 from mistlab.export.found import Found, Section, checked_whole, harmless_names, parse_json
 from mistlab.export.given import Given, Imported
-from mistlab.export.nearest import canonical
+from mistlab.export.nearest import canonical, notes_on_training
 from mistlab.export.rules import (
     EQUAL_NODES,
     INPUTS_OFFLOADED,
@@ -379,6 +379,7 @@ def _zero_section(job: Job) -> Mapping[str, Any]:
 
 def _notes(job: Job) -> Iterator[str]:
     yield "the training script has to choose the model, its sequence length and fused attention"
+    yield from notes_on_training(job)
     cluster, stage = job.cluster, job.plan.stages[0]
     yield (
         f"the file does not give the number of processes: start {cluster.gpus_per_node} on each of "

@@ -8,7 +8,7 @@ from mistlab.core.values import FieldError
 from mistlab.engines.engine import ENGINES as ALL_ENGINES
 from mistlab.engines.engine import Precision, names_for_plans
 from mistlab.export.given import Remark, changes, changes_of_workloads
-from mistlab.export.rules import as_replicas, highest, with_plan, with_values
+from mistlab.export.rules import as_replicas, highest, with_plan, with_values, with_workload
 from mistlab.export.target import NARROW, Row, Target
 from mistlab.job.job import Job
 from mistlab.plan.dimension import Dimension
@@ -219,6 +219,45 @@ def _engine_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
     elif engine != wanted.plan.engine:
         text = f"{wanted.plan.engine} -> {engine}: {target.title} runs the plan with that engine"
         yield Remark(kind="noted", choice="engine", text=text)
+
+
+# What targets do with the workload's choice of the weights that are trained: a file that holds the
+# model trains all of them, and one that does not leaves the choice to the training script.
+
+
+def _trains_all(job: Job) -> Job:
+    return with_workload(job, train="all", adapter_rank=None, adapter_targets="all", base="16bit")
+
+
+TRAINS_ALL = (
+    Row(
+        choices=("train", "adapter_rank", "adapter_targets", "base"),
+        nearest=_trains_all,
+        because="trains all weights by this file: for adapters export to a recipe, such as trl, "
+        "axolotl or automodel",
+    ),
+    Row(
+        choices=("states",),
+        nearest=lambda job: with_workload(job, states="mixed"),
+        because="keeps 32-bit states by this file: for 16 bits export to a recipe, such as "
+        "torchtune or automodel",
+    ),
+)
+
+
+def notes_on_training(job: Job) -> Iterator[str]:
+    """Tell what a training script has to do for a plan that trains adapters or keeps 16-bit states,
+    which the exported file does not hold.
+    """
+    work = job.workload
+    if work.train == "adapters":
+        yield (
+            f"the training script has to train adapters of rank {work.rank} on the products of "
+            f"{'all layers' if work.adapter_targets == 'all' else 'attention'}, beside frozen "
+            f"weights of {work.base.removesuffix('bit')} bits: by itself it trains all weights"
+        )
+    if work.states == "16bit":
+        yield "the training script has to keep weights, gradients and moments in 16 bits"
 
 
 # Rules for targets built on PyTorch's FSDP2.

@@ -9,7 +9,7 @@ flavour; one that torchtitan does not bring has to be added to its table under t
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from mistlab.export.nearest import ENGINES, offloads
+from mistlab.export.nearest import ENGINES, TRAINS_ALL, offloads
 from mistlab.export.rules import EQUAL_MESHES, EQUAL_NODES, same, with_values
 from mistlab.export.target import Row, Target
 from mistlab.export.torchtitan_python import read_registry
@@ -38,6 +38,7 @@ from mistlab.plan.workload import ModelSpec
 from mistlab.schedule.context_ways import GATHER, RING
 
 ROWS_OF_TOML = (
+    *TRAINS_ALL,
     Row(
         choices=("attention", "precision"),
         nearest=sayable_workload,
@@ -175,6 +176,7 @@ def _keys_gathered(job: Job) -> Job:
 
 
 ROWS = (
+    *TRAINS_ALL,
     Row(
         choices=("attention", "precision"),
         nearest=lambda job: sayable_workload(job, BROUGHT_TODAY),

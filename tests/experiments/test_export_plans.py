@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -12,14 +12,15 @@ from experiments import export, import_plan, tune
 from experiments.agents.tools import Framework
 from experiments.calibration.published import read_end_to_end
 from experiments.calibration.whole_runs import predicted_s
+from experiments.cli.command import EXAMPLE
 from experiments.cli.commandline import PLANS, run
 from experiments.interchange.launched_runs import launched_runs
 from experiments.interchange.single_changes import single_changes
 from experiments.live_page.questions import names as live_names
-from mistlab.core.files import format_yaml, read_yaml
+from mistlab.core.files import format_yaml, parse_yaml, read_yaml
 from mistlab.core.values import InputError
 from mistlab.export.targets import target_for
-from mistlab.formats.recipes.exports import EXPORTS, RECIPES
+from mistlab.formats.recipes.exports import EXPORTS, RECIPES, target_of
 from mistlab.job.job import job_to_mapping, load_job
 from tests.experiments.test_predict import plan_file
 from tests.mistlab.recipes.drawn_recipes import drawn_recipes
@@ -53,6 +54,59 @@ def test_the_nearest_form_is_printed_and_its_cost_told(
 )
 def test_a_plan_goes_to_the_framework_of_its_engine(engine: str, target: str) -> None:
     assert target_for(engine).name == target
+
+
+def adapters_file(tmp_path: Path, **changes: Any) -> Path:
+    """A plan of QLoRA that fits a card of 24 GB, on which full training would not."""
+    plain = parse_yaml(ADAPTERS, "the plan")
+    plain["plan"]["stages"][0] |= changes
+    plain["cluster"]["gpus_per_node"] = changes.get("tensor_parallel", 1)
+    file = tmp_path / "adapters.yaml"
+    file.write_text(format_yaml(plain), encoding="utf-8")
+    return file
+
+
+ADAPTERS = """
+workload: {model: llama3-8b, sequence_length: 2048, global_batch: 4, attention: flash,
+           precision: bf16, train: adapters, base: 4bit}
+cluster: {hardware: rtx-4090-24gb, nodes: 1, gpus_per_node: 1}
+plan:
+  engine: fsdp
+  micro_batches: 4
+  stages: [{layers: 32, data_parallel: 1, tensor_parallel: 1, micro_batch: 1,
+            checkpointed_layers: 32}]
+"""
+
+
+def test_a_plan_of_adapters_goes_to_a_recipe_that_trains_them(tmp_path: Path) -> None:
+    assert target_of(load_job(adapters_file(tmp_path))).name == "axolotl"
+    # axolotl has no tensor parallelism.
+    split = load_job(adapters_file(tmp_path, tensor_parallel=2))
+    assert target_of(split).name == "automodel"
+    assert target_of(load_job(EXAMPLE)).name == "megatron"
+
+
+@pytest.mark.parametrize("name", ["megatron", "torchtitan", "torchtitan-toml"])
+def test_a_file_that_trains_all_weights_is_no_plan_of_adapters(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [str(adapters_file(tmp_path)), "--to", name]
+    assert run(export.main, line) == 3
+    told = capsys.readouterr().err
+    assert "approximated: train: adapters -> all: " in told
+    assert "for adapters export to a recipe, such as trl" in told
+    assert "does not fit any more" in told
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "accelerate"])
+def test_what_a_training_script_has_to_train_is_told(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(export.main, [str(adapters_file(tmp_path)), "--to", name]) == 0
+    assert (
+        f"noted: {name}: the training script has to train adapters of rank 16 on the products of "
+        "all layers, beside frozen weights of 4 bits"
+    ) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", RECIPES)

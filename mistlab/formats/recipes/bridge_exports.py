@@ -17,6 +17,7 @@ from mistlab.export.accelerate import SPLITS_TOKENS
 from mistlab.export.given import Given, Imported
 from mistlab.export.megatron.megatron_read import ENGINES, ENGINES_OF_TODAY
 from mistlab.export.megatron.megatron_write import MEGATRON, engine_comment, run_options
+from mistlab.export.nearest import TRAINS_ALL
 from mistlab.export.target import OFFLOADED_STEP, Row, Target
 from mistlab.formats.flags import RENAMED
 from mistlab.formats.nemo import OF_ATTENTION, OF_NETWORKS, PRECISION_NAMES, read_bridge
@@ -146,7 +147,7 @@ BRIDGE = Target(
         Row(choices=("base",), nearest=_bits_of_base, because="keeps frozen weights in 16 bits"),
         workload_row("loss", "whole", "computes the loss without chunks: give loss: whole"),
         workload_row("states", "mixed", "keeps 32-bit states: give states: mixed"),
-        *(row for row in MEGATRON.rows if row.choices != ("model",)),
+        *(row for row in MEGATRON.rows if row not in TRAINS_ALL and row.choices != ("model",)),
         RANK,
     ),
     write=write,
