@@ -81,7 +81,7 @@ class _Walk:
             self._add(event, anchor, entries)
         elif isinstance(event, yaml.AliasEvent):
             if any(event.anchor == anchor for anchor, _ in self._open):
-                _refuse(event, f"alias *{event.anchor} stands inside of its own anchor: remove it")
+                _refuse(event, f"alias *{event.anchor} refers to a value around it: remove it")
             self._add(event, None, self._entries.get(event.anchor or "", 1))
         elif isinstance(event, yaml.ScalarEvent):
             self._add(event, event.anchor, 1)
@@ -96,7 +96,10 @@ class _Walk:
             name, before = self._open[-1]
             self._open[-1] = (name, before + entries)
             if before + entries > MOST_ENTRIES:
-                _refuse(event, f"more than {MOST_ENTRIES:,} entries, aliases filled in: use fewer")
+                _refuse(
+                    event,
+                    f"more than {MOST_ENTRIES:,} entries once aliases are expanded: use fewer",
+                )
 
 
 def _refuse(event: yaml.Event, problem: str) -> None:
@@ -215,7 +218,7 @@ def read_csv(path: Path, wanted: str = "the path of a CSV file") -> list[dict[st
     except OSError as error:
         reject(f"{path}: {error.strerror}: give {wanted}")
     except UnicodeDecodeError:
-        reject(f"{path}: is not UTF-8: give {wanted} in UTF-8")
+        reject(f"{path}: is not text in UTF-8: give {wanted} in UTF-8")
     except csv.Error as error:
         reject(f"{path}: {error}: give {wanted}")
 
@@ -233,7 +236,7 @@ def _parsed(load: Callable[[str], Any], text: str, name: str) -> dict[str, Any]:
         position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem = f"{position}{error.problem}: correct the YAML there"
     except json.JSONDecodeError as error:
-        problem = f"line {error.lineno}, column {error.colno}: {error.msg}: write the file again"
+        problem = f"line {error.lineno}, column {error.colno}: {error.msg}: correct the JSON there"
     except yaml.reader.ReaderError as error:
         problem = f"character {error.position} is not printable: give a text file"
     except RecursionError:

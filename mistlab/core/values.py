@@ -144,7 +144,6 @@ MOST_RATE = 1e30
 # Makes the checks of fields from type annotations and bounds: a check returns the value as Python's
 # own type, or raises ``FieldError``.
 
-
 Check = Callable[[Any], Any]
 SHOWN_CHARACTERS = 60
 
@@ -254,7 +253,9 @@ def optional_part(annotation: Any) -> Any:
 
 
 def shown(value: object) -> str:
-    """A value as an error message shows it, cut to part of a line."""
+    """A value as an error message shows it: as in YAML or JSON, cut to part of a line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     short = Repr()
     short.maxlevel = 2
     short.maxstring = short.maxlong = short.maxother = SHOWN_CHARACTERS
@@ -380,7 +381,6 @@ def _optional_check(check: Check) -> Check:
 
 # Defines frozen dataclasses that check their fields, by annotations (types) and
 # ``field(metadata=bounded(...))`` (ranges), and convert from and to mappings.
-
 
 Value = TypeVar("Value", bound="DataclassInstance")
 Metadata = Mapping[str, NumberRange]

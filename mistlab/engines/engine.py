@@ -476,7 +476,7 @@ class Engine:
         if overlap_communication or self.afterwards is not None:
             return ""
         return (
-            f"False does not go with engine {self.name}, which always overlaps: leave it out, or "
+            f"false, but engine {self.name} always overlaps communication: leave it out, or "
             f"give engine: {one_of(others())}"
         )
 

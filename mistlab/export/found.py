@@ -309,7 +309,7 @@ def checked_whole(where: str, content: object, *, minimum: int = 1) -> int:
     try:
         number = int(str(content).replace("_", ""))
     except ValueError:
-        reject(f"{where}: {content!r} is not a whole number: give one of at least {minimum}")
+        reject(f"{where}: {shown(content)} is not a whole number: give one of at least {minimum}")
     if number < minimum:
         reject(f"{where}: {number} is too small: give at least {minimum}")
     return number
@@ -385,7 +385,7 @@ class Section:
             content = {}
         if not isinstance(content, Mapping):
             reject(
-                f"{self.path(key)}: {content!r} is not a section: give a mapping of its settings"
+                f"{self.path(key)}: {shown(content)} is not a section: give a mapping of settings"
             )
         made = Section(content, self.path(key), self.found)
         self._asked[key] = made
@@ -400,7 +400,7 @@ class Section:
         """Return a setting of this section as a number from 0 to ``maximum``."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            reject(f"{self.path(key)}: {value!r} is not a number: give a number")
+            reject(f"{self.path(key)}: {shown(value)} is not a number: give a number")
         if not 0 <= value <= maximum:
             reject(
                 f"{self.path(key)}: {value:g} is out of range: give a number from 0 to {maximum:g}"
@@ -413,7 +413,7 @@ class Section:
         if value is None:
             return []
         if not isinstance(value, list):
-            reject(f"{self.path(key)}: {value!r} is not a list: give [NAME, ...]")
+            reject(f"{self.path(key)}: {shown(value)} is not a list: give [NAME, ...]")
         return [str(word) for word in value]
 
     def switch(self, key: str, *, default: bool = False) -> bool:
@@ -426,7 +426,7 @@ class Section:
         if value is None:
             return default
         if not isinstance(value, bool):
-            reject(f"{self.path(key)}: {value!r} is neither true nor false: give one of them")
+            reject(f"{self.path(key)}: {shown(value)} is neither true nor false: give one of them")
         return value
 
     def text(self, key: str, default: str = "") -> str:

@@ -359,7 +359,7 @@ def equal_nodes(job: Job) -> Job:
     return refuse(
         "plan.stages",
         f"the {in_stage} ranks that share layers do not divide over {cluster.nodes} nodes of "
-        f"{cluster.gpus_per_node} GPUs: give parallel degrees whose product divides over them",
+        f"{cluster.gpus_per_node} GPUs: give other parallel degrees",
     )
 
 

@@ -97,8 +97,8 @@ def _check_program(command: Command, path: str) -> None:
     refuse_program(command)
     if re.search(r"(^|[_\-./])(q?lora|peft)([_\-./]|$)", path.lower()):
         reject(
-            f"{path}: trains adapters by its name, which is not supported: give a script that "
-            "trains all weights"
+            f"{path}: its name says that it trains adapters, which is not supported: give a script "
+            "that trains all weights"
         )
 
 

@@ -101,16 +101,17 @@ def _check_listed(keys: TypeKeys, every: int) -> None:
     row = keys.row.experts
     given = keys.items(row["listed"]) if "listed" in row else None
     if given is not None and given != [*range(every - 1, keys.needed("num_hidden_layers"), every)]:
+        blocks = "every block" if every == 1 else f"one block of {every}"
         refuse(
             keys.name(row["listed"]),
-            f"{shown(given)} does not list every {every}th block, as {row['every']} states: "
-            "correct one of them",
+            f"{shown(given)} contradicts {row['every']} {every}, by which {blocks} has experts: "
+            f"leave {row['listed']} out, or list these blocks",
         )
     if every > 1 and "plain" in row and keys.items(row["plain"]):
         refuse(
             keys.name(row["plain"]),
-            f"two keys mix blocks with and without experts: give {row['every']}: 1, "
-            "or an empty list",
+            f"{shown(keys.get(row['plain']))}, but {row['every']} {every} chooses the blocks with "
+            f"experts too: give {row['every']}: 1, or an empty list here",
         )
 
 
@@ -148,10 +149,9 @@ def window_of(keys: TypeKeys) -> tuple[Mapping[str, int] | None, str]:
     if every is None:
         refuse(
             "layer_types",
-            f"blocks with windows of {size} are at uneven distances, which is not supported: "
-            f"{_REMEDY}",
+            f"has sliding windows of {size} at uneven distances, which is not supported: {_REMEDY}",
         )
-    remark = "" if at_end else f"of {every} blocks the last attends to all tokens, not another"
+    remark = "" if at_end else f"the last of every {every} blocks has full attention, no other one"
     return {"size": size, "full_every": every}, remark
 
 
@@ -286,7 +286,8 @@ def _of_mamba(keys: TypeKeys) -> str:
     if not isinstance(text, str) or not text or set(text) - set("M*-E"):
         refuse(
             "hybrid_override_pattern",
-            f"{shown(text)} is not a pattern of blocks: give a text of M, *, - and E",
+            f"{shown(text)} is not a pattern of blocks: write only M (Mamba-2), * (attention), - "
+            "(feed-forward network) and E (experts)",
         )
     return text
 
@@ -295,10 +296,11 @@ def _letters(keys: TypeKeys, key: str, kinds: list[Any], letters: Mapping[str, s
     for kind in kinds:
         if not isinstance(kind, str) or kind not in letters:
             known = ", ".join(letters)
-            refuse(keys.name(key), f"{shown(kind)} is not a kind of block: give {known}")
+            refuse(keys.name(key), f"{shown(kind)} is not a kind of block: give one of {known}")
     layers = keys.whole("num_hidden_layers")
     if not kinds or (layers is not None and layers != len(kinds) and key in keys.config):
-        refuse(keys.name(key), f"{len(kinds)} entries for {layers} blocks: give one for each block")
+        of_all = "" if layers is None else f" of {layers}"
+        refuse(keys.name(key), f"lists {len(kinds)} blocks{of_all}: give an entry for each block")
     return "".join(letters[kind] for kind in kinds)
 
 
@@ -312,7 +314,7 @@ def _shortest(letters: str) -> str:
 
 def _check_taps(keys: TypeKeys, key: str) -> None:
     if (taps := keys.needed(key)) != _TAPS:
-        refuse(keys.name(key), f"{taps} is not supported: give {_TAPS}, or trace the model")
+        refuse(keys.name(key), f"{taps} is not supported: give {_TAPS}, or {TRACE}")
 
 
 UNLIKE: Mapping[str, Callable[[TypeKeys], Fields]] = {"delta_net": delta_net, "mamba": mamba}
@@ -393,8 +395,8 @@ def _row_of(config: Mapping[str, Any]) -> TypeRow:
         inner = config[TEXT].get(KIND)
         refuse(
             KIND,
-            f"{shown(kind)} takes more than text, and its {TEXT} is a {inner or 'model'}: "
-            f"name the file with #{TEXT} to take text alone, or {TRACE}",
+            f"{shown(kind)} takes more than text, which is not supported: write #{TEXT} after the "
+            f"file's path for its text model{f' ({inner})' if inner else ''}, or {TRACE}",
         )
     if not isinstance(kind, str) or kind not in model_types():
         _refuse_type(kind)
@@ -409,8 +411,8 @@ def _refuse_type(kind: object) -> NoReturn:
     meant = f" ({near.removeprefix(': ')})" if "did you mean" in near else ""
     refuse(
         KIND,
-        f"{shown(kind)} is not supported{meant}, {len(model_types())} types are "
-        f"(docs/reference/model-types.md): {TRACE}",
+        f"{shown(kind)} is not supported{meant}: give one of the {len(model_types())} types in "
+        f"docs/reference/model-types.md, or {TRACE}",
     )
 
 

@@ -87,7 +87,7 @@ def rotated_share(keys: TypeKeys, key: str, rotated: int, channels: int) -> floa
     if not 0 < rotated <= channels or rotated % 2:
         refuse(
             keys.name(key),
-            f"rotates {rotated} of {channels} channels of a head, which do not pair up: give "
-            "an even number of them",
+            f"would rotate {rotated} of a head's {channels} channels: give a value that rotates "
+            f"an even number of them, at most {channels}",
         )
     return round(rotated / channels, 12)

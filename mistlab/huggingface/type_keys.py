@@ -170,7 +170,7 @@ class TypeKeys:
         if value is None:
             refuse(
                 self.name(key),
-                f"{'None is not a whole number' if self.has(key) else 'missing'}: give the number "
+                f"{'null is not a whole number' if self.has(key) else 'missing'}: give the number "
                 "that the model has",
             )
         return value

@@ -145,7 +145,8 @@ def network_from(plain: object, folder: Path) -> object:
     if not isinstance(plain, str):
         return plain
     if not _is_path(plain, (".yaml", ".yml")):
-        refuse("cluster.network", f"{plain!r} is not a path: give a network file's, or its tiers")
+        problem = f"{plain!r} is not the path of a .yaml file: give one, or a mapping with tiers"
+        refuse("cluster.network", problem)
     path = _joined(folder, plain)
     with _in_file("cluster.network", path):
         return from_mapping(Network, {"name": Path(path).stem, **read_yaml(Path(path))})
@@ -166,7 +167,8 @@ def space_from(plain: object, folder: Path) -> SearchSpace:
     if not isinstance(plain, Mapping) or not isinstance(plain.get(LIKE), str):
         refuse(
             THIS_VALUE,
-            f"{shown(plain)} is not a space: give its name, or a mapping with {LIKE}: NAME",
+            f"{shown(plain)} is not a search space: give a space's name, a .yaml file, or a "
+            f"mapping with name, and {LIKE}: SPACE",
         )
     changes = {key: value for key, value in plain.items() if key != LIKE}
     if "name" not in changes:
@@ -228,8 +230,8 @@ def _traced_model(path: str) -> ModelSpec:
         if "spec" not in content:
             refuse(
                 "spec",
-                "missing: give the path of a traced model's JSON file, or of a Hugging Face "
-                f"{CONFIG}, which has a {KIND}",
+                f"missing, as is {KIND}: give the JSON file of a traced model, or a Hugging Face "
+                f"{CONFIG}",
             )
         return replace(ModelSpec.from_mapping(content["spec"], "spec"), graph_file=path)
 
@@ -454,7 +456,7 @@ def _model_problem(job: Job) -> FieldError | None:
         return None
     return FieldError(
         "workload.model.graph_file",
-        "missing: give the path of the traced layers, which family custom needs",
+        "missing: give the path of the traced model's JSON file, which family custom needs",
     )
 
 
@@ -474,13 +476,13 @@ def _layers_problem(job: Job) -> FieldError | None:
     if planned > layers:
         return FieldError(
             "plan.stages",
-            f"layers sum to {planned}, the model has {layers}: take {planned - layers} away from "
-            "a stage",
+            f"layers sum to {planned}, but the model has {layers}: take {planned - layers} away "
+            "from a stage",
         )
     return FieldError(
         "plan.stages",
-        f"layers sum to {planned}, the model has {layers}: give the remaining {layers - planned} "
-        "to a stage",
+        f"layers sum to {planned}, but the model has {layers}: give the remaining "
+        f"{layers - planned} to a stage",
     )
 
 
@@ -529,8 +531,8 @@ def _replicas_problem(job: Job) -> FieldError | None:
         if count != ranks[0]:
             return FieldError(
                 f"plan.stages[{index}].data_parallel",
-                f"{count}, and the first stage has {ranks[0]}: replicas of workload.reduction "
-                f"{how.kind} span all stages: give every stage as many ranks",
+                f"{count}, but the first stage has {ranks[0]}, and replicas of workload.reduction "
+                f"{how.kind} span all stages: give every stage the same data_parallel",
             )
     return None
 
@@ -541,7 +543,7 @@ def _num_gpus_problem(job: Job) -> FieldError | None:
         return None
     return FieldError(
         "plan.stages",
-        f"take {used} GPUs, the cluster has {present}: lower data_parallel or "
+        f"take {used} GPUs, but the cluster has {present}: lower data_parallel or "
         "tensor_parallel, or raise cluster.nodes or cluster.gpus_per_node",
     )
 
@@ -559,9 +561,8 @@ def _groups_problem(job: Job) -> FieldError | None:
             )
             return FieldError(
                 f"plan.stages[{index}]",
-                f"takes GPUs {first_rank} to {after - 1}, of which those before {border} are "
-                f"{first} and the others {last}: give the stages before it, or it, degrees "
-                f"with which a stage ends at GPU {border}",
+                f"takes GPUs {first_rank} to {after - 1}, which are {first} before GPU {border} "
+                f"and {last} from there on: give degrees with which a stage begins at GPU {border}",
             )
         first_rank = after
     return None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, Self
 
-from mistlab.core.values import Checked, bounded, check_fields, name_in, refuse
+from mistlab.core.values import Checked, bounded, check_fields, name_in, refuse, shown
 from mistlab.engines.engine import names_for_plans
 from mistlab.plan.plan import Plan
 
@@ -181,8 +181,8 @@ class Prediction:
         if not self.iteration_s_low <= self.iteration_s <= self.iteration_s_high:
             refuse(
                 "iteration_s",
-                f"{self.iteration_s:g} is outside {self.iteration_s_low:g} to "
-                f"{self.iteration_s_high:g}: give bounds around it",
+                f"{self.iteration_s:g} is outside its bounds {self.iteration_s_low:g} to "
+                f"{self.iteration_s_high:g}: give iteration_s_low and iteration_s_high around it",
             )
 
     @property
@@ -317,16 +317,16 @@ class Measurement:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.fits and not self.samples_s:
-            refuse("samples_s", "0 samples, but fits is True: give at least one sample")
+            refuse("samples_s", "0 samples, but fits is true: give at least one sample")
         if self.samples_s and not self.fits:
             refuse(
                 "samples_s",
-                f"{len(self.samples_s)} samples, but fits is False: give no samples, or fits: true",
+                f"{len(self.samples_s)} samples, but fits is false: give no samples, or fits: true",
             )
         for name in ("iteration_s", "iteration_s_low", "iteration_s_high", "tokens_per_s", "mfu"):
             if (getattr(self, name) is None) == self.fits:
                 refuse(
                     name,
-                    f"{getattr(self, name)}, but fits is {self.fits}: "
+                    f"{shown(getattr(self, name))}, but fits is {shown(self.fits)}: "
                     f"{'give the measured value' if self.fits else 'leave it null'}",
                 )

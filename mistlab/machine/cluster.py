@@ -168,15 +168,15 @@ class Cluster:
                 node = self.network.node
                 refuse(
                     "network",
-                    f"tier {node.name} has {node.gpus} gpus, and a node of {group.hardware.name} "
+                    f"tier {node.name} has {node.gpus} gpus, but a node of {group.hardware.name} "
                     f"has {gpus}: give {gpus}, and multiples of it for the tiers above",
                 )
         if self.nodes > self.network.nodes:
             refuse(
                 "nodes",
-                f"{self.nodes} is more than network {self.network.name} joins: give "
-                f"{self.network.nodes} at most, or more gpus of its tier "
-                f"{self.network.tiers[-1].name}",
+                f"{self.nodes} is more than the {self.network.nodes} nodes that network "
+                f"{self.network.name} connects: give at most {self.network.nodes}, or raise gpus "
+                f"of its tier {self.network.tiers[-1].name}",
             )
 
     def _check_free(self) -> None:

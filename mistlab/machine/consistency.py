@@ -144,8 +144,10 @@ def _check_figures(hardware: Hardware, figures: DatasheetFigures, holder: str) -
         unit = attrgetter(other)(hardware.gpu if other == "memory_gib" else figures)
         if value is not None and not least * unit <= value <= most * unit:
             limit, word = (least, "below") if value < least * unit else (most, "above")
-            times = "" if limit == 1 else f"{limit:.3g} times "
-            refuse(path_of(name), f"{value:g} is {word} {times}{other} ({unit:g}): give {usual}")
+            bound = f"{other} {unit:g}"
+            if limit != 1:
+                bound = f"{limit * unit:.4g}, which is {limit:.3g} times {bound}"
+            refuse(path_of(name), f"{value:g} is {word} {bound}: give {usual}")
     if problem := _too_fast(figures, hardware.node.gpus):
         refuse(path_of("inter_node_gbytes_per_s"), problem)
 
@@ -187,9 +189,10 @@ def _check_rates(hardware: Hardware) -> None:
                 value = getattr(rate, figure)
                 if value is not None and value < _LEAST_SHARE * stated:
                     unit = OF_PEAK if figure == "tflops" else OF_MEMORY
+                    key = "peak_tflops" if figure == "tflops" else "memory_gbytes_per_s"
                     refuse(
                         f"{path}.{figure}",
-                        f"{value:g} of {name} is far below the stated {stated:g}: give {unit}",
+                        f"{value:g} of {name} is far below {key} {stated:g}: give {unit}",
                     )
         if _is_stated(hardware) and name in _MOVING and rate.gbytes_per_s is not None:
             moved, most = rate.gbytes_per_s * compute.sustained, figures.memory_gbytes_per_s
@@ -230,18 +233,21 @@ def _check_lines(hardware: Hardware) -> None:
     for path, name, line, share, stated in _lines(hardware, figures):
         moved = f"{name} moves {line.gbytes_per_s * share:.3g} GB/s over a link"
         if line.gbytes_per_s * share > _SLACK * stated:
-            refuse("transfers.groups", f"{moved}, above the stated {stated:g} GB/s: {_OR_EDITED}")
+            refuse(
+                "transfers.groups",
+                f"{moved}, above the {stated:g} GB/s of the link's datasheet: {_OR_EDITED}",
+            )
         if line.gbytes_per_s < _LEAST_SHARE * stated:
             refuse(
                 f"{path}.gbytes_per_s",
-                f"{line.gbytes_per_s:g} is far below the stated {stated:g}: give GB/s (0.45 "
-                "TB/s are 450)",
+                f"{line.gbytes_per_s:g} is far below the {stated:g} GB/s of the link's "
+                "datasheet: give GB/s (0.45 TB/s are 450)",
             )
         if 0 < line.latency_us < _LEAST_LATENCY_US:
             refuse(
                 f"{path}.latency_us",
-                f"{line.latency_us:g} is less than {_LEAST_LATENCY_US:g}, as no transfer "
-                f"takes: give {OF_TIME}",
+                f"{line.latency_us:g} is less than {_LEAST_LATENCY_US:g}, faster than any "
+                f"transfer: give {OF_TIME}",
             )
         if line.largest_mib > most_mib:
             refuse(

@@ -92,7 +92,8 @@ class Rate:
         if self.tflops is None and self.gbytes_per_s is None:
             refuse(
                 "tflops",
-                f"{self.operators} would take no time: give tflops, gbytes_per_s or both",
+                f"missing, as is gbytes_per_s, so that operators {self.operators} would take no "
+                "time: give one of them, or both",
             )
 
     @property
@@ -129,7 +130,7 @@ class Compute:
             classes = ", ".join(OPERATOR_CLASSES)
             refuse(
                 "rates",
-                f"are of {', '.join(given) or 'nothing'}: give a rate of each of {classes} once",
+                f"has rates of {', '.join(given) or 'no operators'}: give one of each of {classes}",
             )
 
     def rate(self, operators: OperatorClass) -> Rate:
@@ -172,7 +173,8 @@ class Line:
         if self.largest_mib < self.smallest_mib:
             refuse(
                 "largest_mib",
-                f"{self.largest_mib:g} is below smallest_mib: give at least {self.smallest_mib:g}",
+                f"{self.largest_mib:g} is below smallest_mib {self.smallest_mib:g}: give at least "
+                "as much",
             )
 
     @property
@@ -314,7 +316,8 @@ class EngineCalibration:
         if self.far_half_width < self.half_width:
             refuse(
                 "far_half_width",
-                f"{self.far_half_width:g} is below half_width: give {self.half_width:g} or more",
+                f"{self.far_half_width:g} is below half_width {self.half_width:g}: give at least "
+                "as much",
             )
 
 

@@ -40,12 +40,13 @@ class Slowdown:
         if self.streams not in SHARED_SETS:
             refuse(
                 "streams",
-                f"{', '.join(self.streams)}: give two to four of {', '.join(STREAMS)}, in order",
+                f"{', '.join(self.streams)}: give two to four of {', '.join(STREAMS)}, in "
+                "this order",
             )
         if len(self.factors) != len(self.streams):
             refuse(
                 "factors",
-                f"{len(self.factors)} for {len(self.streams)} streams: give one for each",
+                f"has {len(self.factors)} numbers for {len(self.streams)} streams: give one each",
             )
 
 

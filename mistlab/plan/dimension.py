@@ -164,7 +164,7 @@ def batch_problem(setting: Setting) -> str:
     )
     return (
         f"{size} x data_parallel {replicas} x micro_batches {setting.micro_batches} = "
-        f"{size * others}, global_batch is {batch}: {remedy}"
+        f"{size * others}, but global_batch is {batch}: {remedy}"
     )
 
 
@@ -183,7 +183,7 @@ def degree_problem(model: ModelSpec, degree: int) -> str:
         if degree in model.tensor_parallel_degrees:
             return ""
         can = ", ".join(map(str, model.tensor_parallel_degrees))
-        return f"{degree}, but the traced model's own code can be split to {can}: give one of these"
+        return f"{degree}, but the traced model's code can be split over {can} ranks: give one"
     sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "ffn": model.ffn}
     for name, size in sizes.items():
         if size % degree:
@@ -273,9 +273,9 @@ def axis_order_problem(setting: Setting) -> str:
     if not order:
         return ""
     if setting.workload.model.experts is not None:
-        return f"{order}, but the axes of experts go with tensor ranks side by side: give 0"
+        return f"{order}, but models with experts need adjacent tensor-parallel ranks: give 0"
     if setting.degree("state_replicas") > 1 or setting.workload.averages_weights:
-        return f"{order}, but replicas of states have tensor ranks side by side: give 0"
+        return f"{order}, but replicas of states need adjacent tensor-parallel ranks: give 0"
     return ""
 
 
@@ -313,7 +313,7 @@ def _stays(setting: Setting, name: str) -> str:
     how, share = setting.workload.reduction, setting.value(name)
     if not share or setting.workload.reduces_plainly:
         return ""
-    return f"{share:g}, and workload.reduction is {how.kind}, which needs it on the GPU: give 0"
+    return f"{share:g}, but workload.reduction {how.kind} needs all of it on the GPU: give 0"
 
 
 def replicas_problem(setting: Setting) -> str:
@@ -323,7 +323,7 @@ def replicas_problem(setting: Setting) -> str:
     replicas, data = setting.degree("state_replicas"), setting.degree("data_parallel")
     how = setting.workload.reduction
     if replicas > 1 and not setting.workload.reduces_plainly:
-        return f"{replicas}, and workload.reduction is {how.kind}: leave it out"
+        return f"{replicas}, but workload.reduction {how.kind} makes replicas itself: leave it out"
     if data % replicas:
         return f"{replicas} does not divide data_parallel {data}: give a divisor of {data}"
     gpus = setting.gpus // replicas
@@ -371,7 +371,7 @@ def exchange_problem(setting: Setting) -> str:
         if count % ranks:
             return (
                 f"{HEADS}, but tensor_parallel x context_parallel {ranks} does not divide {name} "
-                f"{count}: give {RING} or {GATHER}"
+                f"{count}: give {RING} (ring) or {GATHER} (gather)"
             )
     return ""
 
@@ -388,11 +388,11 @@ def sequence_problem(setting: Setting) -> str:
     tokens = setting.workload.sequence_length // setting.degree("context_parallel")
     if tokens % tensor:
         return (
-            f"1, but tensor_parallel {tensor} does not divide sequence_length {tokens}: give 0, or "
-            "a degree that divides it"
+            f"1, but tensor_parallel {tensor} does not divide the {tokens} tokens of a rank: give "
+            "0, or a tensor_parallel that divides them"
         )
     return ""
 
 
 def _traced_without(value: int, default: int) -> str:
-    return f"{value}, but a custom model is traced without: give {default}, or a model of a family"
+    return f"{value}, but traced models do not support it: give {default}, or a catalogue model"

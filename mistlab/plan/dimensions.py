@@ -61,7 +61,7 @@ def _why_not_some(engine: Engine, _: bool) -> str:
 
 
 _IN_PART = EngineLimit(
-    runs=_any_or_none, why=_why_none, remedy="leave it out, or give mistlab", is_level=True
+    runs=_any_or_none, why=_why_none, remedy="leave it out, or give engine: mistlab", is_level=True
 )
 
 
@@ -105,7 +105,7 @@ def _levels(engine: Engine, in_pipeline: bool) -> tuple[float, ...]:
 def _sharded(engine: Engine, in_pipeline: bool) -> str:
     """The states that an engine shards at its highest ZeRO level, as text for messages."""
     highest = engine.highest_zero_of(in_pipeline=in_pipeline)
-    what = ("nothing", "optimizer state alone", "optimizer state and gradients alone")[highest]
+    what = ("nothing", "optimizer state only", "optimizer state and gradients only")[highest]
     return f"shards {what}{' in a pipeline' if highest < engine.highest_zero else ''}"
 
 
@@ -155,7 +155,7 @@ DIMENSIONS: dict[str, Dimension] = {
         is_trained=True,
         checks={"tokens": checks.exchange_problem},
         limit=EngineLimit(
-            runs=lambda engine, _: engine.context_exchanges, why=lambda *_: "does not"
+            runs=lambda engine, _: engine.context_exchanges, why=lambda *_: "does not run it"
         ),
     ),
     "axis_order": Dimension(
@@ -170,8 +170,8 @@ DIMENSIONS: dict[str, Dimension] = {
         checks={"states": checks.axis_order_problem},
         limit=EngineLimit(
             runs=lambda engine, _: None if engine.orders_axes else (0,),
-            why=lambda *_: "has tensor ranks side by side",
-            remedy="leave it out, or give mistlab",
+            why=lambda *_: "needs adjacent tensor-parallel ranks",
+            remedy="leave it out, or give engine: mistlab",
             is_level=True,
         ),
     ),
@@ -186,7 +186,7 @@ DIMENSIONS: dict[str, Dimension] = {
         is_trained=True,
         limit=EngineLimit(
             runs=lambda engine, _: None if engine.runs_lean else (0,),
-            why=lambda *_: "runs plain operators",
+            why=lambda *_: "runs plain operators only",
             is_level=True,
         ),
     ),
@@ -297,8 +297,8 @@ DIMENSIONS: dict[str, Dimension] = {
         brief="{} with lean operators",
         limit=EngineLimit(
             runs=lambda engine, _: None if engine.runs_lean else (0,),
-            why=lambda *_: "runs plain operators",
-            remedy="leave it out, or give mistlab",
+            why=lambda *_: "runs plain operators only",
+            remedy="leave it out, or give engine: mistlab",
             is_level=True,
         ),
     ),
@@ -356,7 +356,8 @@ def engine_problem(name: str, value: float, engine: Engine, *, in_pipeline: bool
         return ""
     why = f"engine {engine.name} {row.limit.why(engine, in_pipeline)}"
     if row.limit.remedy:
-        return f"{why}: {row.limit.remedy}"
+        kind = f"{row.label} " if row.holder else ""
+        return f"{kind}{_number_with_words(row, value)}, but {why}: {row.limit.remedy}"
     known = one_of([_number_with_words(row, one) for one in runs])
     return f"{_number_with_words(row, value)}, but {why}: give {known}"
 

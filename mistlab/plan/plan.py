@@ -61,7 +61,11 @@ class StagePlan(dimension_fields.StageFields):
         left = self.layers
         for name in counts_of_blocks():
             if (count := self.degree(name)) > left:
-                whose = "stage's layers" if left == self.layers else "layers that are left"
+                whose = (
+                    f"stage's {left} layers"
+                    if left == self.layers
+                    else f"{left} layers that other recomputation leaves"
+                )
                 refuse(name, f"{count} is more than the {whose}: give at most {left}")
             left -= count
 

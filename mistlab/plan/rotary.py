@@ -47,8 +47,8 @@ class RotaryScaling:
             if bool(factors := getattr(self, name)) != (self.kind == "longrope"):
                 refuse(
                     name,
-                    f"{len(factors)} numbers with kind {self.kind}: give one for each channel pair "
-                    "with longrope, otherwise none",
+                    f"has {len(factors)} numbers with kind {self.kind}: "
+                    + ("leave it out" if factors else "give one for each pair of rotated channels"),
                 )
 
     def check(self, channels: int) -> None:
@@ -59,8 +59,8 @@ class RotaryScaling:
             if (factors := getattr(self, name)) and len(factors) != channels // 2:
                 refuse(
                     name,
-                    f"{len(factors)} numbers for {channels // 2} pairs of rotated channels: give "
-                    "one for each pair",
+                    f"has {len(factors)} numbers for {channels // 2} pairs of rotated channels: "
+                    "give one for each pair",
                 )
 
 

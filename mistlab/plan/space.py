@@ -50,8 +50,8 @@ class SearchSpace(dimension_fields.SpaceFields):
         if self.unequal_meshes and not self.unequal_stages:
             refuse(
                 "unequal_stages",
-                "False does not go with unequal_meshes: stages with unequal degrees cannot be "
-                "alike: give True, or leave both out",
+                "false, but unequal_meshes is true, by which stages differ: give true, or leave "
+                "both out",
             )
 
     def _check_engines(self) -> None:
@@ -136,14 +136,14 @@ class SearchSpace(dimension_fields.SpaceFields):
         if how.delay:
             refuse(
                 "reduction",
-                f"delay {how.delay} in a search, which cannot overlap exchanges with later steps: "
-                "give 0, and predict the plan with it",
+                f"delay {how.delay}, but a search cannot overlap exchanges with later steps: "
+                f"search with delay 0, then predict the plan with delay {how.delay}",
             )
         if how.asynchronous:
             refuse(
                 "reduction",
-                "asynchronous servers have no steps common to all ranks, which searches need: "
-                "leave it out, and predict the plan with it",
+                "asynchronous servers cannot be searched, since ranks share no steps: search "
+                "without reduction, then predict the plan with it",
             )
         most = how.most_sharded
         levels = tuple(level for level in self.zero if level <= most) or (most,)

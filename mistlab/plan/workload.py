@@ -163,8 +163,8 @@ class ModelSpec:
         if self.further_tokens and self.family == "custom":
             refuse(
                 "further_tokens",
-                f"{self.further_tokens} with a traced model, whose graphs have its whole "
-                "head: leave it out, and trace the model with them",
+                f"{self.further_tokens}, but a traced model's graph already has its whole output "
+                "head: leave it out, and trace the model with multi-token prediction",
             )
 
     @classmethod
@@ -242,28 +242,28 @@ class ModelSpec:
         if self.latent is not None and self.kv_heads != self.heads:
             refuse(
                 "kv_heads",
-                f"{self.kv_heads} with latent attention, which has keys for each head: give "
-                f"{self.heads}, or leave it out",
+                f"{self.kv_heads}, but latent attention has keys for each of the {self.heads} "
+                f"heads: give {self.heads}, or leave it out",
             )
         if self.attention_gate and not self.qk_norm:
             refuse(
                 "attention_gate",
-                "true without qk_norm: no published model has gates alone: give qk_norm: "
-                "true, or leave it out",
+                "true, but it is supported only together with qk_norm: give qk_norm: true, or "
+                "leave it out",
             )
         if self.post_norms and (self.pattern or self.parallel_block):
             refuse(
                 "post_norms",
-                "true with a pattern or a parallel_block, whose blocks have no such norms: "
-                "leave it out",
+                "true, but it is not supported together with pattern or parallel_block: leave it "
+                "out",
             )
 
     def _check_dropout(self) -> None:
         if self.attention_dropout and not self.dropout:
             refuse(
                 "attention_dropout",
-                f"{self.attention_dropout:g} without dropout, which predictions need with it: "
-                "give dropout above 0, or leave it out",
+                f"{self.attention_dropout:g}, but it is supported only with dropout above 0: give "
+                "dropout too, or leave it out",
             )
 
     def _check_experts(self) -> None:
@@ -277,7 +277,8 @@ class ModelSpec:
         if limit and self.mlp_type != "gated_mlp":
             refuse(
                 "experts.gate_limit",
-                f"{limit:g} without gates: give mlp_type: gated_mlp, or leave it out",
+                f"{limit:g}, but mlp_type {self.mlp_type} has no gates: give mlp_type: gated_mlp, "
+                "or leave it out",
             )
 
     def _check_pattern(self) -> None:
@@ -287,16 +288,17 @@ class ModelSpec:
                 f"{self.pattern!r} and state_space do not go together: give both, or neither",
             )
         if self.experts is None and "E" in self.pattern:
-            refuse("pattern", f"{self.pattern!r} has blocks of experts: give experts")
+            refuse("pattern", f"{self.pattern!r} has blocks with experts (E): give experts too")
         if self.further_tokens and self.pattern:
             refuse(
                 "further_tokens",
-                f"{self.further_tokens} with a pattern: it needs blocks of one kind: leave it out",
+                f"{self.further_tokens}, but a model with a pattern cannot have it: leave it out",
             )
         if strange := set(self.pattern) - set(PATTERN_LETTERS):
             refuse(
                 "pattern",
-                f"{''.join(sorted(strange))!r} is not a kind of block: give {PATTERN_LETTERS}",
+                f"{''.join(sorted(strange))!r} is not a kind of block: write only letters of "
+                f"{PATTERN_LETTERS} (docs/reference/plan-file.md)",
             )
 
     def _check_rotary(self) -> None:
@@ -317,7 +319,8 @@ class ModelSpec:
         if self.rotary_scaling and self.rotary_scaling.score_factor != 1 and self.latent is None:
             refuse(
                 "rotary_scaling.score_factor",
-                f"{self.rotary_scaling.score_factor:g} without latent attention: leave it out",
+                f"{self.rotary_scaling.score_factor:g}, but only latent attention has it: leave it "
+                "out",
             )
         if self.rotary_scaling:
             with within("rotary_scaling"):
@@ -440,11 +443,11 @@ class Workload:
         if self.train == "adapters" and not self.reduces_plainly:
             refuse(
                 "reduction.kind",
-                f"{self.reduction.kind}, and train is adapters, whose gradients are small: "
-                "leave reduction out, or give train: all",
+                f"{self.reduction.kind} is not supported with train: adapters: leave reduction "
+                "out, or give train: all",
             )
         if self.states == "16bit" and self.gradients == "32bit":
-            refuse("gradients", "32bit, and states have 16bit: leave one of them out")
+            refuse("gradients", "32bit, but states is 16bit: leave one of them out")
         if self.expert_capacity is not None and self.model.experts is None:
             refuse(
                 "expert_capacity",
@@ -453,8 +456,8 @@ class Workload:
         if self.expert_padding and self.expert_capacity is None:
             refuse(
                 "expert_padding",
-                "True does not go without expert_capacity, to which experts' tokens are padded: "
-                "give both, or neither",
+                "true, but expert_capacity, to which experts' tokens are padded, is missing: give "
+                "both, or neither",
             )
 
     def _check_adapters(self) -> None:
@@ -472,13 +475,13 @@ class Workload:
         if self.base != "16bit":
             refuse(
                 "base",
-                f"{self.base} weights are frozen, and train is all: give train: adapters, or "
-                "leave base out",
+                f"{self.base} weights cannot be trained, but train is all: give train: adapters, "
+                "or leave base out",
             )
         if self.adapter_rank is not None:
             refuse(
                 "adapter_rank",
-                f"{self.adapter_rank}, and train is all: give train: adapters, or leave it out",
+                f"{self.adapter_rank}, but train is all: give train: adapters, or leave it out",
             )
 
     @property
@@ -556,7 +559,7 @@ def unsupported(workload: Workload, engine: Engine) -> FieldError | None:
         able = [row.name for row in ENGINES.values() if workload.optimizer in row.optimizers]
         return FieldError(
             "workload.optimizer",
-            f"{workload.optimizer}, but engine {engine.name} keeps moments otherwise: give "
+            f"{workload.optimizer}, but engine {engine.name} has no such moments: give "
             f"{one_of(engine.optimizers)}, or engine: {able[0]}",
         )
     if problem := engine.sums_problem(workload.precision, workload.gradients):

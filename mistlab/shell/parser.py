@@ -148,7 +148,7 @@ def parsed(text: str, base: int = 0) -> Script:
     if len(text) > _LONGEST:
         raise LineError(base + 1, "the file is longer than 128 KiB: give the launch line alone")
     if any(ord(letter) >= 0xF0000 for letter in text if not letter.isascii()):
-        raise LineError(base + 1, "the file has characters of a private plane: take them out")
+        raise LineError(base + 1, "the file has private-use Unicode characters: take them out")
     return _whole(lexer_of(text.replace("\r\n", "\n"), base, script_until))
 
 

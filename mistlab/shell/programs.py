@@ -480,7 +480,9 @@ def _prefixed(call: Call) -> bool:
     if not rest:
         return False
     if len(call.session.outer) > _MOST_PREFIXES:
-        raise LineError(call.line, f"starts with more than {_MOST_PREFIXES} prefixes: write fewer")
+        raise LineError(
+            call.line, f"has more than {_MOST_PREFIXES} prefixes such as env: write fewer"
+        )
     before, call.session.outer = call.session.outer, (*call.session.outer, call.fields[0])
     inner = replace(
         call,

@@ -115,8 +115,11 @@ def test_output_may_be_cut_short() -> None:
     ("line", "problem"),
     [
         (("--train", "lora", "--rank", "5000"), "--rank: 5000 is above the model's width 2048"),
-        (("--rank", "8"), "--rank: 8, and train is all: give --train adapters, or leave it out"),
-        (("--base", "4bit"), "--base: 4bit weights are frozen, and train is all: give --train"),
+        (("--rank", "8"), "--rank: 8, but train is all: give --train adapters, or leave it out"),
+        (
+            ("--base", "4bit"),
+            "--base: 4bit weights cannot be trained, but train is all: give --train",
+        ),
     ],
 )
 def test_what_is_trained_is_refused_by_its_options(

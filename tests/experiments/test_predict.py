@@ -124,7 +124,7 @@ def test_a_bad_plan_does_not_stop_the_others(
     ]
     assert run(predict.main, [*paths, "--json"]) == 1
     bad, good, missing = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    assert "plan.stages: layers sum to 30, the model has 32" in bad["error"]
+    assert "plan.stages: layers sum to 30, but the model has 32" in bad["error"]
     assert good["iteration_s"] > 0
     assert "missing.yaml" in missing["error"]
 

@@ -118,7 +118,7 @@ def test_a_row_refuses_levels_offloading_and_precisions_in_words() -> None:
     )
     assert engine_problem("zero", 3, row, in_pipeline=False) == ""
     above = engine_problem("zero", 2, row, in_pipeline=True)
-    assert above.endswith("alone in a pipeline: give 0 or 1")
+    assert above.endswith("only in a pipeline: give 0 or 1")
     for name in OFFLOADS:
         assert engine_problem(name, 0.0, row, in_pipeline=True) == ""
         assert "keeps everything on the GPU" in engine_problem(name, 0.5, row, in_pipeline=True)

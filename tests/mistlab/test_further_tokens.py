@@ -111,9 +111,9 @@ def test_models_with_other_patterns_keep_their_own_in_8_bits() -> None:
 
 def test_a_pattern_and_a_traced_model_refuse_further_tokens() -> None:
     hybrid = catalog.model("nemotron-3-nano")
-    with pytest.raises(InputError, match="further_tokens: 1 with a pattern"):
+    with pytest.raises(InputError, match="further_tokens: 1, but a model with a pattern"):
         replace(hybrid, further_tokens=1)
-    with pytest.raises(InputError, match="further_tokens: 1 with a traced model"):
+    with pytest.raises(InputError, match="further_tokens: 1, but a traced model"):
         ModelSpec.of(
             family="custom",
             hidden=128,

@@ -206,7 +206,7 @@ def test_a_file_or_its_folder_names_a_model_and_comes_back_from_a_plan_file(tmp_
     [
         ({"model_type": "gemma3"}, r"model_type: 'gemma3' is not supported, because it .*trace"),
         ({"hidden_act": "tanh"}, r"hidden_act: 'tanh' is unknown"),
-        ({"hidden_size": None}, r"hidden_size: None is not a whole number"),
+        ({"hidden_size": None}, r"hidden_size: null is not a whole number"),
         ({"num_attention_heads": 63}, r"heads: 63 does not divide hidden 8192"),
     ],
 )

@@ -47,6 +47,18 @@ def test_a_file_beside_the_script_is_read() -> None:
     assert found.job.plan.stages[0].zero == 3
 
 
+def test_settings_without_effect_are_counted_one_by_one() -> None:
+    names = (
+        *("pin_memory", "nvme_path", "fast_init", "buffer_size", "buffer_count"),
+        *("profile", "hysteresis", "aio", "autotuning", "elasticity"),
+    )
+    few, many = (
+        texts(with_config("", config), "noted")["settings"]
+        for config in (None, dict.fromkeys(names, 7))
+    )
+    assert int(many.split()[0]) - int(few.split()[0]) == len(names), many
+
+
 def test_offloading_of_the_file_is_read() -> None:
     zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
     stage = with_config("--cpu-optimizer", {"zero_optimization": zero}).job.plan.stages[0]

@@ -346,7 +346,7 @@ def test_replicas_of_a_torchtitan_configuration_are_read_and_written() -> None:
     ("old", "new", "words"),
     [
         ('flavor = "8B"', 'flavor = "9B"', "model.flavor: '9B' of llama3 is not a known model"),
-        ("seq_len = 4096", "seq_len = true", "training.seq_len: True is not a whole number"),
+        ("seq_len = 4096", "seq_len = true", "training.seq_len: true is not a whole number"),
         ("[training]", "[training", "correct the TOML"),
     ],
 )

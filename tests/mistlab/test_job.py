@@ -45,24 +45,24 @@ def both(
 BAD = {
     "layers missing": (
         stage(layers=14),
-        "plan.stages: layers sum to 30, the model has 32: give the remaining 2 to a stage",
+        "plan.stages: layers sum to 30, but the model has 32: give the remaining 2 to a stage",
     ),
     "layers too many": (
         stage(layers=20),
-        "plan.stages: layers sum to 36, the model has 32: take 4 away from a stage",
+        "plan.stages: layers sum to 36, but the model has 32: take 4 away from a stage",
     ),
     "batch too large": (
         stage(micro_batch=2),
         (
             "plan.stages[1].micro_batch: 2 x data_parallel 2 x micro_batches 4 = 16, "
-            "global_batch is 8: give 1"
+            "but global_batch is 8: give 1"
         ),
     ),
     "batch that does not divide": (
         section("workload", global_batch=12),
         (
             "plan.stages[0].micro_batch: 1 x data_parallel 2 x micro_batches 4 = 8, "
-            "global_batch is 12: data_parallel x micro_batches = 8 must divide 12"
+            "but global_batch is 12: data_parallel x micro_batches = 8 must divide 12"
         ),
     ),
     "tensor parallel and heads": (
@@ -79,11 +79,11 @@ BAD = {
     ),
     "more GPUs than there are": (
         section("cluster", gpus_per_node=2),
-        "plan.stages: take 4 GPUs, the cluster has 2: lower data_parallel or tensor_parallel",
+        "plan.stages: take 4 GPUs, but the cluster has 2: lower data_parallel or tensor_parallel",
     ),
     "checkpoints": (
         stage(checkpointed_layers=17),
-        "plan.stages[1].checkpointed_layers: 17 is more than the stage's layers: give at most 16",
+        "plan.stages[1].checkpointed_layers: 17 is more than the stage's 16 layers: give at most",
     ),
     "ratio above 1": (
         stage(offload={"optimizer": 1.5}),
@@ -99,7 +99,7 @@ BAD = {
     ),
     "bool for int": (
         stage(layers=True),
-        "plan.stages[1].layers: True is not a whole number: give a whole number of at least 0",
+        "plan.stages[1].layers: true is not a whole number: give a whole number of at least 0",
     ),
     "unknown key of a stage": (
         stage(chekpointed_layers=1),
@@ -136,25 +136,25 @@ BAD = {
     ),
     "offloading by a baseline": (
         both(section("plan", engine="deepspeed"), stage(offload={"weights": 0.5})),
-        "plan.stages[0].offload: engine deepspeed keeps everything on the GPU: leave it out, or",
+        "plan.stages[0].offload: optimizer 0.5, but engine deepspeed keeps everything on the GPU",
     ),
     "sharded gradients by Megatron": (
         both(
             section("plan", engine="megatron"),
             lambda plan_file: [s.update(zero=2, offload={}) for s in plan_file["plan"]["stages"]],
         ),
-        "plan.stages[0].zero: 2, but engine megatron shards optimizer state alone: give 0 or 1",
+        "plan.stages[0].zero: 2, but engine megatron shards optimizer state only: give 0 or 1",
     ),
     "sharded gradients by DeepSpeed in a pipeline": (
         both(
             section("plan", engine="deepspeed"),
             lambda plan_file: [s.update(zero=2, offload={}) for s in plan_file["plan"]["stages"]],
         ),
-        "plan.stages[0].zero: 2, but engine deepspeed shards optimizer state alone in a pipeline",
+        "plan.stages[0].zero: 2, but engine deepspeed shards optimizer state only in a pipeline",
     ),
     "custom model without layers": (
         model(family="custom"),
-        "workload.model.graph_file: missing: give the path of the traced layers",
+        "workload.model.graph_file: missing: give the path of the traced model's JSON",
     ),
 }
 
@@ -174,11 +174,11 @@ def test_all_that_is_wrong_between_the_parts_is_said_at_once(plan_file: PlanFile
     with pytest.raises(FieldError) as caught:
         job_from_mapping(plan_file)
     assert str(caught.value).split("; ") == [
-        "plan.stages: layers sum to 33, the model has 32: take 1 away from a stage",
+        "plan.stages: layers sum to 33, but the model has 32: take 1 away from a stage",
         "plan.stages[1].tensor_parallel: 3 does not divide heads 32: give a divisor of 32",
         (
-            "plan.stages: take 8 GPUs, the cluster has 4: lower data_parallel or tensor_parallel, "
-            "or raise cluster.nodes or cluster.gpus_per_node"
+            "plan.stages: take 8 GPUs, but the cluster has 4: lower data_parallel or "
+            "tensor_parallel, or raise cluster.nodes or cluster.gpus_per_node"
         ),
     ]
 

@@ -194,9 +194,11 @@ def test_a_softmax_that_is_not_fused_takes_more() -> None:
 
 
 def test_rates_name_what_is_wrong() -> None:
-    with pytest.raises(FieldError, match="memory would take no time: give tflops"):
+    with pytest.raises(
+        FieldError, match="tflops: missing, as is gbytes_per_s, so that operators memory"
+    ):
         Rate(operators="memory")
     with pytest.raises(
-        FieldError, match="rates: are of matmul: give a rate of each of matmul, batched"
+        FieldError, match="rates: has rates of matmul: give one of each of matmul, batched"
     ):
         Compute(rates=RATES[:1], launch_us=0.0)

@@ -121,11 +121,11 @@ BAD = {
     ),
     "gates alone": (
         {"attention_gate": True},
-        "attention_gate: true without qk_norm: no published model has gates alone: give qk_norm",
+        "attention_gate: true, but it is supported only together with qk_norm: give",
     ),
     "norms after halves that lie side by side": (
         {"family": "falcon", "post_norms": True},
-        "post_norms: true with a pattern or a parallel_block, whose blocks have no such norms",
+        "post_norms: true, but it is not supported together with pattern or parallel_block",
     ),
     "a window in no block": (
         {"window": {"size": 128, "full_every": 1}},

@@ -310,9 +310,12 @@ def test_networks_that_do_not_nest_are_refused(tiers: list[dict[str, Any]], word
 
 
 def test_networks_of_other_clusters_are_refused() -> None:
-    with pytest.raises(InputError, match=r"nodes: 32 is more than network given joins: give 4"):
+    with pytest.raises(
+        InputError,
+        match=r"nodes: 32 is more than the 4 nodes that network given connects: give at most 4",
+    ):
         job(network({"name": "leaf", "gpus": 32}))
     with pytest.raises(InputError, match="a node of h100-80gb has 8: give 8"):
         job(from_mapping(Network, {"tiers": [{"name": "n", "gpus": 4}, {"name": "l", "gpus": 64}]}))
-    with pytest.raises(InputError, match="is not a path: give a network file"):
+    with pytest.raises(InputError, match=r"is not the path of a \.yaml file: give one"):
         network_from("fat-tree", Path())

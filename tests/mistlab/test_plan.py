@@ -39,13 +39,13 @@ BAD = {
     "exposed mistlab": (
         {"overlap_communication": False},
         (
-            "overlap_communication: False does not go with engine mistlab, which always overlaps: "
+            "overlap_communication: false, but engine mistlab always overlaps communication: "
             "leave it out"
         ),
     ),
     "too many checkpoints": (
         {"stages": [{**STAGE, "checkpointed_layers": 5}]},
-        "stages[0].checkpointed_layers: 5 is more than the stage's layers: give at most 4",
+        "stages[0].checkpointed_layers: 5 is more than the stage's 4 layers: give at most 4",
     ),
     "ZeRO 4": (
         {"stages": [{**STAGE, "zero": 4}]},
@@ -53,7 +53,7 @@ BAD = {
     ),
     "bool for ZeRO": (
         {"stages": [{**STAGE, "zero": True}]},
-        "stages[0].zero: True is not a whole number: give",
+        "stages[0].zero: true is not a whole number: give",
     ),
 }
 

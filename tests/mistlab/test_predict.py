@@ -85,7 +85,9 @@ def test_memory_adds_up() -> None:
 
 
 def test_bounds_lie_around_the_prediction() -> None:
-    message = r"^iteration_s: 5 is outside 1 to 3: give bounds around it$"
+    message = (
+        r"^iteration_s: 5 is outside its bounds 1 to 3: give iteration_s_low and .* around it$"
+    )
     with pytest.raises(FieldError, match=message):
         Prediction(
             iteration_s=5,
@@ -130,10 +132,10 @@ def test_a_measurement_comes_back_from_json(run: Measurement) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"samples_s": ()}, "samples_s: 0 samples, but fits is True: give at least one sample"),
-        ({"fits": False}, "samples_s: 3 samples, but fits is False: give no samples"),
-        ({"mfu": None}, "mfu: None, but fits is True: give the measured value"),
-        ({**NOTHING, "iteration_s": 2.0}, "iteration_s: 2.0, but fits is False: leave it null"),
+        ({"samples_s": ()}, "samples_s: 0 samples, but fits is true: give at least one sample"),
+        ({"fits": False}, "samples_s: 3 samples, but fits is false: give no samples"),
+        ({"mfu": None}, "mfu: null, but fits is true: give the measured value"),
+        ({**NOTHING, "iteration_s": 2.0}, "iteration_s: 2.0, but fits is false: leave it null"),
     ],
     ids=["no samples", "samples of nothing", "no utilisation", "time of nothing"],
 )

@@ -131,9 +131,9 @@ MODEL_FILES = {
     "missing": (None, "there is no such file: check the path"),
     "empty": ("", "is empty"),
     "no JSON": ("{", "line 1, column 2: "),
-    "no spec": ("{}", "spec: missing: give the path of a traced model's JSON file"),
+    "no spec": ("{}", "spec: missing, as is model_type: give the JSON file of a traced model"),
     "bad spec": ('{"spec": {"family": "gpt", "hiden": 1}}', "spec.hiden: unknown key: did you"),
-    "null spec": ('{"spec": null}', "spec: None is not a mapping: give the keys"),
+    "null spec": ('{"spec": null}', "spec: null is not a mapping: give the keys"),
     "known family": (
         '{"spec": {"family": "gpt", "hidden": 64, "layers": 1, "heads": 1}}',
         "graph_file: ",
@@ -261,7 +261,7 @@ def test_a_space_is_a_name_a_mapping_or_a_file_that_keeps_what_it_does_not_list(
         ({"like": "mist"}, "own.yaml: name: missing: give the search space a name"),
         ({"like": "mst", "name": "a"}, "own.yaml: like: space 'mst' is unknown: did you mean"),
         ({"like": "mist", "name": "a", "zeros": [1]}, "own.yaml: zeros: unknown key: did you"),
-        ({"name": "a"}, "is not a space: give its name, or a mapping with like: NAME"),
+        ({"name": "a"}, "is not a search space: give a space's name"),
     ],
 )
 def test_a_bad_space_file_is_named_with_its_key(

@@ -49,7 +49,9 @@ def test_a_router_that_cannot_be_is_refused(name: str) -> None:
 
 
 def test_a_limit_without_gates_is_refused() -> None:
-    with pytest.raises(InputError, match=r"experts.gate_limit: 7 without gates: give mlp_type"):
+    with pytest.raises(
+        InputError, match=r"experts.gate_limit: 7, but mlp_type mlp has no gates: give mlp_type"
+    ):
         model({}, experts={"gate_limit": 7.0}, mlp_type="mlp", activation="gelu_tanh")
 
 
@@ -59,16 +61,20 @@ def test_scaling_that_cannot_be_is_refused() -> None:
         InputError, match=r"rotary_scaling.high: 1 is not above low 2: give a number"
     ):
         model({}, rotary_scaling={**yarn, "high": 1.0, "low": 2.0})
-    with pytest.raises(InputError, match=r"score_factor: 2 without latent attention: leave it out"):
+    with pytest.raises(
+        InputError, match=r"score_factor: 2, but only latent attention has it: leave it out"
+    ):
         model({}, rotary_scaling={**yarn, "score_factor": 2.0})
     longrope = {"kind": "longrope", "factor": 4.0, "short": [1.0, 2.0]}
     with pytest.raises(
-        InputError, match=r"rotary_scaling.long: 0 numbers with kind longrope: give"
+        InputError, match=r"rotary_scaling.long: has 0 numbers with kind longrope: give"
     ):
         model({}, rotary_scaling=longrope)
-    with pytest.raises(InputError, match=r"rotary_scaling.short: 2 numbers for \d+ pairs of rotat"):
+    with pytest.raises(InputError, match=r"rotary_scaling.short: has 2 numbers for \d+ pairs of"):
         model({}, rotary_scaling={**longrope, "long": [1.0, 2.0]})
-    with pytest.raises(InputError, match=r"rotary_scaling.short: 2 numbers with kind yarn: give"):
+    with pytest.raises(
+        InputError, match=r"rotary_scaling.short: has 2 numbers with kind yarn: leave"
+    ):
         model({}, rotary_scaling={**yarn, "short": [1.0, 2.0]})
 
 

@@ -161,7 +161,9 @@ def test_a_plan_file_says_it(tmp_path) -> None:
 
 def test_a_sequence_that_does_not_divide_is_refused() -> None:
     odd = replace(WORK, sequence_length=2050)
-    with pytest.raises(InputError, match="tensor_parallel 4 does not divide sequence_length 2050"):
+    with pytest.raises(
+        InputError, match="tensor_parallel 4 does not divide the 2050 tokens of a rank"
+    ):
         Job(workload=odd, cluster=CLUSTER, plan=with_tokens_split(PLAN))
 
 

@@ -89,7 +89,7 @@ def test_engines_refuse_bits_in_which_they_do_not_sum() -> None:
 def test_a_job_with_sums_that_its_engine_does_not_have_is_refused() -> None:
     with pytest.raises(InputError, match=r"workload.gradients.*nanotron sums .* in 32bit: leave"):
         Job(workload=replace(WORK, gradients="16bit"), cluster=CLUSTER, plan=plan_of("nanotron"))
-    with pytest.raises(InputError, match=r"gradients.*states have 16bit"):
+    with pytest.raises(InputError, match=r"gradients.*states is 16bit"):
         replace(WORK, gradients="32bit", states="16bit")
 
 

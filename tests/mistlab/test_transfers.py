@@ -62,7 +62,7 @@ def test_a_machine_keeps_its_shapes() -> None:
 
 
 def test_a_range_of_sizes_has_an_order() -> None:
-    with pytest.raises(FieldError, match="1 is below smallest_mib: give at least 2"):
+    with pytest.raises(FieldError, match="1 is below smallest_mib 2: give at least as much"):
         Line(latency_us=1, gbytes_per_s=1, smallest_mib=2, largest_mib=1)
 
 

@@ -144,8 +144,8 @@ def test_a_stage_over_two_groups_is_refused() -> None:
     mapping = deepcopy(PLAN)
     mapping["plan"]["stages"] = [{**STAGE, "tensor_parallel": 2}, STAGE]
     message = (
-        r"plan.stages\[1\]: takes GPUs 2 to 5, of which those before 4 are l4-24gb and the others "
-        "a100-40gb: give .* with which a stage ends at GPU 4"
+        r"plan.stages\[1\]: takes GPUs 2 to 5, which are l4-24gb before GPU 4 and "
+        "a100-40gb from there on: give degrees with which a stage begins at GPU 4"
     )
     with pytest.raises(FieldError, match=message):
         job_from_mapping(mapping)

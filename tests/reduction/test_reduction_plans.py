@@ -202,7 +202,9 @@ def test_what_does_not_go_together_is_told(
 def test_stages_of_unlike_ranks_have_no_replicas_of_one_rank() -> None:
     plain = job_to_mapping(job_of({"kind": "gossip"}, stages=2))
     plain["plan"]["stages"][1] |= {"data_parallel": 2, "micro_batch": 2}
-    with pytest.raises(FieldError, match=r"2, and the first stage has 4.*as many") as caught:
+    with pytest.raises(
+        FieldError, match=r"2, but the first stage has 4.*the same data_parallel"
+    ) as caught:
         job_from_mapping(plain)
     assert caught.value.path == "plan.stages[1].data_parallel"
 
@@ -416,7 +418,7 @@ def test_commands_take_and_tell_a_reduction(
         ("gosip", "gossip"),
         ("local:every", "every=8"),
         ("local:every=0", "at least 1"),
-        ("outer:every=8,delay=1", "give 0, and predict the plan"),
+        ("outer:every=8,delay=1", "search with delay 0, then predict the plan"),
         ("all_reduce:compressor=top_k,share=0", "above 0"),
     ],
 )

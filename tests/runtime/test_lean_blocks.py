@@ -223,5 +223,7 @@ def test_gains_of_zero_are_trained_like_others() -> None:
 
 def test_other_engines_have_no_lean_operators() -> None:
     plan = replace(PLANS[0], engine="megatron", stages=(stage(4, micro_batch=4, **LEAN),))
-    with pytest.raises(InputError, match=r"lean_layers: .*engine megatron runs plain operators"):
+    with pytest.raises(
+        InputError, match=r"lean_layers: .*engine megatron runs plain operators only"
+    ):
         Job(workload=workload(), cluster=CLUSTER, plan=plan)

@@ -221,7 +221,10 @@ def test_bad_questions_are_refused(
             "arrival_s,prompt_tokens,output_tokens\n1,9,4\n0,8000,193\n",
             "trace.csv: prompt_tokens: 8000 in row 2, with 193 of output, is more than the context",
         ),
-        ("arrival_s\udce9\n", "trace.csv: is not UTF-8: give the path of a CSV file in UTF-8"),
+        (
+            "arrival_s\udce9\n",
+            "trace.csv: is not text in UTF-8: give the path of a CSV file in UTF-8",
+        ),
     ],
 )
 def test_a_trace_without_lengths_is_refused_by_file_and_column(

@@ -197,7 +197,7 @@ def test_jitter_takes_a_pipeline_no_less_on_average() -> None:
     [
         ({"jitter": -0.1}, "jitter: -0.1 is too small: give a number between 0 and 10"),
         ({"jitter": 11}, "jitter: 11.0 is too large: give a number between 0 and 10"),
-        ({"jitter": True}, "jitter: True is not a number: give a number between 0 and 10"),
+        ({"jitter": True}, "jitter: true is not a number: give a number between 0 and 10"),
         (
             {"slow_stage": -1},
             "slow_stage: -1 is too small: give a whole number of at least 0",
