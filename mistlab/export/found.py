@@ -256,7 +256,8 @@ class Found:
             text = f"{engine}, because engine {wanted} cannot run some choices of this plan"
             self.remark("assumed", "engine", text)
         if job.plan.overlap_communication != self.overlaps:
-            text = f"{job.plan.overlap_communication}, because engine {engine} always overlaps it"
+            overlaps = shown(job.plan.overlap_communication)
+            text = f"{overlaps}, because engine {engine} always overlaps it"
             self.remark("assumed", "overlap_communication", text)
 
     def _tell_of_graph(self, job: Job) -> None:
@@ -309,7 +310,7 @@ def checked_whole(where: str, content: object, *, minimum: int = 1) -> int:
     try:
         number = int(str(content).replace("_", ""))
     except ValueError:
-        reject(f"{where}: {shown(content)} is not a whole number: give one of at least {minimum}")
+        reject(f"{where}: {shown(content)} is not a whole number: give one, at least {minimum}")
     if number < minimum:
         reject(f"{where}: {number} is too small: give at least {minimum}")
     return number
@@ -490,7 +491,7 @@ class Section:
             self.found.remark("ignored", path, text)
         if more := strange[MOST_NAMED:]:
             names_of_more = " ".join(more[:MOST_LISTED]) + " ..." * (len(more) > MOST_LISTED)
-            text = f"{len(more)} more are not supported here: {names_of_more}"
+            text = f"{len(more)} more settings are not supported here: {names_of_more}"
             self.found.remark("ignored", "settings", text)
         return calm
 

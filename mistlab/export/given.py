@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NoReturn
 
 from mistlab import catalog
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, shown
 from mistlab.engines.engine import Precision
 from mistlab.job.job import Job
 from mistlab.machine.hardware import Hardware
@@ -74,7 +74,13 @@ def changes_of_workloads(before: Workload, after: Workload, because: str) -> Ite
 def _change(choice: str, pair: tuple[object, object], because: str) -> Iterator[Remark]:
     was, now = pair
     if was != now:
-        yield Remark(kind="approximated", choice=choice, text=f"{was} -> {now}: {because}")
+        text = f"{_word_of(was)} -> {_word_of(now)}: {because}"
+        yield Remark(kind="approximated", choice=choice, text=text)
+
+
+def _word_of(value: object) -> object:
+    """Return how a remark shows a value: true, false and null as in a plan file."""
+    return shown(value) if value is None or isinstance(value, bool) else value
 
 
 def _changes_of_stages(before: Plan, after: Plan, because: str) -> Iterator[Remark]:

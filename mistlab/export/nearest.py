@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from mistlab.core.values import FieldError
+from mistlab.core.values import FieldError, shown
 from mistlab.engines.engine import ENGINES as ALL_ENGINES
 from mistlab.engines.engine import Precision, names_for_plans
 from mistlab.export.given import Remark, changes, changes_of_workloads
@@ -199,7 +199,7 @@ def _overlap_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
         yield Remark(
             kind="approximated",
             choice="overlap_communication",
-            text=f"{was} -> {now}: {always} always overlaps communication",
+            text=f"{shown(was)} -> {shown(now)}: {always} always overlaps communication",
         )
 
 
@@ -217,7 +217,7 @@ def _engine_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
         text = f"{engine} predicts the plan: it comes closest to {target.title}"
         yield Remark(kind="noted", choice="engine", text=text)
     elif engine != wanted.plan.engine:
-        text = f"{wanted.plan.engine} -> {engine}: {target.title} runs the plan with that engine"
+        text = f"{wanted.plan.engine} -> {engine}, as {target.title} will run the plan"
         yield Remark(kind="noted", choice="engine", text=text)
 
 

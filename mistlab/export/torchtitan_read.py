@@ -247,7 +247,7 @@ def _read_products(top: Section, draft: Found) -> tuple[str, ...]:
     converters = [word.lower() for word in top.section("model").words("converters")]
     if any("lora" in word for word in converters):
         reject(
-            "model.converters: lora trains adapters alone, which is not supported: give a file "
+            "model.converters: lora trains adapters only, which is not supported: give a file "
             "that trains all weights"
         )
     quantized = top.section("quantize").section("linear")

@@ -143,7 +143,7 @@ class Cluster:
         if others >= self.nodes:
             refuse(
                 "nodes",
-                f"{self.nodes} is not above the {others} nodes of field others: give at least "
+                f"{self.nodes} is not more than the {others} nodes in others: give at least "
                 f"{others + 1}",
             )
         for group in self.groups:

@@ -92,7 +92,7 @@ class Rate:
         if self.tflops is None and self.gbytes_per_s is None:
             refuse(
                 "tflops",
-                f"missing, as is gbytes_per_s, so that operators {self.operators} would take no "
+                f"missing, as is gbytes_per_s, so that {self.operators} operators would take no "
                 "time: give one of them, or both",
             )
 

@@ -353,8 +353,8 @@ def context_problem(setting: Setting) -> str:
         return _traced_without(ranks, 1)
     if ranks > 1 and tokens % (2 * ranks):
         return (
-            f"{ranks} ranks take two parts each of a sequence, but {2 * ranks} does not divide "
-            f"sequence_length {tokens}: give half of a divisor of {tokens}"
+            f"{ranks} ranks need a sequence in {2 * ranks} equal parts, but {2 * ranks} does not "
+            f"divide sequence_length {tokens}: give a degree of which twice divides {tokens}"
         )
     return ""
 

@@ -153,12 +153,14 @@ class ModelSpec:
         if self.graph_file is not None and self.family != "custom":
             refuse(
                 "graph_file",
-                f"{self.graph_file!r} is given for family {self.family}: give family: custom",
+                f"{self.graph_file!r} is for family custom, but family is {self.family}: give "
+                "family: custom",
             )
         if self.factory and self.family != "custom":
             refuse(
                 "factory",
-                f"{self.factory!r} is given for family {self.family}: give family: custom",
+                f"{self.factory!r} is for family custom, but family is {self.family}: give "
+                "family: custom",
             )
         if self.further_tokens and self.family == "custom":
             refuse(
@@ -271,7 +273,8 @@ class ModelSpec:
         if dense > self.layers:
             refuse(
                 "experts.dense_blocks",
-                f"{dense} is more than the model's layers: give at most {self.layers}",
+                f"{dense} is more than the model's {self.layers} layers: give at most "
+                f"{self.layers}",
             )
         limit = 0.0 if self.experts is None else self.experts.gate_limit
         if limit and self.mlp_type != "gated_mlp":
@@ -469,7 +472,7 @@ class Workload:
                 refuse(
                     "adapter_rank",
                     f"{self.rank} is above the model's width {self.model.hidden}: give at "
-                    "most that; 8 to 64 are usual",
+                    f"most {self.model.hidden}; 8 to 64 are usual",
                 )
             return
         if self.base != "16bit":

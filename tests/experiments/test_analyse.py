@@ -65,7 +65,7 @@ def test_too_little_memory_does_not_fit(
 
 
 BAD = {
-    "layers that do not sum": ("layers: 16", "layers: 15", "plan.stages: layers sum to 30, the"),
+    "layers that do not sum": ("layers: 16", "layers: 15", "plan.stages: layers sum to 30, but"),
     "a batch that does not divide": ("micro_batches: 4", "micro_batches: 3", "global_batch is 8"),
     "a degree that does not divide": ("tensor_parallel: 1", "tensor_parallel: 3", "divide heads"),
     "more GPUs than there are": ("data_parallel: 2", "data_parallel: 4", "the cluster has 4"),

@@ -120,7 +120,7 @@ def test_a_recipe_is_printed_or_the_plan_refused(
     answer = json.loads(capsys.readouterr().out)
     assert answer["text"].startswith("# Add ")
     status = run(export.main, [plan_file(tmp_path, "piped.yaml"), "--to", name])
-    refused = "plan.stages: 2 stages, and recipes of .* have no pipelines: give one stage"
+    refused = "plan.stages: 2 stages, but recipes of .* have no pipelines: give one stage"
     told = re.search(refused, capsys.readouterr().err)
     assert (status, told is None) == ((0, True) if name == "megatron-bridge" else (2, False))
     assert run(export.main, [plan, "--to", name, "--check"]) == 2
@@ -170,7 +170,7 @@ def test_a_plan_that_cannot_be_predicted_is_exported_all_the_same(
     assert run(export.main, [path]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("torchrun ")
-    assert "model.parallel_block: True -> False" in err
+    assert "model.parallel_block: true -> false" in err
     assert "cost: " in err
 
 

@@ -26,11 +26,12 @@ def word(text: str) -> Word:
     """A word on line 40; a ``$NAME`` in it is unknown."""
     unknown = None
     if "$" in text:
+        name = text[text.index("$") :]
         unknown = Unknown(
-            expression=text[text.index("$") :],
+            expression=name,
             line=LINE,
             reason="is set nowhere",
-            remedy="give --set NAME=VALUE",
+            remedy=f"give --set {name.lstrip('$')}=VALUE",
         )
     return Word(text=text, line=LINE, unknown=unknown)
 

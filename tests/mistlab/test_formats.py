@@ -132,7 +132,7 @@ def test_only_the_first_unknown_settings_have_lines_of_their_own() -> None:
     lines = [str(remark) for remark in found.remarks if "strange" in str(remark)]
     assert len(lines) == 2
     assert "strange_0, strange_1, strange_2: is not supported here" in lines[0]
-    assert "6 more are not supported here: strange_3" in lines[1]
+    assert "6 more settings are not supported here: strange_3" in lines[1]
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_compilation_and_converters_of_torchtitan_choose_the_engine() -> None:
     rows = '[compile]\nenable = true\n[quantize.linear.float8]\nrecipe_name = "rowwise"'
     job = titan(model='converters = ["quantize.linear.float8"]', more=rows).job
     assert (job.workload.precision, job.plan.engine) == ("fp8", "fsdp-compiled-rowwise")
-    with pytest.raises(InputError, match="lora trains adapters alone"):
+    with pytest.raises(InputError, match="lora trains adapters only"):
         titan(model='converters = ["lora"]')
 
 

@@ -210,7 +210,7 @@ def test_products_have_the_bits_that_the_machine_has(
             f"{EXPERTS} --recompute-granularity selective --recompute-modules core_attn moe",
             "ignored",
             "checkpointed_layers",
-            "--recompute-modules moe: predicted as kept",
+            "--recompute-modules moe: their outputs are predicted as kept",
         ),
         (
             f"{EXPERTS} --moe-pad-expert-input-to-capacity",
@@ -251,7 +251,7 @@ def test_the_core_of_attention_is_recomputed_beside_other_modules() -> None:
         ("--expert-model-parallel-size 2", "the model has no experts: give --num-experts N, or 1"),
         (f"{EXPERTS} --expert-model-parallel-size 3", "3 does not divide experts 16"),
         (f"{EXPERTS} --moe-layer-freq '[1]*7'", "has entries for 7 blocks, but the model has 8"),
-        (f"{EXPERTS} --moe-layer-freq '[x]*8'", "is not a list of blocks: give at most"),
+        (f"{EXPERTS} --moe-layer-freq '[x]*8'", "is not a list of blocks: give 0 or 1"),
         (f"{EXPERTS} --moe-layer-freq '[1]*99999999'", "is not a list of blocks"),
         (f"{EXPERTS} --moe-layer-freq 0", "--moe-layer-freq: line 1: 0 is too small"),
         (f"{EXPERTS} --moe-token-dispatcher-type all", "'all' is unknown: did you mean"),

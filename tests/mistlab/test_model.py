@@ -117,7 +117,7 @@ BAD = {
     ),
     "graph of a known family": (
         {"graph_file": "a.json"},
-        "graph_file: 'a.json' is given for family gpt: give family: custom",
+        "graph_file: 'a.json' is for family custom, but family is gpt: give",
     ),
     "gates alone": (
         {"attention_gate": True},

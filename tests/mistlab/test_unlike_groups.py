@@ -152,7 +152,7 @@ def test_a_stage_over_two_groups_is_refused() -> None:
 
 
 def test_a_cluster_of_other_groups_alone_is_refused() -> None:
-    with pytest.raises(FieldError, match="nodes: 2 is not above the 2 nodes of field others"):
+    with pytest.raises(FieldError, match="nodes: 2 is not more than the 2 nodes in others"):
         Cluster(hardware=L4, nodes=2, gpus_per_node=4, others=(NodeGroup(hardware=A100, nodes=2),))
 
 

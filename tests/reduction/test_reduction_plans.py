@@ -212,7 +212,7 @@ def test_stages_of_unlike_ranks_have_no_replicas_of_one_rank() -> None:
 def test_adapters_have_no_reduction_of_their_own() -> None:
     plain = job_to_mapping(job_of({"kind": "gossip"}))
     plain["workload"]["train"] = "adapters"
-    with pytest.raises(FieldError, match="gossip, and train is adapters") as caught:
+    with pytest.raises(FieldError, match="gossip is not supported with train: adapters") as caught:
         job_from_mapping(plain)
     assert caught.value.path == "workload.reduction.kind"
 

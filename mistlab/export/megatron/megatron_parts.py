@@ -384,7 +384,7 @@ def _delta_nets(options: Options, layers: int) -> dict[str, Any] | None:
         )
     where = options.where("--linear-attention-freq")
     blocks = [] if "[" in every else _linear_blocks(checked_whole(where, every), layers)
-    linear = blocks or pattern_of(every)
+    linear = blocks or pattern_of(every, f"{where}: ")
     space = StateSpace(
         heads=options.whole("--linear-num-value-heads") or DELTA_VALUE_HEADS,
         channels=options.whole("--linear-value-head-dim") or DELTA_CHANNELS,
@@ -540,20 +540,22 @@ def _expert_blocks(options: Options, layers: int) -> list[int]:
     if interval is not None and "--moe-layer-freq" not in options:
         return [int((block + 1) % interval == 0) for block in range(layers)]
     text = options.text("--moe-layer-freq") or "1"
-    blocks = pattern_of(text) if "[" in text else []
+    where = options.where("--moe-layer-freq")
+    blocks = pattern_of(text, f"{where}: ") if "[" in text else []
     if not blocks:
-        every = checked_whole(options.where("--moe-layer-freq"), text)
+        every = checked_whole(where, text)
         blocks = [int(block % every == 0 and block >= first) for block in range(layers)]
     if len(blocks) != layers:
         reject(
-            f"{options.where('--moe-layer-freq')}: {text} has entries for {len(blocks)} blocks, "
-            f"but the model has {layers}: give one for each block"
+            f"{where}: {text} has entries for {len(blocks)} blocks, but the model has {layers}: "
+            "give one for each block"
         )
     return blocks
 
 
-def pattern_of(text: str) -> list[int]:
-    """Return the list of numbers that an option's value such as ``([0]*3+[1]*58)`` stands for.
+def pattern_of(text: str, where: str = "") -> list[int]:
+    """Return the list of numbers that an option's value such as ``([0]*3+[1]*58)`` stands for; an
+    error begins with ``where``, the option.
 
     >>> pattern_of("([0]*2+[1]*3)")
     [0, 0, 1, 1, 1]
@@ -562,8 +564,8 @@ def pattern_of(text: str) -> list[int]:
         blocks = _list_of(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError):
         reject(
-            f"{text!r} is not a list of blocks: give at most {_MOST_BLOCKS:,} of 0 and 1, "
-            "such as ([0]*3+[1]*58)"
+            f"{where}{text!r} is not a list of blocks: give 0 or 1 for each of at most "
+            f"{_MOST_BLOCKS:,} blocks, such as ([0]*3+[1]*58)"
         )
     return blocks
 

@@ -313,7 +313,7 @@ def _selective(modules: str, draft: Found, layers: int) -> None:
     if "core_attn" in modules.split():
         draft.values["core_recomputed_layers"] = layers
     if others:
-        text = f"--recompute-modules {' '.join(others)}: predicted as kept, not recomputed"
+        text = f"--recompute-modules {' '.join(others)}: their outputs are predicted as kept"
         draft.remark("ignored", "checkpointed_layers", text)
 
 

@@ -501,5 +501,5 @@ def _engine_s_states(options: Options, draft: Found, files: Files) -> None:
         return
     read_states(options, draft)
     if idle := [name for name in ("--deepspeed-config", "--zero-stage") if name in options]:
-        text = f"{' and '.join(idle)} without --deepspeed, which alone reads them: ignored"
+        text = f"without --deepspeed, {' and '.join(idle)} can have no effect: ignored"
         draft.remark("contradicting", "zero", text)

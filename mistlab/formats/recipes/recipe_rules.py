@@ -48,7 +48,7 @@ def one_mesh(title: str, known: Collection[str] = REPLICAS) -> Row:
         if (stages := job.plan.num_stages) > 1:
             refuse(
                 "plan.stages",
-                f"{stages} stages, and recipes of {title} have no pipelines: give one stage, or "
+                f"{stages} stages, but recipes of {title} have no pipelines: give one stage, or "
                 f"export to {_WITH_PIPELINES}",
             )
         (stage,) = job.plan.stages
