@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from experiments.cli.commandline import OF_CLUSTER, PROBLEM, as_options
+from mistlab import catalog
 from mistlab.core.units import GIB_BYTES
-from mistlab.core.values import InputError, one_of, refuse, reject
+from mistlab.core.values import FieldError, InputError, one_of, refuse, reject
 from mistlab.cost.confidence import PeakBounds, peak_bounds
 from mistlab.cost.memory import allocator_of, host_bytes_over, room_bytes, room_of_plan
 from mistlab.economy.bill import model_parameters
@@ -33,7 +34,7 @@ from mistlab.job.prediction import (
 )
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan
-from mistlab.plan.workload import Workload
+from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.reduction.reduction_text import reduction_named
 from simulators.symbolic import SymbolicPredictor
 
@@ -128,8 +129,27 @@ def workload_of(options: argparse.Namespace, **instead: Any) -> Workload:
     fields = ("sequence_length", "global_batch", "attention", "precision")
     values = {name: getattr(options, name) for name in fields if name not in instead} | instead
     if "model" not in instead:
-        values["model"] = model_from(options.model, Path())
+        values["model"] = _model_named(options.model)
     return Workload(**values, **_trained(options))
+
+
+def _model_named(text: str) -> ModelSpec:
+    """The model that ``--model`` gives; a name of Hugging Face is refused with the catalogue's name
+    for it.
+    """
+    try:
+        return model_from(text, Path())
+    except FieldError as error:
+        from mistlab.formats.checkpoints import model_named  # noqa: PLC0415 (only for an error)
+
+        known = model_named(text) if "/" in text and not Path(text).exists() else None
+        if known is None or known.name not in catalog.model_names():
+            raise
+        refuse(
+            error.path,
+            f"{text!r} is a name of Hugging Face, and nothing is fetched: give {known.name}, the "
+            "catalogue's model of these sizes, or the path of its config.json",
+        )
 
 
 def _trained(options: argparse.Namespace) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
@@ -266,6 +267,11 @@ def _set_defaults(options: argparse.Namespace) -> None:
     options.attention = options.attention or attention
 
 
+# Numbers as spoken: 50M, 1.5B, 2T.
+_WITH_UNIT = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmbtKMBT])")
+_ZEROS = {"k": 3, "m": 6, "b": 9, "t": 12}
+
+
 def _tokens(options: argparse.Namespace, work: Workload, parameters: int) -> float:
     trained = work.model.trained
     published = None if trained is None else trained.tokens
@@ -276,6 +282,9 @@ def _tokens(options: argparse.Namespace, work: Workload, parameters: int) -> flo
     try:
         tokens = float(options.tokens)
     except ValueError:
+        if match := _WITH_UNIT.fullmatch(options.tokens):
+            number = f"{match[1]}e{_ZEROS[match[2].lower()]}"
+            reject(f"--tokens: {options.tokens} has a letter as its unit: give {number}")
         near = near_matches(options.tokens, ("published", "chinchilla"))
         reject(f"--tokens: {options.tokens!r} is not a number such as 300e9{near}")
     if not 0 < tokens < math.inf:

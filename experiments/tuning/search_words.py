@@ -136,6 +136,8 @@ def _on_gpus(gpus: Sequence[int], uses: str = "uses") -> str:
     """The numbers of GPUs for which plans were searched, as text."""
     if not gpus:
         return ""
+    if [*gpus] == [1]:
+        return "on 1 GPU"
     if len(gpus) == 1:
         return f"that {uses} all {gpus[0]:,} GPUs"
     *others, last = (f"{count:,}" for count in gpus)

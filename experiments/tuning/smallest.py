@@ -330,9 +330,19 @@ def _less_kept_free(problem: Problem, times: int) -> tuple[str, Problem]:
 
 
 def _more_gpus(problem: Problem, times: int) -> tuple[str, Problem]:
-    nodes = times * problem.cluster.nodes
-    cluster = replace(problem.cluster, nodes=nodes)
-    return f"{cluster.num_gpus} GPUs (--nodes {nodes})", replace(problem, cluster=cluster)
+    """The problem on so many ``times`` the GPUs, a power of two: first more of each node's, as far
+    as a node has them, then more nodes.
+    """
+    cluster = problem.cluster
+    most = cluster.gpus_per_node if cluster.others else cluster.hardware.node.gpus
+    more = {"gpus_per_node": cluster.gpus_per_node, "nodes": cluster.nodes}
+    while times > 1:
+        more["gpus_per_node" if 2 * more["gpus_per_node"] <= most else "nodes"] *= 2
+        times //= 2
+    changed = {name: count for name, count in more.items() if count != getattr(cluster, name)}
+    options = " ".join(f"--{name.replace('_', '-')} {count}" for name, count in changed.items())
+    cluster = replace(cluster, nodes=more["nodes"], gpus_per_node=more["gpus_per_node"])
+    return f"{cluster.num_gpus} GPUs ({options})", replace(problem, cluster=cluster)
 
 
 def _more_host_memory(problem: Problem, times: int) -> tuple[str, Problem]:

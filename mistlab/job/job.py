@@ -324,7 +324,7 @@ def groups_named(text: str, folder: Path) -> list[NodeGroup]:
     single hardware without a number of nodes.
     """
     parts = [part.rpartition(":") for part in text.split(",")]
-    if len(parts) == 1 and not parts[0][2].isdecimal():
+    if len(parts) == 1 and not (parts[0][1] and parts[0][2].isdecimal()):
         return []
     groups = []
     for name, colon, nodes in parts:

@@ -110,6 +110,7 @@ def test_where_nothing_fits_the_formula_is_all(
     ("option", "value", "message"),
     [
         ("--tokens", "0", "--tokens: 0 is not a number of tokens: give one above 0"),
+        ("--tokens", "1.5B", "--tokens: 1.5B has a letter as its unit: give 1.5e9"),
         ("--tokens", "inf", "--tokens: inf is not a number of tokens"),
         ("--tokens", "chinchila", "did you mean 'chinchilla'?"),
         ("--usd-per-gpu-hour", "-1", "--usd-per-gpu-hour: -1.0 is too small"),

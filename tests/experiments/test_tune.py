@@ -318,8 +318,20 @@ def test_nothing_fits_leaves_the_file_alone(
         err = capsys.readouterr().err
         assert "No plan of space 3d, which cannot offload what blocks keep or states" in err
         assert f", {claim} that comes nearest needs" in err
-        assert "GPUs (--nodes" in err
+        # A node has eight GPUs, of which four are used.
+        assert re.search(r"(8 GPUs \(--gpus-per-node 8|GPUs \(--gpus-per-node 8 --nodes)", err)
     assert out.read_text(encoding="utf-8") == "mine"
+
+
+def test_a_name_of_hugging_face_is_answered_with_the_catalogue_s(
+    tuned: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, said in (
+        ("Qwen/Qwen2.5-7B-Instruct", "nothing is fetched: give qwen2.5-7b, the catalogue's model"),
+        ("me/mine-7b", "nothing is fetched: give a catalogue name, or the path"),
+    ):
+        assert tuned(tmp_path / "plan.yaml", "--model", name) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_models_with_experts_are_tuned_with_expert_parallelism(

@@ -179,6 +179,10 @@ def test_a_command_line_that_leaves_nodes_out_is_refused(text: str, part: str) -
         groups_named(text, Path())
 
 
+def test_a_number_alone_is_a_name_and_no_number_of_nodes() -> None:
+    assert groups_named("4090", Path()) == []
+
+
 def test_a_stage_s_room_is_that_of_its_own_gpus() -> None:
     job = job_from_mapping(PLAN)
     room = room_of_plan(job.cluster, job.plan)
