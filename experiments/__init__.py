@@ -2,8 +2,8 @@
 the packages with their code.
 
 ``python -m experiments.NAME`` runs a command by its name, and ``from experiments import NAME``
-gives a module with its ``main``. No file has that name: Python asks the finder below, the last of
-all, which makes the module from a few lines of source.
+gives a module with its ``main``. No file has the command's name: Python asks the module finder that
+is defined here, after all other finders, and it makes the module from a few lines of source.
 """
 
 import sys
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from importlib.abc import InspectLoader
 else:
-    # Stands in for the abstract base class, whose import would take a tenth of a short command's
-    # time.
+    # The finder stands in for ``importlib.abc.MetaPathFinder``, whose import would take a tenth of
+    # a short command's time.
     InspectLoader = object
 
 _SOURCE = '''"""The command {name}: ``main`` runs it, with the words of a command line."""

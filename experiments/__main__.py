@@ -33,8 +33,8 @@ def main(arguments: Sequence[str], program: str = "python -m experiments") -> in
 
 
 def _shell(line: Sequence[str]) -> str:
-    """The shell, such as ``bash``, that the only word of a command line names; any other command
-    line is refused.
+    """The name of a shell, such as ``bash``, if it is the only word of a command line; any other
+    command line is refused.
     """
     if len(line) != 1 or line[0] not in SHELLS:
         reject(f"completion: {' '.join(line) or 'no shell'}: give one of {', '.join(SHELLS)}")

@@ -12,9 +12,9 @@ def mcp(options: argparse.Namespace) -> int:
     """Serve tools for coding agents by the Model Context Protocol: predict, tune, fit, import,
     export, explain, serve.
 
-    The server talks over standard input and output, as an agent starts it: give it the command
-    `mistlab mcp`. Every question runs in a process of its own, with limits on time and memory.
-    --skill prints a file that tells an agent when to ask.
+    An agent starts the server with the command `mistlab mcp`, and talks to it over standard input
+    and output. Every question runs in a process of its own, with limits on time and memory. --skill
+    prints a file that tells an agent when to ask.
     """
     if options.skill:
         print(SKILL.read_text(encoding="utf-8"), end="")

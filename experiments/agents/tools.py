@@ -141,7 +141,8 @@ class ServedFigures(TypedDict):
 def predict_plan(plan: PlanText, played: bool = False) -> PlanFigures:
     """Predict a training plan: seconds an iteration with 90 % bounds, memory, whether it fits.
 
-    ``played`` simulates every task instead of the closed form: slower, more detailed.
+    With ``played``, the event simulator plays every task, in place of the closed form: slower, but
+    more detailed.
     """
     with folder_of(plan=plan) as paths:
         line = [paths["plan"], "--simulator", "events" if played else "symbolic"]
@@ -185,7 +186,7 @@ def explain_plan(plan: PlanText) -> PartSeconds:
 def tune_training(  # noqa: PLR0913, PLR0917 (an agent names each)
     model: ModelText,
     hardware: HardwareText,
-    global_batch: Annotated[int, Field(ge=1, description="sequences of a step")],
+    global_batch: Annotated[int, Field(ge=1, description="the sequences of an optimizer step")],
     nodes: Annotated[int, Field(ge=1)] = 1,
     gpus_per_node: Annotated[int, Field(ge=1)] = 8,
     sequence_length: Annotated[int, Field(ge=1)] = 4096,
@@ -196,19 +197,22 @@ def tune_training(  # noqa: PLR0913, PLR0917 (an agent names each)
     keep_free_gib: Annotated[float, Field(ge=0)] = 0.0,
     budget_seconds: Annotated[float, Field(gt=0, le=MOST_SEARCH_S)] = 60.0,
     train: Annotated[
-        Literal["all", "adapters"], Field(description="all weights, or LoRA beside frozen ones")
+        Literal["all", "adapters"],
+        Field(description="train all weights, or LoRA adapters beside frozen weights"),
     ] = "all",
-    rank: Annotated[int, Field(ge=1, description="of the adapters")] = 16,
+    rank: Annotated[int, Field(ge=1, description="the rank of the LoRA adapters")] = 16,
     base: Annotated[
-        Literal["16bit", "8bit", "4bit"], Field(description="frozen weights; QLoRA is 4bit")
+        Literal["16bit", "8bit", "4bit"],
+        Field(description="the precision of frozen weights; with 4bit the training is QLoRA"),
     ] = "16bit",
     loss: Annotated[
-        Literal["whole", "chunked"], Field(description="logits of all tokens, or of 4,096 at once")
+        Literal["whole", "chunked"],
+        Field(description="compute the logits of all tokens at once, or of 4,096 tokens at a time"),
     ] = "whole",
 ) -> TunedFigures:
     """Find the fastest plan that trains or fine-tunes a model on a cluster: parallelism,
-    micro-batch, sharding, recomputation, offloading. Says whether the plan is proven best or by how
-    much it may be beaten; an error where no plan fits, with what would make one fit.
+    micro-batch, sharding, recomputation, offloading. Says whether the plan is proven fastest, or by
+    how much another plan may be faster. If no plan fits, the error says what would make one fit.
     """
     frozen = ("--rank", str(rank), "--base", base) if train == "adapters" else ()
     with folder_of(model=model, hardware=hardware) as paths, TemporaryDirectory() as folder:
@@ -287,10 +291,11 @@ def export_plan(plan: PlanText, framework: Framework) -> LaunchFigures:
 def import_launch_file(
     file: Annotated[str, Field(description="a launch script or configuration: content or path")],
     hardware: HardwareText,
-    model: Annotated[str, Field(description="where the file does not say it")] = "",
+    model: Annotated[str, Field(description="the model, if the file does not name it")] = "",
 ) -> ReadFigures:
     """Read a launch script or configuration of Megatron-LM, DeepSpeed, torchtitan, nanotron, NeMo,
-    axolotl and others as a plan, which predict_plan and explain_plan then take."""
+    axolotl and others as a plan, which predict_plan and explain_plan then take.
+    """
     with folder_of(file=file, hardware=hardware, model=model or "none") as paths:
         given = ["--model", paths["model"]] if model else []
         line = [paths["file"], "--hardware", paths["hardware"], *given]
@@ -304,13 +309,24 @@ def import_launch_file(
 
 
 def serve_load(  # noqa: PLR0913, PLR0917 (an agent names each)
-    model: Annotated[str, Field(description="a model's name of the catalogue")],
+    model: Annotated[str, Field(description="the name of a model in the catalogue")],
     gpu: Annotated[str, Field(description="A100, H100, H200, B200, L4, A10, ...")],
     gpus: Annotated[int, Field(ge=1)],
     prompt_tokens: Annotated[float, Field(gt=0)] = 1000.0,
     output_tokens: Annotated[float, Field(gt=0)] = 500.0,
-    most_token_s: Annotated[float, Field(ge=0, description="goal, 0 for none")] = 0.0,
-    most_first_token_s: Annotated[float, Field(ge=0, description="goal, 0 for none")] = 0.0,
+    most_token_s: Annotated[
+        float,
+        Field(
+            ge=0, description="the longest time between tokens, as a goal in seconds; 0 for no goal"
+        ),
+    ] = 0.0,
+    most_first_token_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="the longest time to the first token, as a goal in seconds; 0 for no goal",
+        ),
+    ] = 0.0,
     engine: Literal["vllm", "sglang", "trtllm"] = "vllm",
 ) -> ServedFigures:
     """Find the layout of GPUs that serves requests best: tensor, pipeline and data parallelism."""
@@ -360,9 +376,12 @@ class KnownFacts(TypedDict):
     facts: dict[str, Any]
 
 
-def describe_name(name: Annotated[str, Field(description="of list_names")]) -> KnownFacts:
-    """Tell the facts of a model (parameters, blocks, sizes, experts) or of hardware (memory, peak
-    rates, bandwidths) of the catalogue."""
+def describe_name(
+    name: Annotated[str, Field(description="a name that list_names has listed")],
+) -> KnownFacts:
+    """Describe a model (parameters, blocks, sizes, experts) or a kind of hardware (memory, peak
+    rates, bandwidths) in the catalogue.
+    """
     if name in catalog.hardware_names():
         return _hardware_facts(catalog.hardware(name))
     model = catalog.model(name)
@@ -412,8 +431,8 @@ def _only(answer: CommandAnswer) -> Mapping[str, Any]:
 
 
 def _problem(messages: str) -> str:
-    """The error message among the lines that a command wrote to standard error; without one, the
-    last line.
+    """The error message that a command wrote to standard error, without other lines; if there is no
+    such message, the last line.
     """
     lines = messages.splitlines() or ["no answer"]
     for line_number, line in enumerate(lines):

@@ -101,9 +101,11 @@ class Population:
 def cross_check(options: argparse.Namespace) -> int:
     """Compare the closed form with the event simulator over random valid plans that fit in memory.
 
-    Both take the durations of single tasks from one place and share nothing else: the closed
-    form adds slots up as if each were a barrier and all micro-batches alike, the simulator
-    plays every task. The difference is symbolic over events, less one.
+    Both take the durations of single tasks from the same functions, and share nothing else. The
+    closed form adds up durations of slots (the tasks of one layer on four streams) as if all
+    streams waited for one another after each, and takes all micro-batches to be alike. The event
+    simulator plays every task. The difference is the closed form's time over the simulator's, less
+    one.
     """
     number = options.plans
     if number is None:
@@ -184,8 +186,8 @@ def _row(number: int, plan: RandomPlan) -> dict[str, Any]:
 
 
 def _extras_s(plan: RandomPlan) -> float:
-    """By how many seconds a stage's first and last micro-batches together take longer than two
-    steady ones: the maximum over the stages.
+    """By how many seconds the first and the last micro-batch together take longer on a stage than
+    two micro-batches in the steady state; the maximum over the stages.
     """
     return max(
         max(0.0, stage.delta_forward_s) + max(0.0, stage.delta_backward_s)
@@ -256,8 +258,8 @@ def _correlations(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _without_one(alike: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The lowest and the highest rank correlation of predicted and simulated times that results if
-    any single plan is left out.
+    """The lowest and the highest rank correlation between predicted and simulated times that can
+    result from leaving out a single plan.
     """
     fewer = [[*alike[:place], *alike[place + 1 :]] for place in range(len(alike))]
     correlations = [_rank_correlation(rows) for rows in fewer]
@@ -383,15 +385,15 @@ STRAINED = Population(
 )
 
 
-# Finds the reason why two predictors differ on a plan: the feature without which they differ least.
-#
+# Finds the reason why the closed form and the event simulator differ on a plan: the feature without
+# which they differ least.
 # Both predict the plan again with one feature removed at a time: a kind of offloading, a kind of
 # task, the time of sends, the host, or the interference of streams.
 
 
 Altered = Callable[[TaskModel], TaskModel]
-# Seconds that stand for no time at all: a send that takes exactly zero seconds would not be a task
-# any more.
+# Seconds in place of zero for a send without cost: a send that takes exactly zero seconds would no
+# longer be a task of the schedule.
 _HARDLY_ANY = 1e-9
 # A feature counts as the reason for a difference if at most this share of the difference remains
 # without it.

@@ -28,8 +28,8 @@ from simulators.registry import PREDICTORS
 from simulators.symbolic import SymbolicPredictor
 from simulators.views import FULL, view_of
 
-# This limit is never reached: searches end by themselves, so that results do not depend on the
-# machine.
+# The time limit of a search, too large to be ever reached: searches end by themselves, so that
+# results do not depend on the machine.
 BUDGET = Budget(seconds=3600)
 # The column headings for the parts that add up to an iteration's time (``Terms``).
 TERM_WORDS = {
@@ -44,10 +44,10 @@ BASELINE = "megatron"
 # Closed form and event simulator differ by at most this share on 95 % of plans
 # (docs/results/cross-check.md), so they may rank two plans differently whose times differ by less.
 TOLD_APART = 0.027
-# Plans whose predicted times are close to the best one's are simulated only if they have at most
-# this many tasks together: about five seconds' worth.
+# Plans whose predicted times are close to the best plan's are simulated only if they have at most
+# this many tasks together, which take about five seconds.
 MOST_TASKS = 500_000
-# A best plan with more tasks than this, half a minute's worth, is not simulated either.
+# A search's best plan is not simulated if it has more tasks than this, which take half a minute.
 MOST_TASKS_OF_BEST = 5_000_000
 # About how many tasks the event simulator runs for a block and a micro-batch: its passes,
 # communication and copies to and from the host.
@@ -102,10 +102,11 @@ class Found:
 class Entry:
     """The result of one searcher, with the iteration times of its plans in the event simulator.
 
-    ``front`` are the plans it asked about that no other beats in both time and memory. ``rivals``
-    are those that the two predictors may see in another order. ``cpu_s`` are the seconds that the
-    search had a core. ``is_played`` says that the answer
-    is not the best plan as predicted but the rival that is fastest when played.
+    ``front`` are the plans that the search predicted and that no other plan beats in both time and
+    memory. ``rivals`` are plans whose order by time the closed form and the event simulator may see
+    differently. ``cpu_s`` are the CPU seconds of the search. ``is_played`` says that the answer is
+    the rival that is fastest in the event simulator, rather than the plan with the best predicted
+    time.
     """
 
     searcher: str
@@ -134,8 +135,8 @@ class Entry:
 
     @property
     def faster(self) -> PlayedRival | None:
-        """The plan that is fastest in the event simulator, if another plan is predicted to be
-        fastest; otherwise None.
+        """The rival that is fastest in the event simulator, if it is not the plan that is predicted
+        to be fastest; otherwise None.
         """
         if self.simulated_s is None:
             return None
@@ -182,8 +183,8 @@ class Front:
 class Bench:
     """A problem with the predictor and the event simulator that all searchers are compared by.
 
-    They ask the predictor ``asked``, which is ``predictor`` as seen in a view; ``predictor`` itself
-    scores what they find.
+    Searchers ask the predictor ``asked``, which is ``predictor`` with the effects of a view hidden.
+    The plans that they find are then predicted by ``predictor`` itself.
     """
 
     problem: Problem
@@ -265,8 +266,8 @@ class Bench:
         )
 
     def _rescored(self, result: SearchResult) -> SearchResult:
-        """A search result whose plans are predicted again by the full predictor; what the search
-        proved with hidden effects is dropped.
+        """A search result whose plans are predicted again by the full predictor. Proofs of the
+        search that relied on the predictor with hidden effects are dropped.
         """
         if result.plan is None:
             return result
@@ -321,8 +322,8 @@ class Bench:
         budget: Budget = BUDGET,
         seed: int = 0,
     ) -> Found | None:
-        """The best plan of a searcher that asks the closed form with a view's effects hidden
-        (without a view, the bench's own predictor); None if no plan fits.
+        """The plan that a searcher finds with a closed form from which a view hides effects
+        (without a view, with the bench's own predictor); None if no plan fits.
         """
         strategy = SEARCHERS[searcher] if isinstance(searcher, str) else searcher
         asked = self.predictor if view is None else self.seen(view)
@@ -382,9 +383,10 @@ def judged(entries: Sequence[Entry]) -> Entry | None:
     """The searcher's result after its best plan has been decided by the event simulator; None if no
     plan fits.
 
-    Of a search that proved its plan the best as predicted, the plan or the rival that is played
-    fastest: so the answer depends on the problem alone. Where nothing is proven, the same of all
-    entries whose plans predictions cannot tell from the best one.
+    If the search proved that its plan has the best predicted time, the answer is whichever of this
+    plan and its rivals is fastest in the event simulator, so it depends on the problem alone. If
+    nothing is proven, the rivals are those plans of all entries whose predicted times are too close
+    to the best one to tell them apart.
     """
     answered = [entry for entry in entries if entry.answer is not None]
     if not answered:

@@ -83,8 +83,8 @@ def asked_words(workload: Workload, cluster: Cluster) -> str:
 
 
 def check_beside_plan(line: Sequence[str], beside: Iterable[str], where: str) -> None:
-    """Refuse options that contradict a plan file, which determines all but those in ``beside``. An
-    option that is written counts even if it has its default value.
+    """Refuse options that contradict a plan file, which determines all options except those in
+    ``beside``. An option that the user wrote counts even if it has its default value.
     """
     allowed = {f"--{name.replace('_', '-')}" for name in beside}
     flags = dict.fromkeys(word.partition("=")[0] for word in line if word.startswith("--"))
@@ -105,8 +105,8 @@ def on_cluster_with(job: Job, numbers: Mapping[str, Any]) -> Job:
 
 
 def room_words(cluster: Cluster) -> str:
-    """How many GiB of a GPU's memory plans may use, and what takes the rest, as text; one figure
-    for each group of equal nodes.
+    """A text that says how many GiB of a GPU's memory plans may use and what takes the rest, with
+    one figure for each group of equal nodes.
     """
     room = " and ".join(f"{room_bytes(one) / GIB_BYTES:.1f}" for one in cluster.of_groups)
     parts = []
@@ -243,8 +243,8 @@ def predicted(job: Job) -> Answer:
 
 
 def predicted_each(predictor: Predictor, plans: Sequence[Plan]) -> Sequence[Answer]:
-    """For each plan its prediction or the refusal. All plans are predicted at once; if one of them
-    is refused, each half is predicted by itself.
+    """The prediction of each plan, or the reason why the plan was refused. All plans are predicted
+    at once; if any plan is refused, each half of the list is predicted by itself.
     """
     try:
         return predictor.predict_many(plans)
@@ -270,7 +270,7 @@ def order_of(prediction: Prediction) -> tuple[bool, float]:
 # there, which kind of tensor takes most, and how probable it is that a run stays within it.
 
 
-# From this probability on, that a plan fits counts as sure.
+# The probability of fitting from which a plan counts as sure to fit.
 SURE = 0.9
 
 
@@ -328,8 +328,8 @@ def probable_words(bounds: PeakBounds, cluster: Cluster) -> str:
 
 
 def sure_words(job: Job, prediction: Prediction) -> str:
-    """The probability that a plan fits its GPUs, as a sentence; if it is low, with the option that
-    raises it.
+    """A sentence with the probability that a plan fits its GPUs; if the probability is low, the
+    sentence names the option that raises it.
     """
     bounds = peak_bounds_of(job, prediction)
     remedy = "" if bounds.fit_probability >= SURE else ": more --keep-free-gib raises it"

@@ -1,10 +1,12 @@
 """Plans on which predictors are compared: most are drawn at random, some are proposed by searchers.
 
-They come by problem, so that plans of one problem can be ranked. Problems are the one that commands
-look at by default, and each calibrated hardware of the catalogue on one node, on a few and on many.
-Plans of a problem are as often of each engine's spaces, of one micro-batch, of fewer than stages,
-as many and more as there are such plans that fit. Half are to be close to the memory limit, as far
-as a few draws find some: of those the fewest blocks are computed again that still fit.
+Plans are drawn problem by problem (a model on a cluster), so that plans of one problem can be
+ranked. The problems are the default problem of the commands and, for each calibrated hardware of
+the catalogue, a cluster of one node, of a few nodes and of many. Within a problem, plans are spread
+evenly over the engines' search spaces and, as far as such plans fit, over pipelines with one
+micro-batch, with fewer micro-batches than stages, with as many, and with more. Half of the plans
+should be close to the memory limit, if a few draws find such plans; they recompute the fewest
+blocks with which they still fit.
 """
 
 from argparse import Namespace
@@ -52,15 +54,15 @@ PROPOSING = ("mist", "aceso", "megatron", "deepspeed")
 # The share of the plans that searchers propose.
 PROPOSED = 0.1
 PROPOSING_BUDGET = Budget(evaluations=100)
-# The least and the most that a model's weights, gradients and optimizer states may take of the
-# GPUs' memory, as a share.
+# The least and the greatest share of the GPUs' memory that a model's weights, gradients and
+# optimizer states may take.
 LEAST_HELD, MOST_HELD = 0.05, 0.5
 # The most blocks times micro-batches that a plan may have: with more, the event simulator would
 # take over a second.
 MOST_BLOCKS = 3000
 MOST_TRIES = 2000
-# For so many draws only plans close to the memory limit are accepted; after that, any plan that
-# fits.
+# The number of draws after which a plan that fits is accepted even if it is not close to the memory
+# limit.
 TRIES_TO_BE_CLOSE = 50
 # A plan is close to the memory limit if its fullest GPU uses at least this share of its memory.
 CLOSE = 0.8
@@ -68,8 +70,8 @@ CLOSE = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomPlan:
-    """A random plan that fits, with its prediction, the searcher that proposed it (if any), and how
-    many draws before it failed.
+    """A random plan that fits, with its prediction, the searcher that proposed it (if any), and the
+    number of failed draws before it.
     """
 
     job: Job
@@ -157,8 +159,8 @@ def _problems(draw: np.random.Generator) -> Iterator[Problem]:
                 for model in map(catalog.model, catalog.model_names())
                 if model.has_plain_blocks
             ]
-            # The models whose weights, gradients and optimizer states take a plausible share of GPU
-            # memory; if there are none, the largest model.
+            # Choose among the models whose weights, gradients and optimizer states take a plausible
+            # share of GPU memory; if no model does, choose the largest model.
             models = [
                 model
                 for model in plain

@@ -33,8 +33,9 @@ def answers(
     *,
     side_by_side: bool = True,
 ) -> Iterator[tuple[Item, Answer]]:
-    """Yields each item with its answer, in order, and reports progress on standard error. A few
-    items are answered in this process, which takes less CPU time than ``side_by_side``.
+    """Yields each item with its answer, in order, and reports progress on standard error. If there
+    are only a few items, this process answers them, which takes less CPU time than starting the
+    parallel processes of ``side_by_side``.
     """
     processes = min(MOST, os.cpu_count() or 1, len(items)) if side_by_side else 1
     if processes == 1 or len(items) < FEW:
@@ -58,7 +59,7 @@ def answers(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """A predictor that caches its answers about stages, by the question and the candidates'
+    """A predictor that caches its answers about stages; the key is the question and the candidates'
     columns.
     """
 
@@ -80,15 +81,17 @@ class Remembered:
     def stage_bounds(
         self, least: StageBatch, most: StageBatch, *, engine: str = "mistlab"
     ) -> StageCosts | None:
-        """Lower bounds of the costs of all candidates for stages that lie between those of two
-        batches.
+        """Lower bounds of the costs of all candidate stages whose choices lie between those of two
+        given batches.
         """
         return self._answer(self.predictor.stage_bounds, least, most, engine=engine)
 
     def part_seconds(
         self, least: StageBatch, most: StageBatch | None = None, *, engine: str = "mistlab"
     ) -> StageSeconds:
-        """The seconds of each part of a model, for a pipeline schedule without a closed form."""
+        """The seconds of each part of a model (embedding, block, head), for a pipeline schedule
+        without a closed form.
+        """
         batches = (least,) if most is None else (least, most)
         return self._answer(self.predictor.part_seconds, *batches, engine=engine)
 

@@ -20,8 +20,8 @@ from searchers.savings import why_empty
 from searchers.strategy import NeedsStageCosts
 from simulators.registry import PREDICTORS
 
-# Searchers that predict every plan of a fixed space of their own, whatever space the other
-# searchers get.
+# Searchers that predict every plan of a fixed space of their own, and ignore the search space that
+# the other searchers get.
 OWN_SPACES = ("megatron", "deepspeed", "megatron:published", "deepspeed:published")
 
 
@@ -71,8 +71,8 @@ def space_called(called: str, engines: str | None) -> SearchSpace:
 
 
 def space_for(searcher: str, space: SearchSpace) -> SearchSpace:
-    """The space that a searcher searches if ``--space`` is ``space``: grid searches have a space of
-    their own.
+    """The search space of a searcher if the option ``--space`` is ``space``; grid searches have a
+    space of their own instead.
     """
     return space_of(searcher) if searcher in OWN_SPACES else space
 

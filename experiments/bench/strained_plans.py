@@ -1,11 +1,11 @@
 """Random plans in which pipelines often stall (queued sends, slow links, slow hosts, offloading),
 on which predictors are compared.
 
-Networks between nodes are slow, micro-batches few, hosts slower than their GPUs, GPUs unlike,
-blocks unlike, stages many. Plans of Mist's space are drawn choice by choice, with meshes and
-ratios of each stage. Plans of today's engines have equal degrees, in all orders that the engine
-runs, those in which parts lie in a V more often. Plans that are not valid, or do not fit, are
-drawn again.
+Problems have slow networks between nodes, few micro-batches, hosts that are slower than their GPUs,
+different kinds of GPUs, different kinds of blocks, or many stages. Plans of Mist's search space are
+drawn choice by choice, and each stage gets its own parallel degrees and offload ratios. Plans of
+today's engines have equal stages, and any pipeline schedule that the engine runs; schedules whose
+parts lie in a V are drawn more often. Plans that are invalid or do not fit are drawn again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,9 +50,10 @@ class Regime:
     """One set of conditions under which pipelines stall, such as slow links: the models, hardware,
     schedules and batches from which its problems are drawn.
 
-    Hardware after the first is of further nodes. ``by_choices`` is the share of plans that are
-    drawn choice by choice from Mist's space. The others take their orders from ``orders`` as far
-    as their engine runs them, one in three by default, and a ZeRO level of ``levels``.
+    The first of ``hardware`` is that of the first nodes, the others are of further nodes.
+    ``by_choices`` is the share of plans that are drawn choice by choice from Mist's space. The
+    other plans take their pipeline schedule from ``orders`` if their engine runs it (by default,
+    one plan in three does), and a ZeRO level from ``levels``.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """Random plans over all dimensions of plans and many models, on which predictors are compared.
 
-A problem is a model of today on nodes of A100, H100, H200 or B200. Its plans are of all engines in
-turn, each in one of the orders of passes that the engine runs: with context, sequence and expert
-parallelism, chunks of stages, blocks recomputed whole or in part, ZeRO, and offloading where the
-engine offloads. Plans that are not valid, or do not fit, are drawn again.
+A problem is a recent model on nodes of A100, H100, H200 or B200. Its plans are of all engines in
+turn, each with one of the pipeline schedules that the engine runs. They have context, sequence and
+expert parallelism, several chunks a stage, blocks recomputed fully or in part, ZeRO, and offloading
+where the engine supports it. Plans that are invalid or do not fit are drawn again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -97,7 +97,8 @@ def wide_plans(count: int, seed: int) -> Iterator[WidePlan]:
     """Draws ``count`` plans, about equally many for each model and hardware; the same seed gives
     the same plans.
 
-    Few plans are of fewer problems: each problem's expressions take a second or two to compile.
+    If only a few plans are asked for, they are of fewer problems, since each problem's expressions
+    take a second or two to compile.
     """
     problems = [*_problems(np.random.default_rng(seed))]
     problems = problems[:: -(-len(problems) * FEWEST_OF_A_PROBLEM // max(count, 1)) or 1]
@@ -108,8 +109,8 @@ def wide_plans(count: int, seed: int) -> Iterator[WidePlan]:
         predictor = SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
         without_plans: set[str] = set()
         for nth in range(wanted):
-            # Each plan starts with another engine; an engine for which no plan fits is skipped from
-            # then on.
+            # Each plan tries the engines in turn, starting with another engine than the plan
+            # before; an engine for which no plan fits is skipped from then on.
             begin = (number + nth) % len(engines)
             for engine in (*engines[begin:], *engines[:begin]):
                 if engine in without_plans:

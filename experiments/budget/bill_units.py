@@ -1,12 +1,14 @@
-"""The units of a bill: days or hours, millions or dollars, by the largest value of a column."""
+"""The units in which a bill is shown (days or hours, millions of dollars or dollars), chosen by the
+largest value of a column.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.pages.tables import Row, number
 
-# For each column of a total, its unit for long trainings and for short ones: the row's field, the
-# least value for the former, and for both a heading, a factor and a format.
+# For each column of totals, its units for large values and for small ones: the row's field, the
+# least value that counts as large, and for both units a heading, a factor and a format.
 UNITS: tuple[tuple[str, float, tuple[str, float, str], tuple[str, float, str]], ...] = (
     ("days", 2.0, ("days", 1.0, ",.1f"), ("hours", 24.0, ",.1f")),
     ("gpu_hours", 1e3, ("GPU hours", 1.0, ",.0f"), ("GPU hours", 1.0, ",.1f")),
@@ -30,8 +32,8 @@ class Unit:
 
 
 def units_of(rows: Sequence[Row]) -> dict[str, Unit]:
-    """The unit of each total, such that the largest is no tiny fraction: hours in place of days,
-    dollars in place of millions.
+    """The unit of each column of totals, chosen so that the largest value is not a tiny fraction:
+    hours in place of days, dollars in place of millions.
     """
     largest = {name: max((row.get(name) or 0.0 for row in rows), default=0.0) for name, *_ in UNITS}
     return {

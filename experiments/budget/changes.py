@@ -1,7 +1,8 @@
 """Changes of a plan that save memory, one at a time and in combination.
 
-A kind is one way to save: blocks recomputed, ZeRO, a ratio of offloading, the micro-batch, a degree
-of the mesh. Each has values from mild to strong, and changes all stages alike.
+A kind of change is one way to save memory: recomputed blocks, ZeRO, an offload ratio, a smaller
+micro-batch, a parallel degree. Each kind has values from mild to strong, and changes all stages
+alike.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -149,8 +150,8 @@ def _stagewise(change: Callable[[StagePlan], StagePlan]) -> Callable[[Plan], Pla
 
 
 def _at_least(values: Mapping[str, float]) -> Callable[[Plan], Plan | None]:
-    """A change that raises dimensions of every stage, such as its ZeRO level, to at least the given
-    values; a stage without replicas has nothing to shard, and stays.
+    """A change that raises choices of every stage, such as its ZeRO level, to at least the given
+    values. A stage without data-parallel replicas is unchanged, since it has nothing to shard.
     """
 
     def change(stage: StagePlan) -> StagePlan:
@@ -163,8 +164,8 @@ def _at_least(values: Mapping[str, float]) -> Callable[[Plan], Plan | None]:
 
 
 def _count(name: str, share: float) -> Callable[[Plan], Plan | None]:
-    """A change that raises a number of blocks, such as that of recomputed ones, to at least a given
-    share of each stage's blocks.
+    """A change that raises a number of blocks, such as the number of recomputed blocks, to at least
+    a given share of each stage's blocks.
     """
 
     def change(stage: StagePlan) -> StagePlan:
@@ -175,7 +176,7 @@ def _count(name: str, share: float) -> Callable[[Plan], Plan | None]:
 
 
 def _micro_batch(size: int, plan: Plan) -> Plan | None:
-    """A change to smaller micro-batches, of which there are more in proportion."""
+    """A change to smaller micro-batches; their number grows in proportion."""
     times, rest = divmod(max(stage.micro_batch for stage in plan.stages), size)
     if rest or any(stage.micro_batch % times for stage in plan.stages):
         return None
@@ -216,9 +217,7 @@ def _pipeline(degree: int, plan: Plan) -> Plan | None:
 
 
 def _parts(stage: StagePlan, degree: int, replicas: int) -> Iterator[StagePlan]:
-    """Several stages in place of one, among which its blocks are divided; otherwise they equal
-    it.
-    """
+    """Several stages in place of one: they share its blocks, and are otherwise equal to it."""
     for layers in even_shares(stage.layers, degree):
         counts = {
             name: min(layers, -(-stage.degree(name) * layers // stage.layers))

@@ -45,12 +45,13 @@ from mistlab.plan.workload import Workload
 from searchers.methods.rule import plan_by_rule
 
 DAY_S = 86_400.0
-# The search budget counts evaluations rather than seconds, so that equal runs give equal plans.
+# The budget of a search counts predicted plans rather than seconds, so that the same question
+# always gives the same plan.
 BUDGET = Budget(evaluations=100_000)
-# The model of the default question; the page also lists published runs of this model.
+# The model of the default question, for which the page also lists published training runs.
 GPT = "gpt3-175b"
 LLAMA_SEQUENCE = 2048
-# The tokens of a batch, for models whose publication does not state the batch.
+# The tokens in a batch, for models whose publication does not state the batch size.
 BATCH_TOKENS = 2.0**22
 
 
@@ -68,14 +69,14 @@ class Question:
     goodput: float
 
     def formula(self) -> Row:
-        """The days and the cost of a training by the formula 8TP/(NFU): tokens T, parameters P,
-        GPUs N, peak rate F, utilisation U; with frozen weights 6TP/(NFU).
+        """The days and the cost of a training by the formula 8TP/(NFU), for T tokens, P parameters,
+        N GPUs of peak rate F and a utilisation U; if weights are frozen, 6TP/(NFU).
         """
         return self._row("formula", training_s(**self._sizes, utilisation=self.utilisation))
 
     def predicted(self, way: str, answer: tuple[Plan, Prediction] | None) -> Row:
-        """The days and the cost of a training from a plan's predicted iteration time; without days
-        if there is no plan.
+        """The days and the cost of a training, from the predicted iteration time of its plan; if
+        there is no plan, the days are missing.
         """
         if answer is None or not answer[1].fits:
             none = {"way": way, "days": None, "plan": answer and plan_words(answer[0])}
@@ -125,14 +126,15 @@ def estimate(options: argparse.Namespace) -> int:
     """Estimate what a training costs: days, GPU hours, money, energy and carbon, by formula and by
     prediction.
 
-    The formula is 8TP/(NFU): tokens, parameters, GPUs, their peak, and the share of it that
-    they sustain. Beside it stand predictions: of the plan that Megatron-LM's authors' rule
-    gives (every block recomputed), of the plan that mist finds, or of the plan of --plan.
-    Tokens are those that the model was published with (--tokens published), 20 a parameter
-    (--tokens chinchilla), or a number. Without --nodes and --attention it is one node and flash;
-    for gpt3-175b 128 nodes and math, as published. Prices and intensities are yours to give.
-    Below stand runs that were published. With --prices, a table of kinds of GPUs with its date
-    and source, it tells hours and dollars on each kind instead, and which to rent.
+    The formula is 8TP/(NFU): T tokens, P parameters, N GPUs with a peak rate of F, of which they
+    sustain the share U. Beside it stand predictions for three plans: the plan by the rule of
+    Megatron-LM's authors (every block recomputed), the plan that mist finds, or the plan of --plan.
+    --tokens is the number of tokens, "published" for as many as the model was trained with, or
+    "chinchilla" for 20 a parameter. Without --nodes and --attention, the training runs on one node
+    with flash attention; gpt3-175b runs on 128 nodes with math attention, as published. Prices of
+    power and carbon intensities are options. A second table has published training runs. With
+    --prices, a table of kinds of GPUs with its date and source, the command instead shows the hours
+    and dollars on each kind of GPU, and which of them to rent.
     """
     if options.gpu_hours is not None:
         return _billed(options)
@@ -164,7 +166,7 @@ def _rented(options: argparse.Namespace) -> int:
 
 
 def _llama(question: Question) -> Question:
-    """The estimate for LLaMA 65B as its authors trained it, at the prices of the question."""
+    """The estimate for LLaMA 65B as its authors trained it, at the prices that the user gave."""
     model = catalog.model("llama-65b")
     assert model.trained is not None
     tokens, batch_tokens = model.trained.tokens, model.trained.batch_tokens
@@ -245,8 +247,8 @@ def _check_shares(options: argparse.Namespace) -> None:
 
 
 def _problem(options: argparse.Namespace) -> Problem:
-    """The workload and cluster of the training; by default with the batch size that the model was
-    trained with.
+    """The workload and cluster of the training; by default, the batch size is the one with which
+    the model was published.
     """
     with as_options():
         trained = model_from(options.model, options.out.parent).trained
@@ -259,8 +261,8 @@ def _problem(options: argparse.Namespace) -> Problem:
 
 
 def _set_defaults(options: argparse.Namespace) -> None:
-    """Set the nodes and the attention that are left out: those of the published run for its model,
-    else one node and fused attention.
+    """Set the nodes and the attention kernel if they were not given: those of the model's published
+    run, otherwise one node and fused attention.
     """
     nodes, attention = (128, "math") if options.model == GPT else (1, "flash")
     options.nodes = nodes if options.nodes is None else options.nodes
@@ -366,7 +368,7 @@ def report_of(study: Study, prices: Prices) -> Report:
 
 
 def _by_way(rows: Sequence[Row], time: Unit) -> dict[str, list[float | None]]:
-    """For each run, its training time by each way to estimate it."""
+    """For each training, its training time by each way of estimating it (formula or prediction)."""
     times = {(row["run"], _way(row)): row["days"] * time.factor for row in rows}
     runs = [*dict.fromkeys(row["run"] for row in rows)]
     ways = dict.fromkeys(_way(row) for row in rows)
@@ -399,7 +401,9 @@ def _cells(row: Row, units: Mapping[str, Unit]) -> list[str]:
 
 
 def _way(row: Row) -> str:
-    """How a row was estimated, as text; the formula has its operations per parameter and token."""
+    """The way in which a row was estimated, as text; for the formula, with its number of operations
+    per parameter and token.
+    """
     return WAYS[row["way"]].format(operations=row.get("operations", 0.0))
 
 

@@ -1,5 +1,5 @@
-"""The time that a training loses to failing GPUs: in closed form, simulated, and drawn over
-checkpoint intervals and numbers of GPUs.
+"""Estimates the time that a training loses to failing GPUs, by a closed form and by simulation, and
+plots it over checkpoint intervals and numbers of GPUs.
 """
 
 import argparse
@@ -27,10 +27,11 @@ from simulators.failures import played
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 QUICK_RUNS = 20
-# The most failures that are simulated for one row; if more are expected, fewer runs are simulated.
+# The largest number of failures to simulate for one row; if more are expected, fewer runs are
+# simulated.
 MOST_FAILURES = 1_000_000
-# Further rows of the table multiply the best checkpoint interval, and the number of GPUs, by these
-# factors.
+# Besides the training that was asked about, the table has rows in which the best checkpoint
+# interval or the number of GPUs is multiplied by these factors.
 INTERVALS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 SIZES = (0.25, 1.0, 4.0, 16.0)
 # By what factors checkpoints may become faster, for instance if they are written asynchronously.
@@ -55,10 +56,11 @@ def reliability(options: argparse.Namespace) -> int:
     """Estimate the time that a training loses to failing GPUs: the best interval between
     checkpoints, and the goodput that remains.
 
-    Every GPU fails at random, all with one rate. A failure undoes the work since the last
-    checkpoint; it must be noticed, the run started again and the checkpoint read. Goodput, the
-    share of time that is work that stays, is given in closed form and played over days, failure
-    by failure. The defaults are an example: 992 GPUs, of which one fails every 8.2 hours.
+    Every GPU fails at random, all of them at the same rate. A failure undoes the work since the
+    last checkpoint; then it must be noticed, the run started again and the checkpoint read. The
+    goodput is the share of time whose work is not lost. It is computed in closed form, and by
+    simulating every failure over many days. The defaults are an example: 992 GPUs, one of which
+    fails every 8.2 hours.
     """
     given = _given(options)
     _check(options)
@@ -89,8 +91,8 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _asked(given: Reliability, interval_s: float, best_s: float) -> list[Row]:
-    """The rows of the table: the training asked about, and then the same with other checkpoint
-    intervals, numbers of GPUs and checkpoint times.
+    """The rows of the table: the training that was asked about, and the same training with other
+    checkpoint intervals, numbers of GPUs and checkpoint times.
     """
     rows: list[Row] = [{"kind": "asked", "given": given, "interval_s": interval_s}]
     rows += [{"kind": "interval", "given": given, "interval_s": by * best_s} for by in INTERVALS]
@@ -280,8 +282,8 @@ def _pictures(study: Study) -> Sequence[Lines | Bars]:
 
 
 def _beside(given: Reliability) -> Iterator[str]:
-    """Compares the published goodput of a run with the goodput predicted from its number of
-    failures, as text.
+    """A text that compares the published goodput of a run with the goodput that is predicted from
+    the run's number of failures.
     """
     published = replace(given, gpus=LLAMA_GPUS, gpu_hours_between_failures=LLAMA_HOURS_PER_FAILURE)
     interval_s = best_interval_s(published)

@@ -45,7 +45,7 @@ def hours_until(text: str, now: datetime) -> float:
     if match := _HOURS.fullmatch(asked):
         hours = float(match[1]) * (24 if match[2] == "d" else 1)
     elif asked in DAYS:
-        # A weekday means the end of the next such day; today's name means the end of today.
+        # A weekday's name means the next day of this name, until its end; today's name means today.
         until = (DAYS.index(asked) - now.weekday()) % 7 + 1
         hours = (_midnight(now) + timedelta(days=until) - now) / timedelta(hours=1)
     else:
@@ -69,8 +69,8 @@ def _midnight(now: datetime) -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RentedRun:
-    """A training on some number of GPUs of one kind, with its plan, or the reason why it is not
-    possible.
+    """A training on a certain number of GPUs of one kind, with its plan, or with the reason why it
+    is not possible.
     """
 
     price: GpuPrice

@@ -45,8 +45,8 @@ from simulators.symbolic import SymbolicPredictor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A changed plan with its prediction, a description of the changes, and where it is tried (on
-    these GPUs, on more, or on others).
+    """A changed plan with its prediction, a description of the changes, and the GPUs on which it is
+    tried (the given GPUs, more of them, or another kind).
     """
 
     changed: Changed
@@ -56,12 +56,12 @@ class Tried:
 
     @property
     def job(self) -> Job:
-        """The changed plan with its workload and cluster."""
+        """The job (workload, cluster and plan) of the changed plan."""
         return self.changed.job
 
     @property
     def group(self) -> str:
-        """The kinds of the plan's changes, joined to one text."""
+        """The kinds of changes that were made to the plan, joined to one text."""
         return " and ".join(change.kind for change in self.changed.changes)
 
 
@@ -72,8 +72,8 @@ class Tried:
 def report_of(
     study: Study, asked: Tried, cheapest: Tried | None, otherwise: Tried | None = None
 ) -> Report:
-    """The report of the command ``will_it_fit``, made from its result rows; ``otherwise`` is the
-    plan that fits with another training.
+    """The report of the command ``will_it_fit``, made from its result rows; ``otherwise`` is a plan
+    that fits if the training itself is changed.
     """
     row = study.rows[0]
     work, cluster = asked.job.workload, asked.job.cluster
@@ -189,9 +189,9 @@ def _pictures(asked: Tried, cheapest: Tried | None) -> Iterator[Drawn]:
 # The options that may be given together with a plan file; all others are determined by the plan.
 BESIDE_A_PLAN = ("hardware", *experiment("will_it_fit"), *OF_CLUSTER)
 
-# How many changes are combined at most, and how many in a quick search.
+# The largest number of changes that are combined, and the same for a quick search.
 MOST_CHANGES, QUICK_CHANGES = 4, 2
-# By which factors the number of nodes is multiplied, to see whether the plan fits then.
+# The factors by which the number of nodes is multiplied to see whether the plan fits then.
 MORE_NODES = (2, 4, 8, 16, 32)
 
 
@@ -199,13 +199,14 @@ def will_it_fit(options: argparse.Namespace, line: Sequence[str]) -> int:
     """Tell whether a plan fits its GPUs, what fills their memory, and the cheapest change that
     makes it fit.
 
-    The plan is a file, of which --hardware changes the GPUs alone, or is described by options:
-    replicas over all GPUs, as far as tensor and pipeline parallelism leave them. Where it does
-    not fit, changes of one kind are tried, then of several together: more blocks recomputed,
-    states sharded or swapped, smaller micro-batches, other meshes. The cheapest is the one with
-    the shortest predicted iteration. Where none of them fits, more GPUs and other hardware are
-    tried, and the boards that draw least power are the cheapest. Then another training that fits
-    is told: a loss in chunks, states of 16 bits, adapters, a 4-bit base.
+    The plan is a file, in which --hardware replaces only the GPUs, or is described by options: all
+    GPUs that tensor and pipeline parallelism leave are data-parallel replicas. If the plan does not
+    fit, changes of one kind are tried, then combinations of several kinds: more recomputed blocks,
+    states sharded or offloaded, smaller micro-batches, other parallel degrees. The cheapest change
+    is the one with the shortest predicted iteration. If no change makes the plan fit, more GPUs and
+    other hardware are tried, of which the boards that draw least power are the cheapest. Then the
+    command names another training that fits: a loss computed in chunks, 16-bit optimizer states,
+    adapters, or a 4-bit base model.
     """
     job = _job(options) if options.plan is None else _given(options, line)
     study = Study.begin("will_it_fit", options)
@@ -310,8 +311,8 @@ def _predicted(changed: Sequence[Changed], kind: str) -> list[Tried]:
 
 
 def _cheapest(asked: Tried, most: int, add: Callable[[Row], None]) -> Tried | None:
-    """The change with which a plan fits and its iteration is shortest, alone or combined with
-    others. Changes on these GPUs are preferred to more GPUs or other ones.
+    """The change with which a plan fits and its iteration is shortest: a single change, or a
+    combination of several. Changes on these GPUs are preferred to more GPUs or other kinds of GPUs.
     """
     changed = [*single(asked.job)]
     progress(f"{len(changed)} plans with one change")
@@ -334,9 +335,9 @@ def _cheapest(asked: Tried, most: int, add: Callable[[Row], None]) -> Tried | No
 
 
 def trained_otherwise(job: Job, *, as_options: bool, as_it_is: bool = False) -> Tried | None:
-    """The smallest change of the training with which a plan fits: the plan ``as_it_is``, else also
-    after one change of it. The training is worded by its options, or by the fields of a plan's
-    workload.
+    """The smallest change of the training itself with which a plan fits: first without changes of
+    the plan ``as_it_is``, otherwise also after one change of it. The text names the change by its
+    command-line options, or by the fields of a plan file's workload.
     """
     leaner = []
     for values, remedy in LEANER:
@@ -377,8 +378,8 @@ def _best_of_each_kind(tried: Sequence[Tried]) -> Iterator[Tried]:
 
 
 def _elsewhere(asked: Tried) -> Iterator[Tried]:
-    """Every way that is tried to make a plan fit: changes on these GPUs, more nodes, and GPUs with
-    more memory.
+    """Every attempt to make a plan fit: changes on the given GPUs, more nodes, and GPUs with more
+    memory.
     """
     cluster = asked.job.cluster
     progress("more GPUs, and GPUs with more memory")

@@ -23,8 +23,8 @@ KINDS: tuple[Collective, ...] = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 def measured(folder: Path, device: str | None, *, quick: bool) -> bool:
-    """Measure the rows about the network that the tables lack; returns whether this process is the
-    one that keeps the tables.
+    """Measure those rows of the tables about the network that are still missing. Returns whether
+    this process is the one that writes the tables.
     """
     of = NodesOfRun.of_launcher()
     kind = device or usual_kind()
@@ -32,8 +32,8 @@ def measured(folder: Path, device: str | None, *, quick: bool) -> bool:
         if world_of_launcher().local_rank == 0:
             progress(f"warning: {warning}")
     sizes = SIZES[kind, quick]
-    # The tables are checked before the processes connect: if they belong to another machine, the
-    # other processes would wait for this one in vain.
+    # The tables are checked before the processes connect: if they belonged to another machine, this
+    # process would stop here and the others would wait for it in vain.
     tables = _tables(folder, of) if world_of_launcher().rank == 0 else None
     with rank_of_nodes(of, kind, sizes.repetitions) as rank:
         places = {} if tables is None else _places(tables, of, sizes)
@@ -50,7 +50,9 @@ def measured(folder: Path, device: str | None, *, quick: bool) -> bool:
 
 
 def _tables(folder: Path, of: NodesOfRun) -> Tables:
-    """The tables of the first node; refused if they were measured with another number of GPUs."""
+    """The tables of the first node; tables that were measured with another number of GPUs are
+    refused.
+    """
     machine = noted_machine(folder)
     count = machine.environment.num_devices
     if count != of.gpus:
@@ -64,7 +66,9 @@ def _tables(folder: Path, of: NodesOfRun) -> Tables:
 def _places(
     tables: Tables, of: NodesOfRun, sizes: ProfileSizes
 ) -> dict[Case, tuple[ResumedTable, Key]]:
-    """For each measurement to make, the table that it belongs to and the key of its row there."""
+    """For each measurement to make, the table to which it belongs, and the key of its row in that
+    table.
+    """
     return dict(_listed(tables, of, sizes))
 
 

@@ -1,5 +1,5 @@
-"""Runs the fits for which a command line gives tables, in an order in which each fit has what it
-needs.
+"""The command ``calibrate``: fits a hardware file to the tables of measurements that it is given,
+in an order in which each fit has what it needs.
 """
 
 import argparse
@@ -26,10 +26,10 @@ def calibrate(options: argparse.Namespace) -> int:
     """Fit a hardware file to tables of measurements: transfers, interference of streams, operators,
     whole runs.
 
-    Tables are CSVs (docs/reference/measurement-tables.md). For each fit the command prints the
-    error on rows that it did not see: every second size, a whole shape of group, a whole width,
-    a run left out. The written fits are of all rows. A group without a table stays as it is in
-    --hardware; if that has none, the group of --borrow is taken.
+    Tables are CSV files (docs/reference/measurement-tables.md). For each fit the command prints the
+    error on rows that were held out: every second size, one shape of group, one width, or one run.
+    The figures that it writes are fitted to all rows. If no table is given for a group of figures,
+    the group is copied from --hardware, or from --borrow if --hardware lacks it.
     """
     steps = _steps(options)
     if not steps and options.borrow is None:
@@ -47,7 +47,9 @@ def calibrate(options: argparse.Namespace) -> int:
 
 
 def _steps(options: argparse.Namespace) -> list[fits.Step]:
-    """The fits for the tables that are given, in an order in which each fit has what it needs."""
+    """The fits to make, one for each table that is given, in an order in which each fit has what it
+    needs.
+    """
     of, campaign = options.table_hardware, options.campaign
     made: dict[str, Callable[[Any], fits.Step]] = {
         "bandwidth": lambda path: fit_links.bandwidth(path, campaign),

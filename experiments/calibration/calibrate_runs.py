@@ -33,7 +33,8 @@ from mistlab.job.job import Job
 from mistlab.machine.hardware import Hardware, OwnRuns, Source
 from simulators.symbolic import SymbolicPredictor
 
-# The MFU (model FLOPs utilisation) for which the fitted bounds of times are reported.
+# The MFU (model FLOPs utilisation) at which the fitted error bounds of iteration times are
+# reported.
 _AT_MFU = 0.5
 
 
@@ -50,11 +51,12 @@ def calibrate_runs(options: argparse.Namespace) -> int:
     """Fit a few constants of a hardware file, an engine and a machine's profile to the times of
     whole training runs.
 
-    Tables are those of predict_runs (docs/reference/measured-runs.md). For each group that
-    --leave-out names, the constants are fitted without it and the errors on its runs are
-    printed; what is written is fitted on all runs, and with it how far they lie off as a
-    whole: bounds of further runs of this engine narrow. Constants of the engine are printed
-    alone: they belong into its row, and those of a cluster's profile into its file.
+    Tables are those of predict_runs (docs/reference/measured-runs.md). For each group of runs that
+    --leave-out names, the constants are fitted to the other runs, and the errors on the group are
+    printed. The constants that are written are fitted to all runs. The file also gets the common
+    error of these runs, which narrows the bounds of further predictions for this engine. Constants
+    of an engine or of a cluster's profile are only printed; copy them to the engine's row or to the
+    profile's file.
     """
     hardware = catalog.hardware(options.hardware)
     with as_options():
@@ -91,7 +93,7 @@ def calibrate_runs(options: argparse.Namespace) -> int:
 
 
 def _own_runs(setting: ConstantSetting, runs: Sequence[MeasuredRun], *, constants: int) -> OwnRuns:
-    """The errors that all runs have in common, and the scatter of single runs, from which the
+    """The error that all runs share, and the scatter of single runs around it, from which the
     bounds of times follow. Each fitted constant takes one degree of freedom.
     """
     kind = bounds_of(runs[0].job.workload, runs[0].job.cluster, setting.engine.name).kind
@@ -112,7 +114,9 @@ def _own_runs(setting: ConstantSetting, runs: Sequence[MeasuredRun], *, constant
 
 
 def _narrowed(job: Job, own_runs: OwnRuns) -> str:
-    """By how much these runs tighten the bounds of further runs whose MFU is one half, as text."""
+    """A text that says how much these runs tighten the bounds of further runs; its example is a run
+    whose MFU is one half.
+    """
     kind = bounds_of(job.workload, job.cluster, own_runs.engine).kind
     way = kind.way(_AT_MFU)
     before, after = (
@@ -152,7 +156,7 @@ def _known(names: Sequence[str], setting: ConstantSetting) -> None:
 
 
 def _runs(path: Path) -> Iterator[MeasuredRun]:
-    """The runs of a table, without rows that no plan can express; a measurement that is not a
+    """The runs of a table, without rows that no plan can express. A measurement that is not a
     number is refused.
     """
     for row in rows_of_table(path):
@@ -179,8 +183,8 @@ def _is_wanted(run: MeasuredRun, options: argparse.Namespace) -> bool:
 
 
 def _others(runs: Sequence[MeasuredRun]) -> str:
-    """The engines and machines whose runs the tables contain, for a message that no run was
-    selected.
+    """The engines and machines whose runs the tables contain; the error message that no run was
+    selected lists them.
     """
     kinds = {(run.job.plan.engine, run.job.cluster.hardware.name) for run in runs}
     options_told = [

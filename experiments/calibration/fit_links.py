@@ -34,13 +34,14 @@ from mistlab.machine.hardware import GroupTransfers, Hardware, Line, Source, Tra
 from mistlab.machine.slowdowns import GroupSlowdowns, Interference
 
 FEWEST_ROWS = 4
-# The numbers of nodes, and of GPUs in each node, for which latencies and bandwidths are published.
+# The groups of GPUs, each a number of nodes and of GPUs in a node, for which latencies and
+# bandwidths are published.
 PUBLISHED_SIZES = (1, 2, 4, 8)
 
 
 def bandwidth(path: Path, campaign: str | None) -> Step:
-    """Fit the bandwidth of transfers, for groups with each number of nodes and of GPUs; the fits
-    replace the hardware's figures.
+    """Fit the bandwidth of transfers, for each shape of group (number of nodes, and of GPUs in a
+    node). The fits replace the hardware's figures.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
@@ -53,8 +54,8 @@ def bandwidth(path: Path, campaign: str | None) -> Step:
 
 
 def collectives(path: Path, table_hardware: str | None) -> Step:
-    """Fit the times of reduce-scatters and all-reduces, inside a node or across nodes; and those of
-    all-gathers, if these were not measured.
+    """Fit the times of reduce-scatters and all-reduces, inside a node and across nodes; all-gathers
+    get the same times if they were not measured.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
@@ -82,8 +83,8 @@ def point_to_point(path: Path, table_hardware: str | None) -> Step:
 
 
 def published_lines(path: Path, name: str) -> Step:
-    """For groups of GPUs that were not measured, take the times of all-gathers across nodes from
-    published latencies and bandwidths.
+    """The times of all-gathers across nodes from published latencies and bandwidths, for groups of
+    GPUs that were not measured.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
@@ -137,8 +138,8 @@ def streams(path: Path, campaign: str | None, seed: int) -> Step:
 
 
 def _lines(path: Path, table: TransferTable) -> tuple[dict[GroupShape, dict[str, Line]], Fitted]:
-    """For each kind of message, and each number of nodes and of GPUs in a group, a straight line of
-    the time over the bytes.
+    """Straight lines of a message's time over its bytes, fitted for each kind of message, number of
+    nodes and number of GPUs in a group.
     """
     report_dropped(table.origin.duplicates, "repeat another byte for byte")
     groups: dict[GroupShape, dict[str, Line]] = {}
@@ -193,8 +194,8 @@ def _transfers_of(hardware: Hardware, path: Path) -> Transfers:
 
 
 def _published_line(gib_per_s: float, latency_s: float, ranks: int) -> Line:
-    """A line of time over the bytes of whole messages; the given bandwidth is the rate at which a
-    single rank's part of a message passes a link.
+    """A line of time over the bytes of a whole message. The given bandwidth is the rate at which
+    one rank's part of the message passes a link.
     """
     whole = gib_per_s * GIB_BYTES / GBYTES * ranks / (ranks - 1)
     return Line(

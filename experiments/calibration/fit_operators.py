@@ -45,8 +45,8 @@ def operator_rates(
     attention: tuple[Path, str | None] | None,
     attention_tflops: Sequence[float] | None,
 ) -> Step:
-    """Fit the rates of operators. The rates of attention kernels come from a table of their own or
-    from options; if neither is given they stay unchanged.
+    """Fit the rates of operators. The rates of attention kernels come from a separate table or from
+    options; if neither is given, they stay unchanged.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
@@ -97,7 +97,7 @@ def _of_attention(
     hardware: Hardware, table: tuple[Path, str | None] | None, tflops: Sequence[float] | None
 ) -> tuple[Sequence[Rate], str]:
     """The rates of attention kernels from their table or from options, and a text that states the
-    source; None if neither is given.
+    source; None if neither table nor options are given.
     """
     if table is not None:
         path, campaign = table
@@ -156,7 +156,7 @@ def kernel_rates(
         rates: dict[OperatorClass, Rate] = {
             name: tables.rate_of(rows, name) for name, rows in kernels.items()
         }
-        # The GEMMs of unfused attention were not measured, so they get the rate of other GEMMs.
+        # The GEMMs of unfused attention were not measured, so they get the rate of all other GEMMs.
         rates["batched_matmul"] = replace(rates["matmul"], operators="batched_matmul")
         residuals = [
             Residual(
@@ -226,8 +226,8 @@ def collective_tests(path: Path, table_hardware: str | None) -> Step:
 
 
 def best_products(path: Path, table_hardware: str | None) -> Step:
-    """Fit the rates of 8-bit GEMMs: those of 16-bit GEMMs, times the ratio of the best measured
-    rates of both.
+    """Fit the rates of 8-bit GEMMs: the rates of 16-bit GEMMs, times the ratio between the best
+    measured 8-bit rate and the best measured 16-bit rate.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:

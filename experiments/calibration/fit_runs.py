@@ -24,8 +24,8 @@ FEWEST_RUNS = 2
 
 
 def whole_runs(path: Path) -> Step:
-    """Fit the share of its rates that a GPU sustains in whole training runs, the error bounds of
-    each engine, and the constants of the memory allocator.
+    """Fit constants to whole training runs: the share of its measured rates that a GPU sustains,
+    the error bounds of each engine's times, and the constants of the memory allocator.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
@@ -111,8 +111,8 @@ def _with_runs(
 
 
 def _engine_residuals(fits: FittedRuns) -> Iterator[Residual]:
-    """The errors of runs that were left out of the fit, for each table of runs; and for each engine
-    the errors on runs of one model width when no run of that width was fitted.
+    """The errors of runs that were left out of the fit, for each table of runs. Also, for each
+    engine, the errors on the runs of each model width when no run of that width was fitted.
     """
     sets = np.array([run.set for run in fits.runs])
     for name in dict.fromkeys(sets.tolist()):

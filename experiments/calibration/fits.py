@@ -33,7 +33,9 @@ DIGEST_CHARACTERS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """The mean absolute relative errors of one fit on rows that were left out of it."""
+    """The mean absolute relative error of a fit, on rows of the table that were left out of the
+    fit.
+    """
 
     what: str
     rows: int
@@ -47,7 +49,7 @@ class Fitted:
     """The fit of one table: the group of figures that it fits, the source of the table's rows, and
     the errors of the fit.
 
-    ``spread`` is the relative difference between repeated measurements, at the median.
+    ``spread`` is the median relative difference between repeated measurements.
     """
 
     group: str
@@ -58,13 +60,13 @@ class Fitted:
 
     @property
     def held_out(self) -> float:
-        """The mean of the fits' errors on rows left out of them."""
+        """The mean error of the fits, on rows that were left out of them."""
         return float(np.mean([residual.held_out for residual in self.residuals]))
 
     @property
     def source(self) -> str:
         """The text that a hardware file gives as the source of its figures: the table, its digest,
-        its number of rows, and the error of the fit.
+        its number of rows, and the fit's error.
         """
         rows = sum(residual.rows for residual in self.residuals)
         digest = self.origin.sha256[:DIGEST_CHARACTERS]
@@ -89,8 +91,8 @@ def applied(steps: Sequence[Step], hardware: Hardware) -> tuple[Hardware, list[F
 
 
 def sourced(hardware: Hardware, group: str, source: Source, *, more: bool = False) -> Provenance:
-    """The sources of a hardware's figures after one group of figures has a new source; ``more`` is
-    added to the end of the text that is there.
+    """The sources of a hardware's figures, after one group of figures has got a new source;
+    ``more`` is added to the end of the text that was there.
     """
     before: Source | None = getattr(hardware.provenance, group)
     if more and before is not None:
@@ -116,8 +118,9 @@ def report_dropped(count: int, reason: str) -> None:
 def borrowed(lender: Hardware) -> Callable[[Hardware], Hardware]:
     """Copy from another hardware those groups of figures that a hardware lacks.
 
-    Rates of computation are scaled by the peaks and the memory's bandwidth of the two datasheets.
-    The network between nodes is not borrowed: it belongs to the cluster, not to the GPU.
+    Rates of computation are scaled by the ratios of peak rates and memory bandwidths in the two
+    datasheets. The network between nodes is not borrowed: it belongs to the cluster, not to the
+    GPU.
     """
 
     def of(hardware: Hardware) -> Hardware:
@@ -176,8 +179,8 @@ def write_fitted(
 
 
 def _by_group(fitted: Sequence[Fitted]) -> dict[str, Any]:
-    """The reports of all fits, by group of figures; if a group is fitted to several tables, by
-    table too.
+    """The reports of all fits by group of figures; a group that is fitted to several tables has a
+    report for each table.
     """
     groups: dict[str, Any] = {}
     for report in fitted:

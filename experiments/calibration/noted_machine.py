@@ -14,13 +14,13 @@ from mistlab.machine.hardware import PeakTflops
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine(Checked):
-    """A machine as it was measured on a certain day; ``threads`` is the number of threads of a
-    process, if its devices are shares of a CPU.
+    """A machine as it was measured on a certain day. If its devices are shares of a CPU,
+    ``threads`` is the number of threads of each process.
 
-    ``outside_bytes`` are what a process takes of a GPU outside torch's allocator, without what each
-    of its communicators takes, where that was measured. ``clocks`` are the first GPU's when
-    measuring began, ``clocks_after`` when it ended. ``others`` are machines of the same kind that
-    went on with its tables; once those were whole it ``is_measured``.
+    ``outside_bytes`` are the bytes of a GPU that a process takes outside torch's allocator, without
+    those of its communicators if these were measured separately. ``clocks`` are the first GPU's
+    clock rates when measuring began, ``clocks_after`` those when it ended. ``others`` are machines
+    of the same kind that continued its tables. ``is_measured`` says that the tables are complete.
     """
 
     environment: Environment

@@ -13,15 +13,17 @@ from mistlab.job.job import stated_hardware
 def profile(options: argparse.Namespace) -> int:
     """Measure this machine, and calibrate a hardware file that a plan may name.
 
-    Operators of GPT blocks, collectives and sends between its devices, copies to and from the
-    host, and the four streams side by side go to tables (docs/reference/measurement-tables.md)
-    in --tables; what is there already is not measured again. Each device is driven by a process
-    of its own. On a CPU processes stand in for GPUs, and the file says so. Measuring needs
-    torch, fitting SciPy: --only does either half on the machine that can.
+    Measured are the operators of GPT blocks, collectives and sends between this machine's devices,
+    copies to and from the host, and how four streams slow one another down. The measurements go to
+    tables in the folder --tables (docs/reference/measurement-tables.md); rows that are there
+    already are not measured again. Each device is driven by a process of its own. On a machine
+    without GPUs, processes on its CPU stand in for GPUs, and the hardware file says so. Measuring
+    needs torch, and fitting needs SciPy; --only does one of the two, on a machine that has only one
+    of them.
 
     With --between-nodes, under a torchrun on each of two or more nodes, collectives and sends
-    between them go to the tables of the first node, which has measured itself before; then the
-    file has the network too.
+    between the nodes are added to the tables of the first node, which must have been measured
+    before. The hardware file then describes the network too.
     """
     out = writable(options.out, "file")
     tables = options.tables or out.with_name(f"{out.stem}-tables")
@@ -52,7 +54,9 @@ def profile(options: argparse.Namespace) -> int:
 
 
 def _measured(tables: Path, options: argparse.Namespace) -> Machine:
-    """Measure all rows that the tables in a folder lack; returns the machine that was measured."""
+    """Measure all rows that are still missing in the tables of a folder; returns the machine that
+    was measured.
+    """
     device = import_module("runtime.profiling.environment")
     sizes = import_module("experiments.calibration.profiling").SIZES
     devices = device.devices_of(options.device, options.gpus_per_node)

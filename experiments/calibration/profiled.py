@@ -13,8 +13,8 @@ from mistlab.machine.hardware import Allocator, Gpu, Hardware, Node, Provenance,
 
 # The network bandwidth that is assumed for a single node without a datasheet: 10 Gb/s.
 ASSUMED_NETWORK_GBYTES_PER_S = 1.25
-# The hardware whose memory allocator constants are used as long as no memory peaks of training runs
-# were measured on this machine.
+# The memory allocator constants of this hardware are used as long as no memory peaks of training
+# runs were measured on the profiled machine.
 ALLOCATOR_OF = "l4-24gb"
 
 
@@ -114,8 +114,8 @@ def _node(machine: Machine, tables: Tables, datasheet: Hardware | None) -> tuple
 
 
 def _longest(table: ResumedTable, kind: str, unit_bytes: int) -> float:
-    """The rate in GB/s of the largest transfer of one kind. The keys of the rows end in the kind
-    and the bytes; the time follows.
+    """The rate in GB/s of the largest transfer of one kind. Each row of the table has a key, which
+    ends in the kind and the bytes, followed by the time.
     """
     of_kind, size = table.keys[-2:]
     rows = (row for row in table.rows if row[of_kind] == kind)
@@ -140,8 +140,8 @@ def network_gbytes_per_s(table: ResumedTable) -> float:
 
 
 def _host_bytes(machine: Machine) -> int:
-    """The half of a CPU's memory that stands for host memory; the other half stands for the memory
-    of devices.
+    """Half of a CPU's memory, which stands for host memory; the other half stands for the memory of
+    devices.
     """
     return machine.host_memory_bytes // (1 if machine.is_gpu else 2)
 

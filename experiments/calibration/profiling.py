@@ -1,5 +1,5 @@
-"""Profiles a machine: which sizes are measured, how memory, peak rates and GPU clocks are found,
-and the tables of times.
+"""Profiles a machine: chooses the sizes to measure, finds memory, peak rates and GPU clocks, and
+fills the tables of times.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,14 +43,14 @@ from runtime.profiling.world import Case, Outcome, ProfiledWorld
 # The sizes at which a machine is measured: many, or a few for a quick profile.
 
 
-# The size of the vocabulary; it does not affect any operator of a block.
+# The size of the vocabulary, which does not affect any operator of a transformer block.
 VOCAB = 50304
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileSizes:
-    """The sizes that one profile measures. ``products`` are the widths of square matrices that are
-    multiplied, ``copied_bytes`` the sizes of copies within a device.
+    """The sizes that a profile measures. ``products`` are the widths of square matrices for GEMMs,
+    ``copied_bytes`` the sizes of copies within a device.
     """
 
     repetitions: int
@@ -65,8 +65,8 @@ class ProfileSizes:
 def blocks(
     widths: tuple[tuple[int, int], ...], sequence_length: int, micro_batches: tuple[int, ...]
 ) -> tuple[BlockSizes, ...]:
-    """Transformer blocks with these pairs of width and number of heads; the MLP is four times as
-    wide.
+    """Transformer blocks with the given pairs of width and number of heads; the feed-forward
+    network is four times as wide.
     """
     return tuple(
         BlockSizes(
@@ -154,8 +154,8 @@ SIZES = {
 }
 
 
-# Measures what the tables of times do not contain: a machine's memory, its peak rates and its GPU
-# clocks.
+# Measures the facts of a machine that are not in the tables of times: its memory, peak rates and
+# GPU clocks.
 
 
 def machine_of(
@@ -209,8 +209,8 @@ def machine_of(
 
 
 def device_outside_bytes(devices: Devices, sizes: ProfileSizes) -> tuple[int, int | None]:
-    """The bytes of a device that a process takes outside torch's allocator. On several GPUs also
-    the bytes of each communicator: of all GPUs, and of groups of each smaller size.
+    """The bytes of a device that a process takes outside torch's allocator. On several GPUs, also
+    the bytes of each communicator: one of all GPUs, and one for each smaller size of group.
     """
     alone = environment.outside_bytes(devices.first)
     if devices.kind == "cpu" or devices.count == 1:
@@ -222,8 +222,8 @@ def device_outside_bytes(devices: Devices, sizes: ProfileSizes) -> tuple[int, in
 
 
 def measured_machine(path: Path, machine: Machine, sizes: ProfileSizes, clock: Clock) -> Machine:
-    """Record that the tables are complete, with the GPU clocks after some work; reports whether the
-    clocks have changed since the beginning.
+    """Note that the tables are complete, with the GPU clocks after the measurements; reports
+    whether the clocks have changed since the beginning.
     """
     after = replace(machine, is_measured=True)
     if machine.clocks is not None:
@@ -239,7 +239,7 @@ def measured_machine(path: Path, machine: Machine, sizes: ProfileSizes, clock: C
 def _noted(path: Path, present: Environment, threads: int, kernel: str, date: str) -> Machine:
     """The machine in the notes; refused if it is of another kind or was measured in another way.
 
-    Another machine of its kind goes on with its tables, and is noted with it.
+    If another machine of the same kind continues the tables, it is noted as well.
     """
     noted = from_mapping(Machine, read_yaml(path))
     if (_kind(noted.environment), noted.threads) != (_kind(present), threads):
@@ -255,7 +255,7 @@ def _noted(path: Path, present: Environment, threads: int, kernel: str, date: st
 
 
 def _kind(machine: Environment) -> tuple[object, ...]:
-    """What two machines must have in common for their measurements to be in one table."""
+    """The facts that two machines must share for their measurements to be in one table."""
     return (machine.device, machine.num_devices, machine.torch, machine.cuda)
 
 
@@ -440,7 +440,7 @@ def _cases(devices: int, sizes: ProfileSizes) -> list[Case]:
 
 
 def _place(case: Case, tables: Tables, devices: int) -> tuple[ResumedTable, Key]:
-    """The table to which a measurement belongs, and the key of its row there."""
+    """The table to which a measurement belongs, and the key of its row in that table."""
     name = tables.name
     if isinstance(case, CopyCase):
         return tables.copies, _named(

@@ -1,4 +1,4 @@
-"""Training runs whose measurements were published: what was trained, and how long an iteration
+"""Published measurements of training runs, as values: what was trained, and how long an iteration
 took.
 """
 
@@ -26,7 +26,8 @@ from mistlab.schedule.orders import in_flight
 from mistlab.schedule.placement import even_shares
 from mistlab.stages.stage_batch import StageBatch
 
-# A training run that somebody measured and published: what ran, and how long an iteration took.
+# A training run whose measurement was published: its workload, cluster and plan, and its seconds an
+# iteration.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,9 +35,10 @@ class PublishedRun:
     """A training run that was measured: its workload, cluster and plan, and how long an iteration
     took.
 
-    ``stages`` has fractional layers where the run split single operators; then ``plan`` is None.
-    ``set`` is what the run is reported with, ``fold`` what a fit leaves out together. ``ran_by`` is
-    the engine that ran it. ``engine`` names the engine of plans that are compared with this run.
+    ``stages`` has fractional layers if the run made choices for single operators; then ``plan`` is
+    None. ``set`` names the runs with which the run is reported, ``fold`` those that a fit leaves
+    out together. ``ran_by`` is the engine that ran it, ``engine`` that of plans that are compared
+    with it.
     """
 
     name: str
@@ -56,8 +58,8 @@ class PublishedRun:
 
 
 def stage_columns(*, ratios: np.ndarray, micro_batches: int, **values: np.ndarray) -> StageBatch:
-    """The names of those columns of a table of runs that describe pipeline stages; ``ratios`` are
-    the columns of offload ratios, in the order of ``OFFLOADS``.
+    """The names of the columns of a table of runs that describe pipeline stages; ``ratios`` are the
+    columns of offload ratios, in the order of ``OFFLOADS``.
     """
     num_stages = len(values["layers"])
     stages = np.arange(num_stages)
@@ -94,8 +96,8 @@ WEAK_SCALING = (
     *("heads", "hidden", "layers", "tensor_parallel", "pipeline_parallel", "gpus"),
     *("global_batch", "tflop_per_s_per_gpu"),
 )
-# Megatron-LM's engine with one difference: each tensor-parallel rank sends a part of the
-# activations to the next stage. Until 2023 it did so (scatter-gather-tensors-in-pipeline; in
+# Megatron-LM's engine until 2023, which differs in one thing: each tensor-parallel rank sends only
+# a part of the activations to the next stage (option scatter-gather-tensors-in-pipeline; in
 # DeepSpeed, pipe-partitioned tensors).
 SENDING_PARTS = replace(MEGATRON, sends="split")
 GPUS_A_NODE = 8
@@ -121,8 +123,8 @@ def megatron_runs(row: Row, number: int, hardware: Hardware) -> Iterator[Publish
 
 
 def weak_scaling_runs(row: Row, hardware: Hardware) -> Iterator[PublishedRun]:
-    """The training runs in a row of Megatron-LM's weak scaling table: one for each micro-batch size
-    that is possible.
+    """The training runs in a row of Megatron-LM's weak scaling table: the row does not state the
+    micro-batch size, so there is one run for each possible size.
     """
     sizes = {name: int(row[name]) for name in WEAK_SCALING if name != "tflop_per_s_per_gpu"}
     gpus = sizes["gpus"]
@@ -228,17 +230,17 @@ END_TO_END = (
     *("global_batch", "grad_accum", "num_stages", "layers", "ckpt_layers", "mbs", "dp", "tp"),
     *("zero_wgo", "offload_wgoa", "iter_s", "peak_alloc_mb", "peak_reserved_mb", "dropout"),
 )
-# The names of two columns that a table may lack; its runs are then in fp16, and accumulate
-# gradients in the engine's own precision.
+# The names of two columns that a table may lack. Runs without them are in fp16, and accumulate
+# gradients in the precision that is the engine's default.
 PRECISION, GRADIENTS = "precision", "gradients"
-# The catalogue's model family for each family name in the published tables, which use other names
+# The family in the catalogue for each model family of the published tables, which use other names
 # for GPT-3's shapes.
 CATALOGUE_FAMILY = {"gpt2": "gpt3", "gpt": "gpt3"}
 CATALOGUE_SIZE = {"1_3B": "1.3b", "2_6B": "2.7b"}
 CATALOGUE_HARDWARE = {"a10g": "a10g-24gb", "a100-sxm4-40gb": "a100-40gb"}
-# Aceso recomputes single operators, first those that keep the most memory: attention's scores,
-# softmax and dropout, three of the thirteen operators of a layer. What is recomputed beyond that
-# share counts as whole layers.
+# Aceso recomputes single operators, first those that save the most memory. These are attention's
+# scores, softmax and dropout: three of the thirteen operators of a layer. If a run recomputes a
+# larger share of its operators, the excess counts as whole layers.
 CORE_SHARE = 3 / 13
 # For each training system in the tables, the engine that models it, and whether it overlapped
 # communication with computation.
@@ -413,10 +415,10 @@ def _stage_columns(row: Row) -> StageBatch:
 
 
 def _recomputed(shares: np.ndarray) -> np.ndarray:
-    """The share of a stage's layers that is recomputed in full, and the share of which only the
+    """The share of a stage's layers that is recomputed in full, and the share in which only the
     attention core is recomputed.
 
-    ``shares`` are the shares of their operators that stages recompute.
+    ``shares`` are the shares of their operators that the stages recompute.
     """
     everything = np.maximum(0.0, (shares - CORE_SHARE) / (1 - CORE_SHARE))
     return np.array([everything, np.minimum(shares / CORE_SHARE, 1 - everything)])

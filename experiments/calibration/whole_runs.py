@@ -23,23 +23,23 @@ from mistlab.plan.dimensions import num_gpus
 from mistlab.stages.stage_batch import StageBatch, StageFigures
 from simulators.symbolic import SymbolicPredictor
 
-# The shares of its measured operator rates that a GPU may sustain in whole runs; each of them is
-# tried.
+# The values that are tried for the sustained share: the share of its measured operator rates that a
+# GPU keeps up in whole training runs.
 SUSTAINED = np.linspace(0.75, 1.0, 11)
 FINE = np.linspace(0.75, 1.0, 501)
-# If runs of only one model width were measured, bounds of times at other widths are wider by this
-# factor.
+# If only runs of one model width were measured, the error bounds of times at other widths are
+# widened by this factor.
 FAR_OF_NEAR = 2.0
 MOST_STEPS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FittedRuns:
-    """A hardware with constants fitted to whole runs, and the errors on each run when it was left
-    out: of a fit to all other runs (``left_out``), and of a fit to runs of other model widths only
-    (``width_left_out``).
+    """A hardware with constants fitted to whole training runs, and the error on each run when it
+    was left out of a fit: of a fit to all other runs (``left_out``), and of a fit to runs of other
+    model widths only (``width_left_out``).
 
-    An error is NaN where the run was in the fit, or where all runs are of one width.
+    An error is NaN if the run was part of the fit, or if all runs are of one width.
     """
 
     hardware: Hardware
@@ -50,8 +50,8 @@ class FittedRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LeftOutWidth:
-    """The runs of one model width that were left out of a fit: their errors, and how far each is
-    from the nearest run that was fitted.
+    """The runs of one model width that were left out of a fit: their errors, and how far each run
+    is from the nearest fitted run.
     """
 
     hidden: int
@@ -70,8 +70,8 @@ def all_predicted_s(runs: Sequence[PublishedRun], hardware: Hardware) -> Floats:
     """
     together: dict[Hashable, list[int]] = defaultdict(list)
     for number, run in enumerate(runs):
-        # The global batch is set to one number for all runs, so that more of them can be predicted
-        # together: it only determines the number of micro-batches.
+        # The number of micro-batches is all that the global batch determines, so all runs get the
+        # same global batch, and more of them can be predicted together.
         workload = replace(run.workload, global_batch=1)
         how = run.ran_by, run.overlap_communication, len(run.stages)
         together[workload, run.cluster.nodes, run.cluster.gpus_per_node, how].append(number)
@@ -126,9 +126,9 @@ def fit_sustained(runs: Sequence[PublishedRun], hardware: Hardware) -> FittedRun
 def fit_launch_and_sustained(
     runs: Sequence[PublishedRun], hardware: Hardware, folds: Sequence[str]
 ) -> FittedRuns:
-    """The time of the host to launch a kernel, and the sustained share of rates, fitted to some
-    groups of runs. Returns also the errors on the other runs, and on each model width when it is
-    left out.
+    """The host's time to launch a kernel, and the sustained share of rates, fitted to selected
+    groups of runs. Returns also the errors on the other runs, and on the runs of each model width
+    when that width is left out.
     """
     seen = np.array([run.fold in folds for run in runs])
     widths = _widths(runs)
@@ -145,12 +145,12 @@ def fit_launch_and_sustained(
     fitted, left_out[~seen] = errors_by(seen, ~seen)
     for width in np.unique(widths):
         out = widths == width
-        # Host time can be told from GPU time only by all of the runs that are left, so all of them
+        # Only all of the remaining runs together can tell host time from GPU time, so all of them
         # are fitted.
         if not out.all():
             progress(f"leaving out the {out.sum()} runs of width {width:g}")
             _, width_left_out[out] = errors_by(~out, out)
-    # If no run of a width was fitted, its errors count among those of widths left out.
+    # If no run of a width was fitted, the errors on its runs count among those of widths left out.
     left_out[~np.isin(widths, widths[seen])] = np.nan
     return with_engines(
         FittedRuns(
@@ -215,7 +215,7 @@ def figures_of(run: PublishedRun) -> StageFigures:
 
 
 def is_said_to_fit(run: PublishedRun) -> bool:
-    """Whether every stage of a run, which did fit when it was measured, is predicted to fit."""
+    """Whether every stage of a measured run, all of which did fit, is also predicted to fit."""
     reserved = reserved_bytes(figures_of(run), run.stages, run.cluster, ENGINES[run.engine])
     return bool((reserved <= room_bytes(run.cluster)).all())
 
@@ -250,8 +250,8 @@ def with_engines(fits: FittedRuns) -> FittedRuns:
 
 
 def _engine(engine: str, fits: FittedRuns, places: Sequence[int]) -> EngineCalibration:
-    """The bounds of an engine's times for runs similar to its measured runs, and for runs far from
-    them.
+    """The error bounds of an engine's times: for runs similar to its measured runs, and for runs
+    far from them.
     """
     near = _known(fits.left_out[places])
     half_width = half_width_of(near)
@@ -267,10 +267,10 @@ def _engine(engine: str, fits: FittedRuns, places: Sequence[int]) -> EngineCalib
 
 
 def _far(half_width: float, widths: Sequence[LeftOutWidth]) -> tuple[float, float]:
-    """The bounds of times for model widths that were not measured, and the largest distance from
-    measured widths at which they were tested.
+    """The error bounds of times for model widths that were not measured, and the largest distance
+    from measured widths at which these bounds were tested.
 
-    Few widths were measured, so new widths are taken to be as unsure as the worst of them.
+    Since few widths were measured, a new width is assumed to be as uncertain as the worst of them.
     """
     if not widths:
         return round(half_width * FAR_OF_NEAR, 4), 1.0

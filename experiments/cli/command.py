@@ -1,7 +1,7 @@
 """A command as a row of a table: the import path of its function, and its options.
 
-The function's docstring is what ``--help`` says. Neither the row nor its parser imports the
-function's module, which a command does once its options are read.
+``--help`` prints the docstring of the command's function. Neither the row nor its parser imports
+the function's module: it is imported when the options have been parsed.
 """
 
 import argparse
@@ -37,29 +37,29 @@ KERNELS = ("flash", "cudnn", "flash-attn")
 UNLIMITED = 1 << 20
 # The path of the glossary page in a checkout of the repository.
 GLOSSARY = "docs/glossary.md"
-# The exit status when a command that runs a plan fails unexpectedly, mostly because of a device; it
-# prints a traceback.
+# The exit status of a command that runs a plan and fails unexpectedly, usually because of a device;
+# the command prints a traceback.
 CRASHED = 3
 # Megatron-LM's published runs to which a calibration is fitted: each a number of GPUs times a
 # number of layers.
 FOLDS = "2x16,4x24,8x12,512x48"
 
 Option = tuple[str, Mapping[str, Any]]
-# How a command's process ends: in the usual way; at once after a failure, whatever its threads wait
-# for; or at once in every case.
+# The three ways to end a command's process: the usual way; at once if it failed, without waiting
+# for its threads; or at once in every case.
 Ending = Literal["usual", "at once after a failure", "at once"]
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: the import path of its function, the shared options that it takes with their
-    defaults, and the options of its own.
+    """A command: the import path of its function, the shared options that it takes, with their
+    defaults, and its further options.
 
-    With ``searches`` it has those of searches, too. ``arguments`` are the names of arguments
-    without an option's name, for the command line that a run's page shows. The function gets the
-    parsed options; with ``takes_line`` also the command line, and with ``takes_rest`` the options'
-    ``arguments`` are what stands after ``--``. ``examples`` are purposes, with the words after the
-    command's name that serve each; ``--help`` ends with them.
+    With ``searches`` it also has the options of searches. ``arguments`` are the names of positional
+    arguments, for the command line that a run's page shows. The function gets the parsed options;
+    with ``takes_line`` also the command line. With ``takes_rest``, the words after ``--`` become
+    ``arguments`` of the parsed options. ``examples`` end the ``--help`` text: each is a purpose,
+    with the words that follow the command's name to serve it.
     """
 
     function: str
@@ -217,9 +217,10 @@ def run_as_process(
     """Run a command, and end the process with its exit status: at once if ``at_once`` is true,
     after a failure, or if the command started other ranks.
 
-    Other ranks learn of a failure when this process's connections close. Threads that wait for a
-    device or for them must not keep it. A thread of gloo that meets the interpreter's end takes
-    the process with it by force, and so does autograd's for a device without a driver.
+    Other ranks learn of a failure when this process's connections close, so threads that wait for a
+    device or for these ranks must not keep the process alive. In a usual end, a thread of gloo
+    would abort the process when the interpreter ends, and so would autograd's thread for a device
+    without a driver.
     """
     try:
         status = run(main, arguments)
@@ -235,8 +236,8 @@ def run_as_process(
 
 
 def _split(line: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
-    """Split a command line at ``--``: the command's own arguments, and those that follow; None
-    without ``--``.
+    """The two parts of a command line split at ``--``: the command's arguments, and those that
+    follow; the second is None without ``--``.
     """
     if "--" not in line:
         return line, None

@@ -1,7 +1,7 @@
 """What every command shares: how its options are parsed, its exit status, and error messages
 without tracebacks.
 
-Exit status 0 is done, 1 no answer, 2 wrong usage; ``export`` has one more.
+Exit status 0 means done, 1 no answer, 2 wrong usage; the command ``export`` has one more.
 """
 
 import argparse
@@ -181,7 +181,8 @@ OF_CLUSTER = (
 )
 
 
-# The words of fine-tuning programs for values of options, and the options that say the same here.
+# The values that fine-tuning programs use for an option, each with the options that mean the same
+# here.
 OWN_WORDS: Mapping[tuple[str, str], str] = {
     ("--train", "qlora"): "--train lora --base 4bit",
     **{("--train", word): "--train all" for word in ("full", "fft", "sft")},
@@ -208,16 +209,16 @@ class _Parser(argparse.ArgumentParser):
         self.exit(WRONG_USAGE, f"error: {text}\n")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """The value of an option. ``--option=--`` counts as a missing value; argparse would read it
-        as an empty list.
+        """The value of an option. ``--option=--`` counts as a missing value; argparse alone would
+        read it as an empty list.
         """
         if action.option_strings and "--" in arg_strings:
             raise argparse.ArgumentError(action, "-- is not a value: give one")
         return super()._get_values(action, arg_strings)
 
     def _meant(self, message: str) -> str:
-        """What the user may have meant: the words here for a value that other programs know, or the
-        known options that resemble the first unknown option in an error message.
+        """A hint about what the user may have meant: the options here that match a value of other
+        programs, or the known options that resemble an unknown option in an error message.
         """
         if wrong := _WRONG_CHOICE.search(message):
             ours = OWN_WORDS.get((wrong["option"], wrong["value"].lower()))
@@ -262,7 +263,8 @@ def parser_of(program: str, description: str | None, **defaults: Any) -> argpars
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    # argparse looks up a type by its name, so this parser is used for all options of type int.
+    # argparse looks up the parser of values by type, so this function parses all options of type
+    # int.
     parser.register("type", int, _whole_number)
     parser.register("type", float, _number)
     parser.register("type", "seed", _seed)
@@ -278,7 +280,7 @@ def parser_of(program: str, description: str | None, **defaults: Any) -> argpars
 def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     """Run a command and return its exit status; errors are printed on standard error."""
     gc.set_threshold(OBJECTS_A_SEARCH)
-    # At exit, Python's garbage collector would look at all objects again without any effect.
+    # At exit, Python would collect garbage once more, which takes time and has no effect.
     atexit.register(gc.freeze)
     os.environ.setdefault(NUMPY_THREADS, "1")
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -357,8 +359,8 @@ def as_options(prefix: str = "") -> Iterator[None]:
 
 
 def batch_status(files: int, unreadable: int, *, all_answered: bool) -> int:
-    """The exit status of a command that went on after a malformed file: that of wrong usage if it
-    was the only file, otherwise that of an answer missing among several.
+    """The exit status of a command that skipped a malformed file: wrong usage if this was the only
+    file, otherwise the status of a missing answer.
     """
     if files == unreadable == 1:
         return WRONG_USAGE
@@ -437,7 +439,7 @@ def shortened(message: str) -> str:
     return _LONG_WORD.sub(r"\1...\2", message)
 
 
-# A word that is longer than any file name; a path may be as long.
+# The length from which a word is cut: longer than any file name; paths may be as long.
 _LONG_WORD = re.compile(r"(\S{100})\S{300,}(\S{50})")
 
 
@@ -451,7 +453,8 @@ QUIET_S = 2.0
 class Countdown:
     """Counts the finished parts of long work; reports progress now and then, and at the end.
 
-    The first part may have to make ready what the others use: what is left goes by the others.
+    The time left is estimated without the first part, since this may have to prepare what the
+    others use.
     """
 
     what: str

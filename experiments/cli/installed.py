@@ -22,7 +22,7 @@ def completion(shell: str, commands: Mapping[str, Command]) -> str:
     """A completion script for a shell, with the commands, their options, and the values that
     options accept.
 
-    Files are completed wherever a word is neither a command nor an option.
+    File names are completed wherever neither a command nor an option is expected.
     """
     lines = [*_cases(commands)]
     names = " ".join(commands)

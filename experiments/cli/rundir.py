@@ -2,7 +2,7 @@
 revision.
 
 ``config.json`` holds the options, the source revision and the versions of the packages;
-``rows.jsonl`` one row a line, ``README.md`` the command that makes them again.
+``rows.jsonl`` has one result row a line; ``README.md`` has the command that makes them again.
 """
 
 import fcntl
@@ -96,8 +96,8 @@ _HELD: weakref.WeakValueDictionary[tuple[int, int], RunDirectory] = weakref.Weak
 def earlier_rows(
     path: Path, command: str, options: Mapping[str, Any], *, aside: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The rows that an earlier run left in a folder, if its sources and options were the same; the
-    options named in ``aside`` may differ.
+    """The result rows that an earlier run left in a folder. Its sources and options must be the
+    same, except for the options named in ``aside``, which may differ.
     """
     config = path / "config.json"
     if not ((path / "rows.jsonl").is_file() and config.is_file()):

@@ -38,10 +38,11 @@ BASELINES = {
     "aceso": "Aceso",
     "aceso:unfused": "Aceso, attention written out",
 }
-# Aceso without fused attention, since its runtime is a Megatron-LM on torch 1.12, which had none.
+# Aceso is searched without fused attention, since its runtime is a Megatron-LM on torch 1.12, which
+# had none.
 UNFUSED = "aceso:unfused"
-# The features in which the published runtime differs from this project's; one at a time is put into
-# this project's runtime.
+# The features in which Mist's published runtime differs from this project's. Each is also put into
+# this project's runtime by itself, to see its effect.
 THEIRS = {
     "its sends": replace(MISTLAB, sends=MIST.sends),
     "its kernels": replace(MISTLAB, kernels=MIST.kernels),
@@ -120,10 +121,10 @@ FIGURES = ("mean", "least", "most", "mean_played", "mean_there", "most_there")
 def evaluated(options: argparse.Namespace) -> int:
     """Predict Mist's published evaluation: speedups over two kinds of baselines, case by case.
 
-    Three families in five sizes on L4 and A100, with fused attention, and GPT's written out
-    too. Megatron-LM and DeepSpeed are searched twice: as published, with every block
-    recomputed, and as a user would tune them. Aceso is searched on its own engine. Every winner
-    is predicted and played.
+    The cases are three model families in five sizes on L4 and A100, with fused attention; GPT also
+    with unfused attention. Megatron-LM and DeepSpeed are searched twice: as published, with every
+    block recomputed, and as a user would tune them. Aceso is searched on its own engine. The plan
+    that each search finds is predicted by the closed form and played by the event simulator.
     """
     cases = _cases(options)
     study = Study.begin("end_to_end", options)

@@ -27,7 +27,7 @@ from mistlab.plan.workload import Workload
 from mistlab.schedule.slots import Kind
 from simulators.events import Simulation
 
-# Draws several iterations below one another on one time axis.
+# Draws several iterations on one time axis, each below the one before.
 
 
 def timelines(played: Mapping[str, Simulation]) -> Figure:
@@ -78,9 +78,9 @@ def motivated(options: argparse.Namespace) -> int:
     """Compare the two plans that motivate Mist: a pipeline with full recomputation, and ZeRO-2 with
     28 of 32 blocks recomputed.
 
-    GPT-3 2.7B on four L4, sequence 4096, batch 8. Both plans are predicted, played and drawn
-    one below the other, and the spaces are searched one after another: does a search find the
-    second plan?
+    The model is GPT-3 2.7B on four L4, with sequence length 4096 and batch size 8. Both plans are
+    predicted, played by the event simulator and drawn one below the other. Then each search space
+    is searched in turn, to see whether a search finds the second plan.
     """
     with as_options():
         hardware = hardware_from(options.hardware, Path())

@@ -81,8 +81,8 @@ def _spread(ratios: Sequence[float] | np.ndarray) -> dict[str, float]:
     return {"least": float(least), "median": float(median), "most": float(most)}
 
 
-# Compares views (closed forms that ignore an effect such as overlap): the order of their times, and
-# how fast each view's best plan is by the full prediction.
+# Compares views (closed forms that ignore an effect such as overlap) in two ways: the order of
+# their times, and the full prediction of each view's best plan.
 
 
 SIZES, QUICK_SIZES = ("1.3b", "2.7b", "7b"), ("1.3b",)
@@ -110,14 +110,15 @@ class OverlapQuestion:
 
 
 def overlapped(options: argparse.Namespace) -> int:
-    """Show what ignoring an effect costs: searches whose predictor ignores overlap, or first and
-    last passes, and how slow the plans are that they choose.
+    """Show what ignoring an effect costs: searches whose predictor ignores overlap, or the extra
+    time of first and last micro-batches, and how slow the plans are that they choose.
 
-    Searches see streams that take turns (serial), that do not disturb one another (ideal),
-    extras of first and last micro-batches spread (average) or dropped (blind), or everything
-    (full). The whole predictor and the event simulator score each winner. On random plans
-    serial >= full >= ideal. A last table has what true frontiers and the longest chain gain
-    over the published search.
+    A view is a predictor with an effect hidden: streams take turns (serial), or do not slow one
+    another down (ideal); extra time of the first and last micro-batches is spread over all
+    micro-batches (average) or dropped (blind); or nothing is hidden (full). The plan that each
+    search chooses is judged by the full predictor and the event simulator. On random plans, the
+    times must be serial >= full >= ideal. The last table shows what the published search gains from
+    exact Pareto frontiers and from the longest chain of the pipeline.
     """
     if options.plans < 1:
         reject(f"--plans {options.plans}: no plans to compare: give at least 1")

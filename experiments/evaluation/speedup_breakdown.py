@@ -1,6 +1,6 @@
 """The speedup breakdown: how much each part of the search space gains over Megatron-LM as
-published, on this runtime and the published one; what is lost without each part; and how gains
-depend on the hardware.
+published, how much is lost without each part, and how gains depend on the hardware; for this
+project's runtime and for Mist's published one.
 """
 
 import argparse
@@ -28,7 +28,8 @@ from searchers.exact.published_programme import WEIGHTS
 from searchers.methods.published import published
 from simulators.views import FULL, view_of
 
-# Averages speedups, and the differences of two iterations in each part of their time.
+# Computes average speedups, and the average difference between two iterations in each part of their
+# time.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +71,8 @@ def difference_in_parts(
 FIRST, FLEXIBLE = "3D parallelism", "+ flexible checkpointing"
 OFFLOADED, UNEVEN, AWARE = "+ offloading", "+ uneven blocks", "+ imbalance-aware"
 
-# The steps of the breakdown, each of which adds a dimension to the search space; and the searches
-# without one of the dimensions.
+# Two lists of searches: the steps of the breakdown, each of which adds a dimension to the search
+# space, and searches of the full space without one of the dimensions.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,11 +202,12 @@ def broken_down(options: argparse.Namespace) -> int:
     """Predict what each part of the search space gains over Megatron-LM as published, as parts are
     added one by one, and what is lost without each.
 
-    GPT on 8, 16 and 32 L4 and A100. From 3D parallelism with every block recomputed, spaces get
-    ZeRO-2 and 3, flexible checkpointing, offloading and uneven blocks, chosen for each stage.
-    The last step is not a space: the search comes to know what the first and the last micro-batch
-    take beyond the others. All of it is searched for this runtime and for the published one; on
-    L4 the published search is asked too, and mechanisms of the machine are changed.
+    The models are GPT on 8, 16 and 32 L4 and A100. The first step is 3D parallelism with every
+    block recomputed; each further step adds a choice for each stage: ZeRO-2 and ZeRO-3, flexible
+    checkpointing, offloading, uneven numbers of blocks. The last step changes the predictor
+    instead: it counts the extra time of the first and last micro-batches. All steps are searched
+    for this runtime and for Mist's published one. On L4 the published search is run too, and all is
+    repeated with changed figures of the machine, such as faster copies.
     """
     with as_options():
         view_of(options.view)
@@ -214,7 +216,7 @@ def broken_down(options: argparse.Namespace) -> int:
     cases = [case_of(place, "gpt3", size, "flash") for size in chosen for place in places]
     search = partial(searched, view=options.view, seed=options.seed, is_quick=options.quick)
     study = Study.begin("speedup_breakdown", options)
-    # Largest cases first, so that no process is left with a long case at the end.
+    # Start with the largest cases, so that at the end no process is left alone with a long case.
     answered = [rows for _, rows in answers(study, search, cases[::-1], "cases")]
     study.add_all(row for rows in reversed(answered) for row in rows)
     status = DONE if all(row["kept_s"] for row in study.rows) else NO_ANSWER
@@ -222,7 +224,7 @@ def broken_down(options: argparse.Namespace) -> int:
 
 
 def searched(case: Case, *, view: str, seed: int, is_quick: bool = False) -> list[dict[str, Any]]:
-    """The result rows of a case: for each runtime one for every step, then one for the search
+    """The result rows of a case: for each runtime, one row for every step, then one for the search
     without each part, and one for every step on each changed problem.
     """
     bench = Bench.of(case.problem())
@@ -271,8 +273,8 @@ def _steps(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakdownRows:
     """Makes the result rows of a case for one runtime or one changed machine. Gains are differences
-    of simulated times, and on this project's runtime so are the losses without a part of the search
-    space.
+    between simulated times. So are the losses without a part of the search space, on this project's
+    runtime.
     """
 
     case: Case
@@ -283,8 +285,8 @@ class BreakdownRows:
     def row(
         self, step: BreakdownStep, best: Found | None, kept: Found | None, bench: Bench
     ) -> dict[str, Any]:
-        """The result row of a step: the plan that its search found, and the fastest plan of all
-        steps so far, which a user would keep.
+        """The result row of a step: the plan that its search found, and the fastest plan of this
+        and all earlier steps, which a user would keep.
         """
         kept_s = kept.seconds if kept else None
         is_played = self.chapter == "with" or self.runtime == OURS
@@ -411,8 +413,8 @@ def _mean(of_case: Sequence[tuple[float, Row]], name: str) -> float:
 
 
 def _bars_words(bars: Sequence[Mapping[str, Any]], runtime: str) -> Sequence[str]:
-    """Bar charts of the gains of the steps: those for this project's runtime on the page, those for
-    other runtimes in files.
+    """Bar charts of the gains of the steps, as text: the chart for this project's runtime goes to
+    the page, charts for other runtimes to files.
     """
     apart = () if runtime == OURS else (IN_A_FILE,)
     return [f"On {runtime}:", *apart, _bars_table(bars, runtime)]
@@ -454,8 +456,8 @@ def _cases_table(rows: Sequence[Row], runtimes: Sequence[str]) -> str:
 
 
 def _gains(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """For each runtime and each changed problem, the speedup of every published step over the step
-    that it was published against, averaged over the cases on the published hardware.
+    """The speedup of every published step over the step against which it was published, for each
+    runtime and each changed problem; averaged over the cases on the published hardware.
     """
     of_machine = [row for row in rows if row["hardware"] == PUBLISHED_FOR]
     kinds = dict.fromkeys((row["chapter"], row["runtime"]) for row in of_machine)
@@ -501,8 +503,8 @@ def _gains_words(gains: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _missing(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """On this project's runtime, the share of the full speed that is lost without each part of the
-    search space.
+    """The share of the full search's speed that is lost without each part of the search space, on
+    this project's runtime.
     """
     whole = {row["case"]: row for row in _chapter(rows, "with", OURS)}
     without = [row for row in _chapter(rows, "without", OURS) if row["kept_s"]]

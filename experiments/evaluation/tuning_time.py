@@ -66,11 +66,12 @@ def timed(options: argparse.Namespace) -> int:
     """Measure how long the search takes for GPT-3 22B on 32 GPUs, with one more way to save memory
     in each step.
 
-    The order is 3D, +CKPT, +ZeRO, then offloading of optimizer state, activations, gradients
-    and weights. Aceso searches the same spaces, Alpa its own; times are to the end, to within 1
-    % of the end, and to the quality that both of two searches reach. Plans are for this runtime
-    and for the published one, for which the published search is asked as well. All searchers
-    are this project's.
+    The steps are 3D parallelism, flexible checkpointing (+CKPT), ZeRO (+ZeRO), then offloading of
+    optimizer states, activations, gradients and weights. Aceso searches the same spaces, Alpa a
+    space of its own. Times are measured until the search ends, until its plan is within 1 % of the
+    final one, and until it is as good as that of the search compared with it. Plans are for this
+    runtime and for Mist's published one, which also gets the published search. All searchers are
+    this project's implementations.
     """
     if options.plans < 1:
         reject(f"--plans {options.plans}: a search must predict plans: give at least 1")
@@ -104,7 +105,9 @@ def timed(options: argparse.Namespace) -> int:
 
 
 def searched(asked: TuningTimeQuestion) -> dict[str, Any]:
-    """The result row of a search. Its time is CPU time, without the time to compile expressions."""
+    """The result row of a search. The time in it is CPU time, without the time to compile
+    expressions.
+    """
     bench = Bench.of(asked.case.problem())
     bench.found(asked.searcher, asked.space, budget=Budget(evaluations=1))
     searcher = StrategySearcher(

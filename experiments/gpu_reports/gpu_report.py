@@ -1,5 +1,5 @@
-"""Fills the folder of a report on a GPU or a node in calls of a few minutes each, and packs the
-folder into one file.
+"""The command ``gpu_report``: fills the folder of a report on a GPU or a node, in calls of a few
+minutes each, and packs the folder into one file.
 """
 
 import argparse
@@ -36,39 +36,40 @@ from mistlab.core.values import reject, to_mapping
 from mistlab.job.job import dump_job
 from mistlab.machine.hardware import Hardware, Line
 
-# Estimates the overhead of a training run on one H100 besides its iterations.
-#
-# None of the constants was measured on a GPU. They are set high, since a report must fit the time
-# for which a machine is rented.
+# Estimates how long a training run on one H100 takes besides its iterations.
+# None of the constants was measured on a GPU. They are deliberately high, since a report must be
+# finished before the rental of the machine ends.
 
 
-# How much longer an iteration may take than predicted, and how much longer a run in strict mode
-# takes than one in normal mode.
+# Factors of an iteration's time: how much longer than predicted it may take, and how much longer it
+# takes in strict mode than in normal mode.
 SLOWER, STRICT = 1.2, 2.0
-# How much longer an iteration takes if its tasks run one after another than if they overlap.
+# How much longer an iteration takes if its tasks run one after another instead of overlapping.
 SERIALISED = 1.5
 # The seconds to start a process: interpreter, torch, the GPU's context, libraries. The second
-# figure is for several processes, one per GPU, which also connect.
+# figure is for several processes, one per GPU, which also have to connect.
 PROCESS_S, PROCESSES_S = 20.0, 35.0
-# The seconds that a run takes besides its iterations: to build the model and its buffers, open
-# streams and groups, draw and copy weights, read the clocks twice, and report.
+# The seconds that a run takes besides its iterations: to build the model and its buffers, to open
+# streams and groups, to draw and copy weights, to read the clocks twice, and to report.
 RUN_S = 4.0
-# Seconds per GiB of host memory: to pin it (its pages are touched and registered), and to set pages
-# to zero that are already pinned.
+# Seconds per GiB of host memory: to pin it (its pages are touched and registered), and to zero
+# pages that are already pinned.
 PIN_S_A_GIB, ZERO_S_A_GIB = 0.4, 0.1
 
 
 def run_seconds(
     iterations_s: float, pinning_s: float, *, is_strict: bool, is_serialised: bool
 ) -> float:
-    """The seconds of a run, from its predicted iterations and the host memory that it pins."""
+    """The seconds that a run takes, from its predicted iterations and the time to pin its host
+    memory.
+    """
     slower = SLOWER * (STRICT if is_strict else 1) * (SERIALISED if is_serialised else 1)
     return RUN_S + pinning_s + slower * iterations_s
 
 
 class PinnedMemory:
-    """The host memory that the running process has pinned so far; runs in strict mode have a
-    process of their own.
+    """The host memory that this process has pinned so far; runs in strict mode take place in a
+    separate process, which pins memory of its own.
     """
 
     def __init__(self) -> None:
@@ -76,8 +77,8 @@ class PinnedMemory:
         self._is_strict: bool | None = None
 
     def seconds(self, gib: float, *, is_strict: bool) -> float:
-        """The seconds to start a process, if this run is the first of its kind (strict or not), and
-        to pin the host memory that it still lacks.
+        """The seconds to start a process if this run is the first in its mode (strict or not), and
+        to pin the host memory that the run still needs.
         """
         seconds = 0.0
         if is_strict != self._is_strict:
@@ -89,23 +90,22 @@ class PinnedMemory:
 
 
 # Estimates how long a report on one H100 takes, before and during a rental.
-#
-# The seconds of iterations are predictions for the catalogue's `h100-80gb`. Its host copies were
-# measured on a machine with a slower bus, so half of the rate in its datasheet is used instead. The
-# other constants are high estimates, none measured on a GPU, since estimates must fit the rented
-# time.
+# Iterations take as long as predicted for the catalogue's `h100-80gb`; but its rate of host copies
+# was measured on a machine with a slower bus, so half of the datasheet's rate is used for copies.
+# The other constants were not measured on a GPU and are deliberately high, since a report must be
+# finished before the rental ends.
 
 
 REFERENCE = "h100-80gb"
 LINK_SHARE, LINK_LATENCY_US = 0.5, 20.0
 # The seconds to profile a machine: all tables, with two to three thousand short measurements, and
-# processes for copies and streams. The second figure is for each further size of groups of GPUs:
-# their collectives, and streams that overlap.
+# processes for copies and streams. The second figure is added for each further size of groups of
+# GPUs, with its collectives, and the streams that overlap with them.
 PROFILE_S, GROUPS_S = 240.0, 120.0
-# The seconds that the end of a call takes: fits, predictions, and the page.
+# The seconds that the last steps of a call take: fits, predictions, and the page.
 CALL_S = 20.0
-# Seconds before the deadline that are reserved for the page: a run that would not end earlier is
-# not started.
+# The seconds before the deadline that are reserved for the page; a run that would end later than
+# that is not started.
 RESERVE_S = 20.0
 
 PROFILE = "profile"
@@ -113,8 +113,8 @@ PROFILE = "profile"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The estimated seconds of one step of a report: the run of a plan, named by the plan, or the
-    profile.
+    """The estimated seconds of one step of a report: either the run of a plan, with the plan's
+    name, or the profile of the machine.
     """
 
     name: str
@@ -140,7 +140,7 @@ def profile_s(gpus: int) -> float:
 
 
 def calls_of(steps: Iterable[Estimate], minutes: float) -> int:
-    """How many calls of this many minutes all steps of the report need."""
+    """The number of calls, each of this many minutes, that all steps of the report need."""
     seconds = sum(step.seconds for step in steps)
     return max(1, ceil(seconds / (60 * minutes - CALL_S)))
 
@@ -151,8 +151,8 @@ def total_s(steps: Sequence[Estimate], minutes: float) -> float:
 
 
 def check_minutes(minutes: float, steps: Iterable[Estimate]) -> None:
-    """Refuse calls that are too short for the longest run, which would never end; the profile can
-    be continued in the next call.
+    """Refuse calls that are shorter than the longest run, since this run would never be finished.
+    The profile may take several calls.
     """
     longest_s = max((step.seconds for step in steps if step.name != PROFILE), default=0.0)
     least = ceil((longest_s + RESERVE_S) / 60)
@@ -216,8 +216,8 @@ def pack(folder: Path) -> Path:
 
 
 def begin(folder: Path, path: Path | None) -> None:
-    """Begin a folder with the contents of a packed report, given or found in the folder; a folder
-    that has begun is continued.
+    """Begin a report's folder with the contents of a packed report, which is given or lies in the
+    folder; if the folder has begun already, continue it.
     """
     packed = packed_of(folder, path)
     if packed is not None:
@@ -281,8 +281,8 @@ class ReportFolder:
     """The folder of a report with its contents, and the deadline of the call; ``profiler`` measures
     the machine, and tells whether all tables are complete.
 
-    A plan is not begun where it is ``expected`` to take longer than what is left of a call, unless
-    nothing else was done in it.
+    A plan whose ``expected`` time is longer than what is left of a call is not begun, unless the
+    call has done nothing else yet.
     """
 
     folder: Path
@@ -341,7 +341,7 @@ class ReportFolder:
         return True
 
     def _tell_checks(self, runs: RunRows) -> None:
-        """Report at once what runs in strict mode have found, before the call ends."""
+        """Report at once how the runs in strict mode compare, before the call ends."""
         strict = [plan for plan in self.plans if plan.is_check]
         checks = checks_of(strict, runs.said)
         for difference in checks.differences:
@@ -352,8 +352,8 @@ class ReportFolder:
                 progress(f"{checks.layouts} strict runs in unlike layouts: losses agree")
 
     def _prepared(self, plan: PlanOfReport) -> PlanRun:
-        """The file of a plan, and the settings of its run; of the hardware a run only needs the
-        memory limit.
+        """The file of a plan, and the settings of its run. A run needs nothing of the hardware but
+        the memory limit.
         """
         path = writable(self.folder / "plans" / f"{plan.name}.yaml", "folder")
         dump_job(plan.job(catalog.hardware(REFERENCE)), path)
@@ -398,20 +398,22 @@ class _Call:
 
 def work(options: argparse.Namespace) -> int:
     """Compare measurements with predictions on a GPU or a node: profile it, fit its hardware file,
-    and run plans to which nothing was fitted.
+    and run plans that were not used in the fit.
 
-    Works in calls of a few minutes that go on where the last one ended, in the same folder.
-    First come short strict runs, whose losses must not depend on what is offloaded, then timed
-    plans that offload activations, the profile (tables/), and the other plans (runs.jsonl).
-    README.md and the pictures show what there is, report.zip holds everything. Exit status 1:
-    not done yet, run the same command again.
+    A report is made in calls of a few minutes; each continues where the last one ended, in the same
+    folder. First come short runs in strict mode, whose losses must not depend on what is offloaded;
+    then timed plans that offload activations, the profile (tables/), and the other plans
+    (runs.jsonl). README.md and the pictures show what has been measured so far, report.zip holds
+    everything. Exit status 1 means that the report is not complete: run the command again.
 
-    With --gpus-per-node 8 (or 2, or 4) plans run on all of them, each under a torchrun of its own:
-    strict runs of one workload in unlike layouts, whose losses must agree, then collectives and
-    messages of NCCL, then tensor parallelism, pipelines, ZeRO levels and combinations, timed.
+    With --gpus-per-node 8 (or 2, or 4), plans run on all of these GPUs, each plan under a torchrun
+    of its own: strict runs of one workload with different parallel layouts, whose losses must
+    agree; then NCCL's collectives and messages; then timed runs with tensor parallelism, pipelines,
+    ZeRO levels and combinations of them.
 
-    --dry-run tells the order and how long it takes by estimate, and runs nothing. --draw makes
-    page and pictures of what there is, on any machine: it needs no GPU and no torch.
+    --dry-run prints the steps in order with their estimated times, and runs nothing. --draw makes
+    the page and pictures from what has been measured; it works on any machine, without GPU or
+    torch.
     """
     plans = plans_of(options.gpus_per_node)
     if options.dry_run:
@@ -431,7 +433,7 @@ def work(options: argparse.Namespace) -> int:
 
 
 def profiled_in_process(device: str, gpus: int, out: Path, seconds: float, *, quick: bool) -> bool:
-    """A function that profiles this many devices in a process of its own, and continues tables that
+    """A function that profiles this many devices in a separate process, and continues tables that
     are incomplete.
     """
     command = [sys.executable, "-m", "experiments.profile_hardware", "--out", str(out)]

@@ -1,8 +1,8 @@
 """The plans of a report on a node with several GPUs, which are read from a file with a row for each
 plan.
 
-Checks all train one workload, so their losses must agree, whatever the layout. Plans on one GPU go
-along, because what whole steps sustain is fitted to those.
+All checks train one workload, so their losses must agree whatever the parallel layout. Plans on one
+GPU are included, because the share of the GPU's rates that whole steps sustain is fitted to them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,8 +69,8 @@ class NodePlan:
 
     @property
     def twins(self) -> tuple[object, ...]:
-        """A key that is equal for plans with the same work on the same ranks, which differ in
-        offloading only.
+        """A key that is equal for plans with the same work on the same ranks, which differ only in
+        offloading or overlap.
         """
         stays = {name: of for name, of in self.row.items() if not DIMENSIONS.get(name, _AS_IS).path}
         return ("node", self.gpus, self.is_check, str(sorted(stays.items())))

@@ -1,10 +1,11 @@
 """Checks a report's runs: their losses must agree, GPU clocks must be steady, and machines must be
 of one kind.
 
-Strict runs of twins must have equal losses, and equal norms of gradients if they report norms. Of
-timed runs only the first losses must be equal: there, gradients of fused attention add up in any
-order (docs/decisions/0010-equal-losses.md). Runs of one workload in unlike layouts of a node's GPUs
-have losses that agree up to rounding: all losses of strict runs, the first of timed ones.
+Strict runs of twins (plans that differ only in offloading or overlap) must have equal losses, and
+equal gradient norms if they report any. Timed runs of twins need only have equal first losses:
+fused attention adds up gradients in any order there (docs/decisions/0010-equal-losses.md). Runs of
+one workload with different layouts on a node's GPUs must have losses that agree up to rounding: all
+losses of strict runs, and the first loss of timed runs.
 """
 
 from collections import defaultdict
@@ -31,7 +32,9 @@ ROUNDING = same_training.ROUNDING["bf16"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """The time of a plan with overlapped tasks, and its time with tasks one after another."""
+    """The time of a plan with overlapped tasks, and the time of the same plan with tasks one after
+    another.
+    """
 
     plan: str
     overlapped_s: float
@@ -121,7 +124,9 @@ def _layouts(
 
 
 def _apart(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> Difference | None:
-    """The plans of a group whose losses differ from those of most others by more than rounding."""
+    """The plans of a group whose losses differ from those of most other plans in it by more than
+    rounding.
+    """
     steps = None if plans[0].is_check else 1
     losses = np.array([_numbers(outcomes[plan.name]["losses"])[:steps] for plan in plans])
     usual = np.median(losses, axis=0)

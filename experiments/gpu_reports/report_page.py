@@ -178,15 +178,15 @@ def _cells(row: ReportRow) -> list[str]:
 
 
 # Turns the folder of a report into results: fits, predictions, comparisons, and the page.
-#
-# This needs neither a GPU nor torch: a folder that was filled on a machine without SciPy or
-# matplotlib can be evaluated on another one. What is missing is left out, and the page names it.
+# This needs neither a GPU nor torch, so a folder that was filled on a machine without SciPy or
+# matplotlib can be evaluated on another one. Results that this machine cannot make are left out,
+# and the page names them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """What a report has measured on whole plans and on single stages, with predictions if the
-    machine is profiled; ``left_out`` lists results that this machine cannot make.
+    machine has been profiled; ``left_out`` lists results that this machine cannot make.
     """
 
     hardware: Hardware | None

@@ -3,14 +3,14 @@ job.
 
 A row lists a model, the tokens of a sequence, the memory of the card that is imitated (GB), the
 sequences of a micro-batch, the number of micro-batches, the number of recomputed blocks, and the
-ratios of weights, gradients, optimizer state and activations in host memory. Rows that differ only
+ratios of weights, gradients, optimizer states and activations in host memory. Rows that differ only
 in ratios must have equal losses. A pipeline has a row for each stage, and each stage runs by
 itself.
 
-What is most likely to be wrong comes first: activations that leave and come back behind
-computation. Short strict runs compare losses bit by bit, with plans that keep everything and with
-tasks one after another; then the plans that offload activations are timed, then the machine is
-profiled, and the others follow.
+What is most likely to fail runs first: activations that are offloaded and fetched again while the
+GPU computes. Short strict runs compare losses bit by bit with those of plans that offload nothing,
+and of plans whose tasks run one after another. Then the plans that offload activations are timed,
+the machine is profiled, and the other plans follow.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from mistlab.plan.workload import Workload
 Ratios = tuple[float, float, float, float]
 Row = tuple[str, int, int, int, int, int, Ratios]
 
-# For GPUs sold with this many GB of memory, how many GiB torch can use.
+# For GPUs sold with a memory of this many GB, the GiB that torch can use.
 CAPS_GIB = {24: 22.0, 40: 39.4, 80: 79.1}
 
 NONE: Ratios = (0, 0, 0, 0)
@@ -34,22 +34,22 @@ STATES: Ratios = (0, 0, 1, 0)
 ACTIVATIONS: Ratios = (0, 0, 0, 0.5)
 HALVES: Ratios = (0.5, 0.5, 0.5, 0.5)
 
-# Plans that run for a few steps in strict mode, to compare losses: each with different offloading,
-# overlapped and not.
+# Plans that run for a few steps in strict mode, so that their losses can be compared; they differ
+# in offloading, and run both with and without overlap.
 CHECKED: tuple[Row, ...] = (
     ("gpt3-1.3b", 2048, 80, 2, 4, 12, NONE),
     ("gpt3-1.3b", 2048, 80, 2, 4, 12, ACTIVATIONS),
     ("gpt3-1.3b", 2048, 80, 2, 4, 12, HALVES),
 )
 CHECKED_SERIALISED: tuple[Row, ...] = CHECKED[1:]
-# First stages of pipelines, which have the most micro-batches in flight; their gradients are
-# compared, since they have no losses.
+# First stages of pipelines, which have the most micro-batches in flight. Their gradients are
+# compared, since only a last stage has losses.
 CHECKED_PIPELINES: tuple[tuple[int, Row], ...] = (
     (4, ("llama-2.7b", 2048, 80, 1, 8, 4, NONE)),
     (4, ("llama-2.7b", 2048, 80, 1, 8, 4, ACTIVATIONS)),
 )
 
-# The plans whose runs three constants are fitted to: the share of the GPU's rates that whole runs
+# The plans to whose runs three constants are fitted: the share of the GPU's rates that whole runs
 # sustain, and two constants of the memory allocator.
 FITTED: tuple[Row, ...] = (
     ("gpt3-1.3b", 2048, 80, 2, 4, 0, NONE),
@@ -180,9 +180,9 @@ class PlanOfReport(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPlan:
     """A plan on one GPU and the purpose of its run: a fit, or a comparison with its prediction or
-    with a run without overlap. It may be a single ``stage`` of ``num_stages`` equal ones. With
-    ``is_check`` it is not timed: its losses (gradients, if a stage has no losses) must be bitwise
-    those of plans with the same ``twins``.
+    with a run without overlap. It may be a single ``stage`` of ``num_stages`` equal stages. With
+    ``is_check`` the run is not timed; its losses (gradients, if a stage has no losses) must equal
+    those of plans with the same ``twins`` in every bit.
     """
 
     row: Row
@@ -215,8 +215,8 @@ class ReportPlan:
 
     @property
     def trains(self) -> tuple[object, ...]:
-        """A key that is equal for plans with equal losses; for plans on one GPU it is the same as
-        ``twins``.
+        """A key that is equal for plans with equal losses; for plans on one GPU, this is the key of
+        their ``twins``.
         """
         return self.twins
 

@@ -1,4 +1,4 @@
-"""The rows of a report, with measured and predicted figures of each plan; and the means over
+"""The rows of a report: the measured and predicted figures of each plan, and their means over
 plans.
 """
 

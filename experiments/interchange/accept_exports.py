@@ -1,9 +1,10 @@
 """Lets a framework's own code check exported files, in a separate process that uses the framework's
 Python.
 
-On standard input is a JSON list of ``target``, ``text`` and ``job`` (a plan file's content); with
-``checkout`` of Megatron-LM its parser is asked, too. On standard output is a JSON list of problems,
-empty where the text was taken.
+Standard input is a JSON list of objects with ``target``, ``text`` and ``job`` (a plan file's
+content); if an object names a ``checkout`` of Megatron-LM, the parser of that checkout is asked
+too. Standard output is a JSON list of problems, which are empty for texts that the framework
+accepts.
 """
 
 import json
@@ -39,8 +40,8 @@ def _checkout(entry: dict[str, Any]) -> Path | None:
 
 
 def main() -> int:
-    """Check all exported files read from standard input. Frameworks print to standard output
-    themselves, so the answers get a stream of their own.
+    """Check all exported files read from standard input. Frameworks themselves print to standard
+    output, so the answers are written to a separate stream.
     """
     warnings.filterwarnings("ignore")
     logging.disable(logging.CRITICAL)

@@ -27,7 +27,7 @@ from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
 from mistlab.schedule.placement import even_shares
 
-# Random plans to export, for models of all families; the same seed gives the same plans.
+# Draws random plans to export, of models of all families; the same seed gives the same plans.
 
 
 # The names of the models of each family; families are equally likely.
@@ -142,9 +142,10 @@ def check_exports(options: argparse.Namespace) -> int:
     """Export random plans of all model families to all frameworks, and check that what each export
     says about itself is true.
 
-    Batches and processes have to come out, what is said exactly has to be predicted equally in
-    every figure, what fitted has to fit or be told. A framework's own code takes its texts
-    where it is installed: here, or in the Python that --python names for a target.
+    The file must give the same batch and number of processes as the plan. If an export claims to be
+    exact, the exported plan must have the same prediction in every figure. If the plan fits but the
+    exported plan does not, the export must say so. Where a framework is installed, its own code
+    must accept the file; --python names the Python in which a target's framework is installed.
     """
     pythons = dict(map(_named_python, options.python or ()))
     study = Study.begin("check_exports", options)
@@ -186,7 +187,7 @@ def rows_of(name: str, jobs: Sequence[tuple[str, Job]], accept: Accept) -> Itera
 
 
 def _claims(job: Job, made: Export) -> Row:
-    """What an export states about itself (that it is exact, that it fits), beside what is true of
+    """The claims of an export about itself (that it is exact, that it fits), beside the facts about
     the exported job.
     """
     exported_job = made.found.job

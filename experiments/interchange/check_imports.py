@@ -38,10 +38,10 @@ def check_imports(options: argparse.Namespace) -> int:
     """Import launch files from public repositories, and compare them with facts that people who
     read them recorded.
 
-    FOLDER holds files of public repositories as OWNER__NAME/PATH, as the list that comes with
-    this package names them; the files themselves are not part of the package. Each file is
-    imported as a user would: with no options first, then with those options that the refusal
-    asks for. Facts of some files were written by readers who had not seen the import's answer.
+    FOLDER holds files of public repositories as OWNER__NAME/PATH; a list that comes with this
+    package names them, but the files themselves are not part of the package. Each file is imported
+    as a user would do it: first without options, then with the options that the refusal asks for.
+    The facts of some files were written by readers who had not seen the imported plan.
     """
     study = Study.begin("check_imports", options)
     files = _listed(options.list or OWN / "list.csv")
@@ -231,8 +231,8 @@ def _ffn(model: ModelSpec) -> tuple[int, ...]:
 
 
 def _recomputation(job: Job) -> tuple[str, ...]:
-    """How much the first stage recomputes, as text; partial recomputation can be written in two
-    ways.
+    """The words with which a reader may describe how much the first stage recomputes; there are two
+    if it recomputes only some of its blocks.
     """
     stage = _first(job)
     if stage.checkpointed_layers:
@@ -242,7 +242,9 @@ def _recomputation(job: Job) -> tuple[str, ...]:
 
 
 def _zero(job: Job) -> tuple[int, ...]:
-    """The ZeRO level of a job; 0 if there is a single replica, which shards nothing."""
+    """The ZeRO levels that a reader may have recorded for a job; with a single replica every level
+    is right, since there is nothing to shard.
+    """
     first = _first(job)
     return (0, 1, 2, 3) if first.data_parallel == 1 and not first.zero else (first.zero,)
 
@@ -317,8 +319,8 @@ class Attempt:
     """The import of one file: the options, variables and arguments that were given, and the
     outcome.
 
-    ``known`` are values that a reader found for the file: ``arguments`` and ``set`` of its script,
-    and sizes under ``facts``.
+    ``known`` are values that a reader of the file has recorded: the ``arguments`` of its script,
+    its variables (``set``), and sizes under ``facts``.
     """
 
     path: Path

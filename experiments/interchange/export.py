@@ -15,7 +15,7 @@ from mistlab.formats.recipes.exports import EXPORTS, RECIPES, target_of
 from mistlab.job.job import load_job
 from mistlab.job.prediction import compared
 
-# The exit status of an export if the plan fits but the plan that the exported text describes does
+# The exit status if the plan fits in memory, but the plan that the exported text describes does
 # not.
 NO_LONGER_FITS = 3
 
@@ -23,11 +23,11 @@ NO_LONGER_FITS = 3
 def export(options: argparse.Namespace) -> int:
     """Export a plan to Megatron-LM, DeepSpeed, torchtitan or Accelerate, or as a recipe.
 
-    The nearest form that the framework can say goes to standard output. Standard error tells
-    what is lost or approximated, and what that costs by prediction. Exit status 3: the plan
-    fits, but does not fit any more as it was written. With --strict whatever is not said
-    exactly, to the last figure of its prediction, is exit status 1; with --check the
-    framework's own classes must take the text.
+    The nearest plan that the framework can express goes to standard output, as its file. Standard
+    error says which choices are lost or approximated, and their predicted cost. Exit status 3 means
+    that the plan fits but the exported plan does not. With --strict, exit status 1 means that the
+    exported plan differs from the plan in any figure of its prediction. With --check, the
+    framework's own classes must accept the file.
     """
     job = load_job(options.plan)
     target = EXPORTS[options.to] if options.to else target_of(job)

@@ -1,7 +1,8 @@
 """Compares the prediction of a plan with the prediction of the text that it is exported as.
 
-An export is exact if the target says every choice and the two predictions are equal in every
-figure, times and bytes of all stages, to a billionth. Its text is read back for that.
+An export is exact if the target can express every choice of the plan, and the two predictions are
+equal in every figure (times and bytes of all stages), to a billionth. To predict an export, its
+text is imported again.
 """
 
 import math
@@ -132,8 +133,8 @@ def _back(target: Target, text: str, job: Job) -> Job | InputError:
 
 
 def _misread(job: Job, back: Job | InputError) -> Remark:
-    """A remark on an exported text that ``import_plan`` does not read as the original job; empty if
-    it does.
+    """A remark that ``import_plan`` does not read an exported text as the original job; empty if it
+    does.
     """
     if isinstance(back, InputError):
         text = f"import_plan does not read it: {back}"
@@ -149,16 +150,16 @@ def _misread(job: Job, back: Job | InputError) -> Remark:
 # the original, can be expressed, and fits.
 
 
-# How many changes in a row are tried at most.
+# The largest number of changes in a row that are tried.
 STEPS = 4
-# Dimensions that are never changed: changing them only moves memory between stages, or saves none,
-# and there are many possible changes.
+# Dimensions that are never changed to make an export fit: a change only moves memory between
+# stages, or saves none, and there would be many changes to try.
 _LEFT_OUT = ("layers", "order")
 
 
 def fitting_form(form: Nearest, near: Prediction, target: Target) -> Nearest | None:
-    """Of the plans that fit and can be reached from the nearest expressible plan by the fewest
-    changes, the fastest; None if a few changes are not enough.
+    """The fastest plan that fits, among the expressible plans that take the fewest changes to reach
+    from the nearest expressible plan; None if a few changes are not enough.
     """
     job, lacks = form.job, _most_lacking(form.job, near)
     what = f"{lacks / GIB_BYTES:.2f} GiB on a GPU" if lacks > 0 else "host memory"

@@ -43,10 +43,10 @@ def import_plan(options: argparse.Namespace) -> int:
     framework.
 
     FILE is a launch script, a configuration of another framework, or a folder with one of them.
-    Options give what FILE does not say: --set NAME=VALUE a variable of a script, arguments
-    after -- those that the script is started with. The plan goes to standard output. Standard
-    error tells what was read, and what was assumed, ignored or found to contradict itself.
-    Ask predict what the plan costs, and tune --from what to change.
+    Options supply what FILE does not say: --set NAME=VALUE sets a variable of a script, and words
+    after -- are the arguments that the script is started with. The plan goes to standard output.
+    Standard error says what was read, and what was assumed, ignored or contradictory. Next, use
+    predict to see what the plan costs, and tune --from to see what to change.
     """
     imported = read_plan(options)
     job = imported.job

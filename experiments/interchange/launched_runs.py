@@ -1,7 +1,7 @@
 """Measured runs with launch files: the plan of each run is imported from the file that launched it.
 
-A folder holds a file for each run, named as the run: a launch script, or a DeepSpeed JSON beside
-which the run says model, sequence and attention.
+A folder holds a file for each run, with the name of the run: a launch script, or a DeepSpeed JSON
+file; for the latter, the table of runs gives model, sequence length and attention.
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,7 +57,7 @@ def _launched(runs: Sequence[PublishedRun], files: dict[str, Path]) -> Iterator[
 
 
 def _given(run: PublishedRun, *, is_whole: bool) -> Given:
-    """What a run's launch file does not say, such as the machine, from the table of runs."""
+    """The settings that a run's launch file lacks, such as the machine, from the table of runs."""
     cluster, workload = run.cluster, run.workload
     if is_whole:
         return Given(hardware=cluster.hardware)

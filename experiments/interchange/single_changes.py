@@ -1,7 +1,8 @@
 """Single changes of a plan, each of which corresponds to one option of a launch line.
 
-A change turns one choice on all stages, moves GPUs from one degree to another, moves a block to the
-next stage, or takes another size of micro-batch. GPUs, model and batch stay as they are.
+A change alters one choice on all stages, moves GPUs from one parallel degree to another, moves a
+block to the next stage, or changes the size of micro-batches. GPUs, model and batch stay as they
+are.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,9 +20,11 @@ from mistlab.schedule.orders import ORDERS
 from mistlab.schedule.placement import even_shares
 from searchers.meshes import divisors
 
-# The shares of blocks, and of states to offload, that are tried.
+# The values that are tried for shares: the share of recomputed blocks, and that of offloaded
+# states.
 EIGHTHS = tuple(eighth / 8 for eighth in range(9))
-# If a dimension has more integer values than this, only those next to the current value are tried.
+# If a dimension has more integer values than this, only the values next to the current one are
+# tried.
 FEW = 4
 
 
@@ -156,8 +159,9 @@ def _batch_words(before: Plan, after: Plan) -> str:
 
 
 def _remeshed(job: Job, degrees: dict[str, int]) -> Plan | None:
-    """A plan with other parallel degrees: its blocks are divided evenly, all stages save memory as
-    the stage does that saves most, and micro-batches are at most as large as before.
+    """A plan with other parallel degrees. Its blocks are divided evenly, every stage saves memory
+    in the same ways as the original stage that saves most, and micro-batches are at most as large
+    as before.
     """
     plan, batch, stages = job.plan, job.workload.global_batch, job.plan.stages
     data = degrees["data_parallel"]

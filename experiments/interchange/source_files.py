@@ -9,10 +9,10 @@ from mistlab.formats.file_formats import format_of
 from mistlab.shell.session import LaunchFile
 
 MOST_BYTES = 4_000_000
-# How many folders above a script its references are looked up in: scripts are often started from
-# the root of their repository.
+# The number of folders above a script in which its references are looked up: scripts are often
+# started from the root of their repository.
 _FOLDERS_ABOVE = 4
-# How many files of a folder are examined at most.
+# The largest number of files in a folder that are examined.
 _MOST_FILES = 500
 _ENDINGS = (".sh", ".bash", ".slurm", ".sbatch", ".json", ".toml", ".yaml", ".yml", ".py")
 
@@ -78,8 +78,8 @@ def _beside(path: Path) -> Callable[[str], str | None]:
 
 
 def _endings(reference: str) -> list[str]:
-    """The path itself; for an absolute path, also every shorter ending of it that has at least a
-    folder and a file name.
+    """The endings of a path under which its file is looked up: the path itself; for an absolute
+    path, also every shorter ending that still has a folder and a file name.
     """
     parts = reference.split("/")
     longer = range(1, len(parts) - 1) if reference.startswith("/") else ()

@@ -1,9 +1,9 @@
 """The ten functions of the Python library, which ``import mistlab`` exports, and the types of their
 answers.
 
-A plan is a path of a plan file, a mapping with its content, or a ``Job``. Wrong input raises
-``mistlab.InputError`` with field, value and remedy; a question without an answer, such as a search
-where nothing fits, raises it too.
+A plan is given as the path of a plan file, a mapping with its content, or a ``Job``. Wrong input
+raises ``mistlab.InputError``, whose message has field, value and remedy. So does a question without
+an answer, such as a search in which no plan fits.
 """
 
 import argparse
@@ -76,7 +76,8 @@ class TextAnswer(ABC):
 class PredictedPlan(TextAnswer):
     """A training plan with its predicted time and memory.
 
-    ``measured`` are the lines that hold a measured step against it, where one was given.
+    ``measured`` are lines of text that compare the prediction with a measured step, if one was
+    given.
     """
 
     name: str
@@ -96,7 +97,7 @@ class PredictedPlan(TextAnswer):
 
     def text_lines(self) -> Iterator[str]:
         """The lines to show: the plan's name, its time with bounds, its memory, its stages, and
-        notes.
+        remarks.
         """
         fits_words = "fits" if self.fits else "does not fit"
         yield f"{self.name}: {rate_words(self.job.plan, self.prediction)}"
@@ -187,8 +188,9 @@ class ExplainedPlan(TextAnswer):
 class TunedPlan(TextAnswer):
     """The plan that a search found, its prediction, and whether it is proven fastest.
 
-    ``lower_bound_s`` is a time below which no plan of the space is predicted, and ``gap`` the share
-    of the best prediction that lies above it; both are None where nothing is known.
+    ``lower_bound_s`` is a time below which no plan of the search space is predicted. ``gap`` is how
+    far it lies below this plan's predicted time, as a share of that time. Both are None if nothing
+    is known.
     """
 
     job: Job
@@ -225,7 +227,9 @@ class TunedPlan(TextAnswer):
 
     @property
     def verdict(self) -> str:
-        """Whether the plan is proven fastest, or by how much it may be beaten, in one sentence."""
+        """Whether the plan is proven fastest, or by how much another plan may be faster, in one
+        sentence.
+        """
         return verdict(self.entry)
 
     def text_lines(self) -> Iterator[str]:
@@ -295,7 +299,7 @@ class LaunchText(TextAnswer):
     job: Job
 
     def text_lines(self) -> Iterator[str]:
-        """The lines to show: those of the framework's file, without anything else."""
+        """The lines to show: those of the framework's file alone."""
         yield self.text.rstrip("\n")
 
 
@@ -344,10 +348,9 @@ def predict(
 ) -> PredictedPlan:
     """Predict a plan's iteration time with bounds, its memory, and whether it fits.
 
-    ``cluster`` has numbers in place of the plan's own: ``keep_free_gib``,
-    ``intra_node_gbytes_per_s``, ``inter_node_gbytes_per_s``, and the path of a ``network`` file. A
-    measured step is held against the
-    prediction.
+    ``cluster`` has figures that replace the plan's: ``keep_free_gib``, ``intra_node_gbytes_per_s``,
+    ``inter_node_gbytes_per_s``, and the path of a ``network`` file. A measured step, if given, is
+    compared with the prediction.
     """
     job, name = _job(plan, cluster)
     _check_simulator(simulator)
@@ -413,7 +416,7 @@ def tune(  # noqa: PLR0913 (all by name)
 ) -> TunedPlan:
     """Find the fastest plan that fits, and tell whether it is proven fastest.
 
-    ``model`` and ``hardware`` are names of the catalogue or paths, as on the command line.
+    ``model`` and ``hardware`` are names in the catalogue or paths, as on the command line.
     """
     options = _options(
         "tune",
@@ -476,9 +479,9 @@ def from_framework(
 ) -> ReadPlan:
     """Import a plan from a launch script or another framework's configuration.
 
-    ``variables`` of a script are texts such as ``"TP=4"``. ``given`` has what else the file does
-    not say: ``model``, ``nodes``, ``gpus_per_node``, ``sequence_length``, ``global_batch``,
-    ``micro_batch``, ``engine``.
+    ``variables`` set variables of a script, as texts such as ``"TP=4"``. ``given`` has further
+    settings that the file does not state: ``model``, ``nodes``, ``gpus_per_node``,
+    ``sequence_length``, ``global_batch``, ``micro_batch``, ``engine``.
     """
     options = _options(
         "import_plan",
@@ -508,8 +511,9 @@ def serve(
 ) -> dict[str, Any]:
     """Find the layout of GPUs that serves a load best, as ``mistlab serve_plan --json`` prints it.
 
-    ``question`` has that command's other options, such as ``tpot=0.03`` or ``prompt=2000.0``.
-    With ``plays=False`` the answer comes in a fifth of the time, without percentiles.
+    ``question`` has further options of that command, such as ``tpot=0.03`` or ``prompt=2000.0``.
+    With ``plays=False`` the load is not simulated: the answer comes in a fifth of the time, without
+    percentiles.
     """
     options = _options("serve_plan", model=model, gpu=gpu, gpus=gpus, **question)
     return served(options, plays=plays)
@@ -544,8 +548,8 @@ def _job(plan: PlanLike, cluster: Mapping[str, Any]) -> tuple[Job, str]:
 
 
 def _of_frame(row: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The answer for a row of a pandas frame; its messages say "frame" in place of the temporary
-    file's path.
+    """The answer for a row of a pandas frame. The row is passed on in a temporary file; messages
+    say "frame" in place of its path.
     """
     texts = {key: row[key].replace(path, "frame") for key in ("file", "refused") if key in row}
     return {**row, **texts}
@@ -557,7 +561,9 @@ def _check_simulator(simulator: str) -> None:
 
 
 def _options(command: str, **values: Any) -> argparse.Namespace:
-    """The options of a command, as its command line would be parsed, with the given values."""
+    """The options of a command with the given values, as if they had been parsed from its command
+    line.
+    """
     row = COMMANDS[command]
     required = [
         name for name, settings in row.options if settings.get("nargs") == "+" and name[0] != "-"

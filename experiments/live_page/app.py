@@ -27,8 +27,8 @@ FILES = files("experiments.live_page") / "files"
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 # The questions whose answers are streams of events.
 STREAMED = ("search", "pareto")
-# Which group of worker processes answers each question: sliders must not wait for searches or
-# traces.
+# The group of worker processes that answers each question. There are several groups, so that
+# sliders do not wait for searches or traces.
 LANE_OF: Mapping[str, str] = {
     **dict.fromkeys(("names", "predict", "compare", "paste", "plan_file", "serving"), "quick"),
     **dict.fromkeys(("choices", "timeline", "trace", "gains", "serving_played"), "slow"),
@@ -61,8 +61,8 @@ class Asker:
 
 
 class Single(Response):
-    """The answer to one question. It is abandoned when the client disconnects, since sliders ask
-    faster than they are answered.
+    """The answer to one question. It is abandoned when the client disconnects, since a moving
+    slider sends questions faster than they can be answered.
     """
 
     def __init__(self, ask: Callable[..., Awaitable[Event]]) -> None:

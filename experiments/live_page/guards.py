@@ -33,8 +33,8 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Checks access before a request reaches the web application: only pages that this server has
-    sent may ask.
+    """Checks each request before it reaches the web application: only pages that this server has
+    sent may ask questions.
     """
 
     app: App

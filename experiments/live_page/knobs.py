@@ -26,19 +26,19 @@ from searchers.meshes import divisors
 
 # The names of the choices that are not dimensions of a stage.
 STAGES, ENGINE = "stages", "engine"
-# The name of the parallel degree that uses all GPUs which the other degrees leave.
+# The name of the parallel degree that takes all GPUs that the other degrees leave over.
 REPLICAS = AXES["data"].dimension
-# The name of the dimension that is the micro-batch size of a replica.
+# The name of the dimension that holds the micro-batch size of a replica.
 SEQUENCES = next(name for name, row in DIMENSIONS.items() if "batch" in row.checks)
 # The values of a slider that sets a share.
 EIGHTHS = tuple(eighth / 8 for eighth in range(9))
-# How many values of a parallel degree a slider offers at most.
+# The largest number of values that a slider offers for a parallel degree.
 MOST_VALUES = 24
 
 
 def knobs_of(plan: Plan) -> dict[str, Any]:
-    """The values of a plan at which the sliders start: those of its first stage; for recomputed
-    blocks and the like, their share of all blocks.
+    """The values of a plan at which the sliders start: those of its first stage. For numbers of
+    blocks, such as that of recomputed blocks, the value is their share of all blocks.
     """
     first = plan.stages[0]
     values: dict[str, Any] = {ENGINE: plan.engine, STAGES: plan.num_stages}
@@ -53,9 +53,9 @@ def knobs_of(plan: Plan) -> dict[str, Any]:
 def adapted(asked: AskedProblem, given: Job, knobs: Mapping[str, Any]) -> Job:
     """The job of a given plan, changed to the problem asked for and to the sliders' choices.
 
-    A plan for as many GPUs that suits the problem stays as it is where nothing is turned. Elsewhere
-    data parallelism takes the GPUs that the other degrees leave, and blocks are dealt evenly where
-    the number of stages changes.
+    A plan that fits the problem's number of GPUs stays as it is as long as no slider is moved.
+    Otherwise data parallelism takes the GPUs that the other degrees leave over, and blocks are
+    divided evenly if the number of stages changes.
     """
     _check(knobs)
     plan = given.plan
@@ -102,8 +102,8 @@ def _dimension_label(name: str) -> str:
 
 
 def _turned() -> list[str]:
-    """The dimensions that have sliders: all except the number of blocks, and the degree that uses
-    the remaining GPUs.
+    """The dimensions that have sliders: all except the number of blocks, and the degree that takes
+    the GPUs left over.
     """
     return [name for name in DIMENSIONS if name not in ("layers", REPLICAS)]
 
@@ -210,8 +210,8 @@ MOST_SEQUENCES = 256
 
 
 def _is_valid(asked: AskedProblem, job: Job, name: str, value: Any) -> bool:
-    """Whether a choice can have a value. A stage may have too few blocks left where others are
-    recomputed or offloaded.
+    """Whether a choice can have a value. It cannot if, for instance, more blocks would be
+    recomputed or offloaded than a stage has.
     """
     try:
         turned = adapted(asked, job, {name: value})

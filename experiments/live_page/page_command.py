@@ -10,16 +10,17 @@ from experiments.cli.commandline import DONE, progress
 from mistlab.core.values import InputError, refuse
 
 HOST = "127.0.0.1"
-# How many ports after the given one are tried if it is in use.
+# The number of ports that are tried after the given one if it is in use.
 NEXT_PORTS = 100
 
 
 def page(options: argparse.Namespace) -> int:
-    """Start a live page in your browser: pick or paste a model, GPUs and a batch, turn sliders, and
-    see the best plan, its bounds, memory, timeline and proof.
+    """Start a live page in your browser: choose or paste a model, GPUs and a batch, move sliders,
+    and see the best plan, its bounds, memory, timeline and proof.
 
-    The page comes from this machine and is seen by it alone: nothing is fetched from elsewhere or
-    sent there. Its answers are those of predict, tune, export and serve_plan. Ctrl-C ends it.
+    A server on this machine sends the page, and only this machine can open it: nothing is fetched
+    from elsewhere or sent there. Its answers are those of predict, tune, export and serve_plan.
+    Ctrl-C ends it.
     """
     check_port(options.port)
     # Imported here, since uvicorn is an optional dependency.

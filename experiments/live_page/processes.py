@@ -1,8 +1,8 @@
 """Processes that answer the page's questions, each one question at a time, with limits on time and
 on the length of the queue.
 
-A process that takes too long, dies or grows is ended, and another takes its place; the server keeps
-nothing of it.
+A process that takes too long, dies or uses too much memory is ended, and another takes its place;
+the server keeps none of its state.
 """
 
 import asyncio
@@ -43,8 +43,8 @@ class Lane:
     """A worker process and the queue of its questions: at most ``most_waiting`` of them, each
     answered within ``seconds``.
 
-    A question that is given up does not stop what it has begun: the start of a process and the end
-    of an answer are tasks of their own, which the next question waits for.
+    If a question is abandoned, the start of its process and the end of its answer go on: each is a
+    task of its own, and the next question waits for it.
     """
 
     name: str

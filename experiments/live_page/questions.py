@@ -33,12 +33,13 @@ from simulators.symbolic import SymbolicPredictor
 
 Answer = dict[str, Any]
 Asked = Mapping[str, Any]
-# How many tasks of a simulated iteration the page gets at most; of more tasks it gets the first and
-# the last ones.
+# The largest number of tasks of a simulated iteration that the page gets; if there are more, it
+# gets the first and the last ones.
 MOST_DRAWN = 24_000
-# How many random plans are tried if Megatron's rule gives no plan, and for how many seconds.
+# If Megatron's rule gives no plan that fits, random plans are tried: at most this many, for at most
+# this many seconds.
 DRAWN, DRAWN_S = 400, 0.05
-# By which factors links and GPUs are made faster, to show what a plan would gain.
+# The factors by which links and GPUs are made faster, to show what a plan would gain.
 FASTER = (2.0, 4.0)
 # The options of the command ``serve_plan`` that the page offers.
 SERVED = (
@@ -298,8 +299,8 @@ def _by_links(job: Job, before: Prediction) -> Iterator[Answer]:
 
 
 def _by_memory(job: Job, before: Prediction) -> Iterator[Answer]:
-    """Of all single changes after which the plan does not fit, the one that would be fastest, and
-    the memory that it lacks.
+    """The change that would make a plan fastest, among single changes after which it no longer
+    fits; and the memory that the plan then lacks.
     """
     changes = single_changes(job)
     answers = predicted_each(

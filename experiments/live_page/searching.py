@@ -133,8 +133,8 @@ def frontier(asked: AskedProblem, seconds: float, seed: int, tell: Tell) -> dict
 
 
 def _searched(asked: AskedProblem, seconds: float, seed: int, tell: Tell) -> tuple[Bench, Entry]:
-    """The result of a search for a problem. The searcher asks the predictor for single stages if
-    that is possible, otherwise for whole plans.
+    """The result of a search for a problem. If the searcher can ask the predictor for costs of
+    single stages, it does so; otherwise it asks for whole plans.
     """
     if reason := why_empty(asked.problem, asked.space):
         batch, gpus = asked.workload.global_batch, asked.cluster.num_gpus

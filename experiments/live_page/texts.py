@@ -42,8 +42,8 @@ _OF_CLUSTER = (
     *("nodes", "gpus_per_node", "keep_free_gib"),
     *("intra_node_gbytes_per_s", "inter_node_gbytes_per_s"),
 )
-# Keys whose values may name a file elsewhere in this package; on the page they may only name
-# something in the catalogue.
+# Keys whose values may be the path of a file when a command reads them; on the page they may only
+# name something in the catalogue.
 _MAY_NAME_FILES = ("model", "hardware", "profile", "order", "space")
 
 
@@ -66,8 +66,8 @@ class AskedProblem:
 
 
 def problem_asked(body: object) -> AskedProblem:
-    """The problem in a question, given as a mapping; a field that is invalid is refused by its
-    name.
+    """The problem in a question, given as a mapping; the message for an invalid field has the
+    field's name.
     """
     plain = mapping_of(body, "problem")
     known = ("model", "hardware", *_OF_WORKLOAD, *_OF_CLUSTER, "space", "engine")

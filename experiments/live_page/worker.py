@@ -26,11 +26,11 @@ except ImportError:  # Windows has no limits of this kind.
 # a new process.
 MOST_BYTES = 8 * GIB_BYTES
 TIRED_BYTES = 1.5 * GIB_BYTES
-# Before the first question, a plan of each of these engines is predicted, since an engine is
-# compiled at its first use.
+# The engines for which a plan is predicted before the first question, since the expressions of an
+# engine are compiled at its first use.
 WARM = ("mistlab", "megatron-core", "fsdp")
-# Before the first search, the default search spaces of these models are searched, so that
-# everything is compiled.
+# The models whose default search spaces are searched before the first question about a search, so
+# that everything is compiled.
 SEARCHED = ("llama3-8b", "gpt-oss-20b")
 # The questions that a signal may interrupt.
 INTERRUPTED = frozenset(("search", "pareto"))
@@ -41,7 +41,7 @@ def main() -> None:
     if resource is not None:
         resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The output of libraries goes elsewhere, since it must not mix with answers.
+    # What libraries print goes to standard error, since it must not mix with answers.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     from experiments.live_page.questions import QUESTIONS  # noqa: PLC0415 (after the limit)

@@ -1,1 +1,1 @@
-"""How far predictions are from measurements, for tables of measured runs."""
+"""Compares predictions with measurements, for tables of measured runs."""

@@ -1,5 +1,5 @@
-"""How much each column of a table of measured runs matters: prediction errors by source if a group
-of columns is left empty.
+"""Shows how much each column of a table of measured runs matters: the prediction errors of each
+source if a group of columns is left empty.
 """
 
 from collections import defaultdict
@@ -13,8 +13,8 @@ from experiments.pages.study import beside
 from experiments.pages.tables import narrow, number
 from experiments.runs.judged import Judged, judged
 
-# Groups of columns by subject. If a row does not name its engine, a common engine is assumed. The
-# column ``quality`` stays filled, since it selects the rows that count.
+# Groups of columns by subject. A row whose engine is left empty is predicted with a common engine.
+# The column ``quality`` is never emptied, since it selects the rows that count.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "engine": ("engine",),
     "attention kernel": ("attention_kernel",),
@@ -38,8 +38,8 @@ def ablation_lines(known: Sequence[Known]) -> Iterator[str]:
 
 
 def _line(name: str, columns: Sequence[str], rows: Sequence[tuple[str, Judged]]) -> list[object]:
-    """The table row of a group of columns: errors for the sources that fill these columns, and for
-    all sources.
+    """The table row for a group of columns: errors over the sources that fill these columns, and
+    over all sources.
     """
     indices = [index for index, (_, row) in enumerate(rows) if _tells(row, columns)]
     empty = dict.fromkeys(columns, "")
@@ -48,7 +48,7 @@ def _line(name: str, columns: Sequence[str], rows: Sequence[tuple[str, Judged]])
     without = [*rows]
     for index, answered in zip(indices, answers, strict=True):
         source, row = rows[index]
-        # A prediction without some columns is compared with the measurements of the whole row.
+        # The prediction from fewer columns is compared with what was measured for the whole row.
         again = judged(row.row, answered.answer)
         without[index] = source, replace(again, measured_s=row.measured_s)
     telling = {rows[index][0] for index in indices}
@@ -69,7 +69,9 @@ def _tells(row: Judged, columns: Sequence[str]) -> bool:
 def _mean(
     rows: Sequence[tuple[str, Judged]], sources: set[str] | None, *, peaks: bool
 ) -> float | None:
-    """The mean over sources of their mean absolute error, of published times or of memory peaks."""
+    """The mean absolute error of each source, averaged over sources: of published times, or of
+    memory peaks.
+    """
     errors: dict[str, list[float]] = defaultdict(list)
     for source, row in rows:
         error = row.memory_error if peaks else row.time_error

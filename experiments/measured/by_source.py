@@ -1,5 +1,5 @@
-"""Prediction errors by source of measured runs (times, bounds and memory peaks), where bounds are
-fitted without the source.
+"""Prediction errors of measured runs for each source (a publication or a table): errors of times
+and memory peaks, and how often bounds hold that were fitted without the source.
 """
 
 from collections import defaultdict
@@ -16,15 +16,15 @@ from experiments.runs.run_sureness import Held, Miss, left_out
 from mistlab.cost.confidence import Spread
 from mistlab.engines.engine import ENGINES
 
-# Tables that were compiled from many publications: in these, each page is a source. Any other table
-# is a single source, except for rows that name a group of their own.
+# Tables that were compiled from many publications: in these, each publication is a source. Any
+# other table is a single source, except for rows that name a group.
 OF_PAGES = ("papers_and_readmes", "moe_zoo_ablations_primus_misc", "torchtitan")
-# Values of the column of provenance that mean that the figures are as published.
+# The values of the column ``provenance`` that mark rows whose figures are as published.
 AS_PUBLISHED = ("", "published")
-# If a kind of runs comes from fewer sources than this, its spread between sources cannot be
+# The least number of sources for a kind of runs; with fewer, its spread between sources cannot be
 # estimated.
 ENOUGH_SOURCES = 5
-# Sources whose runs are reported separately, and do not count in the mean over all sources.
+# Sources that are reported separately: their runs do not count in the mean over all sources.
 APART = {
     "functional tests": "tiny models of Megatron's functional tests, which time launches",
     "verification cards": "runs that train as users do, unbalanced and from checkpoints",
@@ -33,7 +33,9 @@ APART = {
 
 
 def source_of(table: str, cells: Mapping[str, str]) -> str:
-    """The source of a row of a table: its group, its page, or the table itself."""
+    """The source of a row of a table: the group that the row names, the page that it was taken
+    from, or the table itself.
+    """
     page = cells.get("source", "") if table in OF_PAGES else ""
     return cells.get("group", "") or page or table
 
@@ -53,8 +55,8 @@ def apart_of(cells: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceErrors:
-    """The measured runs of one source with their prediction errors; bounds are fitted to the other
-    sources (None if that is not possible).
+    """The measured runs of one source with their prediction errors. Bounds are fitted to the other
+    sources; they are None if that is not possible.
     """
 
     name: str
@@ -82,7 +84,9 @@ class SourceErrors:
 
     @cached_property
     def peaks(self) -> Sequence[float]:
-        """The errors of predicted memory peaks, for runs whose reported peak can be compared."""
+        """The errors of predicted memory peaks, for runs whose reported peak is of a kind that is
+        predicted.
+        """
         return [
             run.memory_error
             for run in self.rows
@@ -146,7 +150,7 @@ def errors_by_source(known: Sequence[Known], *, by_rows: bool = False) -> list[S
     """Prediction errors by source, the largest first; each source's bounds are fitted to all other
     sources.
 
-    With ``by_rows`` bounds take each row for a source of its own.
+    With ``by_rows``, each row counts as a source when bounds are fitted.
     """
     misses = [miss for *_, miss in known if miss is not None]
     sources_of = [miss.source for miss in misses]
@@ -177,8 +181,8 @@ def _held(row: Judged, spread: Spread | None) -> Held | None:
 
 
 def by_source_lines(known: Sequence[Known], more: Sequence[str] = ()) -> Iterator[str]:
-    """A section of the page: means over sources, the lines ``more`` about them, and a table row for
-    each source.
+    """A section of the page with prediction errors by source: means over sources, further lines
+    ``more``, and a table row for each source.
     """
     sources = errors_by_source(known)
     asked = [one for one in sources if not one.apart]
@@ -203,7 +207,7 @@ def _apart(name: str, sources: Sequence[SourceErrors]) -> Iterator[str]:
 
 
 def _sums(asked: Sequence[SourceErrors], every: Sequence[Judged]) -> Iterator[str]:
-    """The means of the errors over all sources, without those that are reported separately."""
+    """The mean errors over all sources, except those that are reported separately."""
     means = [one.mean_time for one in asked if one.mean_time is not None]
     errors = [error for one in asked for error in one.published]
     if not means:
@@ -242,8 +246,8 @@ def _sums(asked: Sequence[SourceErrors], every: Sequence[Judged]) -> Iterator[st
 
 
 def _of_known_kinds(sources: Sequence[SourceErrors]) -> Iterator[Sequence[Held]]:
-    """How often measurements lie inside their bounds, for runs whose kind (the version of software
-    aside) comes from enough sources.
+    """How often measurements lie inside their bounds, for runs of kinds that come from enough
+    sources; a kind of run is its software, whatever the version, and other facts about it.
     """
     of_kind: dict[str, set[str]] = defaultdict(set)
     for source in sources:

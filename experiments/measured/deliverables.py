@@ -1,5 +1,5 @@
-"""How much each part of the predictor matters, by source: errors on measured runs if one part is
-turned off.
+"""Shows how much each part of the predictor matters: the prediction errors of each source of
+measured runs if one part is turned off.
 """
 
 from collections import defaultdict
@@ -27,7 +27,8 @@ from mistlab import catalog
 from mistlab.engines.engine import ENGINES
 from mistlab.machine.hardware import Hardware
 
-# For engines that model common training software, the engine that stood for this software before.
+# For each engine of common training software that was added later, the engine that stood for this
+# software before.
 BEFORE: Mapping[str, str] = {"deepspeed": "deepspeed", "trainer": "fsdp", "llmq": "fsdp"}
 
 
@@ -44,7 +45,7 @@ def _as_before(run: Configuration) -> Configuration:
 
 
 def _without_columns(run: Configuration) -> Configuration:
-    """A run without what its row says on kernels, losses, optimizer states and offloading."""
+    """A run without what its row says about kernels, losses, optimizer states and offloading."""
     return replace(
         run,
         attention_kernel="",
@@ -58,7 +59,7 @@ def _without_columns(run: Configuration) -> Configuration:
 
 @contextmanager
 def _free_hosts() -> Iterator[None]:
-    """In the ``with`` block, engines whose hosts launch kernels in no time."""
+    """In the ``with`` block, launching kernels takes no host time on any engine."""
     kept = {name: ENGINES[name] for name in ENGINES}
     ENGINES.update({name: replace(row, host=None) for name, row in kept.items()})
     try:
@@ -68,7 +69,7 @@ def _free_hosts() -> Iterator[None]:
 
 
 def _lent_unscaled(gpu: str) -> Hardware | None:
-    """A GPU without measurements that gets the measured curves of another GPU without scaling; None
+    """An unmeasured GPU with the measured curves of another GPU, which are not scaled to it; None
     for measured GPUs.
     """
     measured = catalog.stated_hardware(gpu).provenance.compute
@@ -77,9 +78,9 @@ def _lent_unscaled(gpu: str) -> Hardware | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartOff:
-    """A part of the predictor, and how it is turned off: by an ``edit`` of runs, by other
-    ``hardware`` for a GPU, ``within`` a block that changes engines, by ``allocated`` memory peaks
-    in place of the measured kind, or by counting each row as a source (``by_rows``).
+    """A part of the predictor, and the way to turn it off. ``edit`` changes the runs, ``hardware``
+    replaces a GPU, ``within`` is a ``with`` block that changes engines, ``allocated`` predicts the
+    bytes of tensors for any kind of memory peak, and ``by_rows`` counts each row as a source.
     """
 
     edit: Callable[[Configuration], Configuration] | None = None
@@ -126,7 +127,7 @@ def _again(rows: Sequence[Judged], predictor: RowPredictor) -> list[Judged]:
 
 
 def _as_allocated(row: Judged) -> Judged:
-    """A row whose predicted peak counts the bytes of allocated tensors, whatever kind of peak was
+    """A row whose predicted peak is that of allocated bytes (tensors), whatever kind of peak was
     measured.
     """
     if row.answer.prediction is None:

@@ -1,5 +1,5 @@
-"""Tables of prediction errors: by table of measured runs, model, number of GPUs and parallel
-degrees, and for single rows.
+"""Tables of prediction errors for single measured runs, and for groups of them: by table, model,
+number of GPUs and parallel degrees.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,8 @@ from experiments.runs.judged import GroupErrors, Judged, errors_of, groups_of, j
 from experiments.runs.run_sureness import RunAnswer
 from experiments.runs.runs_table import TableRow, count_of
 
-# The errors of a group of runs that a table shows, each with its heading and number format.
+# The figures that a table shows for a group of runs, such as mean errors, each with its heading and
+# number format.
 ERROR_FORMS = {
     "mean": ("mean_time", ".1%"),
     "median": ("median_time", ".1%"),
@@ -20,7 +21,7 @@ ERROR_FORMS = {
 }
 HEAD = ("", "rows", "refused", *ERROR_FORMS)
 COLUMNS = ("model", "gpus", "tp", "pp")
-# For a table with more runs than this, only groups of runs are shown.
+# If a table has more runs than this, its single runs are not shown, only groups of them.
 MOST_ROWS = 40
 ROW_HEAD = (
     *("row", "model", "gpus", "tp", "pp", "measured s", "predicted s", "90 % within", "error"),
@@ -72,7 +73,9 @@ def error_cells(group: GroupErrors) -> list[str]:
 
 
 def _changed(predicted: Sequence[Judged]) -> Iterator[str]:
-    """A line on those rows that were predicted with another batch size than they state."""
+    """A line on the rows that were predicted with another batch size than they state, because
+    theirs is not a multiple of the micro-batches of all replicas.
+    """
     changed = [
         f"{run.row.where} ({batch} as {run.answer.sequences})"
         for run in predicted

@@ -1,5 +1,5 @@
-"""Prediction errors if measured GPUs are treated as unknown: each is predicted from its datasheet,
-with rates scaled from other GPUs.
+"""Prediction errors if a measured GPU is treated as unknown: it is predicted from its datasheet,
+with rates that are scaled from other GPUs.
 """
 
 import math
@@ -23,14 +23,14 @@ from mistlab.catalog.completed import completed
 from mistlab.cost.confidence import KnownKind, Spread
 from mistlab.machine.hardware import LENT, Hardware, Source, can_lend
 
-# An unknown GPU adds one to the number of GPUs from which the spread between GPUs is estimated.
+# When the spread between GPUs is estimated, an unknown GPU adds one to the number of GPUs.
 GPUS_OF_UNKNOWN = 1
 DATASHEET = "datasheet"
 
 
 def as_of_datasheet(name: str, kept: str = "") -> Hardware:
-    """A GPU of the catalogue of which only the datasheet is kept; its rates are scaled from GPUs of
-    other architectures. The group of figures ``kept`` stays as measured.
+    """A GPU of the catalogue reduced to its datasheet: its rates are scaled from GPUs of other
+    architectures. Only the group of figures ``kept`` stays as measured.
     """
     stated = catalog.stated_hardware(name)
     nothing: dict[str, Any] = {group: None for group in LENT if group != kept}
@@ -42,8 +42,8 @@ def as_of_datasheet(name: str, kept: str = "") -> Hardware:
 
 
 def taken_for_its_lenders(hardware: Hardware) -> Hardware:
-    """A GPU with the measured rates and links of the most similar other GPU, without scaling; only
-    its memory and nodes are its own.
+    """A GPU with the measured rates and links of the most similar other GPU, which are not scaled
+    to it; only memory and nodes remain as they were.
     """
     rates, links = (_lender(hardware, group) for group in ("compute", "transfers"))
     node = hardware.node
@@ -59,14 +59,16 @@ def taken_for_its_lenders(hardware: Hardware) -> Hardware:
 
 
 def _lender(hardware: Hardware, group: str) -> Hardware:
-    """The GPU from which a group of figures is taken, or the hardware itself."""
+    """The GPU that lends a group of figures to this hardware; the hardware itself if nothing is
+    lent.
+    """
     source: Source | None = getattr(hardware.provenance, group)
     is_lent = source is not None and source.kind in ("scaled", "borrowed")
     return catalog.hardware(source.source) if is_lent and source is not None else hardware
 
 
-# What is known of a GPU that is left out, step by step: nothing, its datasheet, and then each group
-# of its own measurements.
+# Steps of knowledge about a GPU that is left out: nothing, its datasheet, and then one group of its
+# measurements after another.
 TOLD: Mapping[str, Callable[[str], Hardware]] = {
     "not scaled": lambda name: taken_for_its_lenders(as_of_datasheet(name)),
     "peaks and bandwidths": as_of_datasheet,
@@ -78,8 +80,8 @@ TOLD: Mapping[str, Callable[[str], Hardware]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LentRun:
-    """A run on a measured GPU that is predicted with rates scaled from other GPUs; ``place`` is the
-    index of the run's row.
+    """A run on a measured GPU, predicted with rates that are scaled from other GPUs; ``place`` is
+    the index of the run's row in the table.
     """
 
     place: int
@@ -91,8 +93,8 @@ class LentRun:
 
     @property
     def roots(self) -> float:
-        """The logarithm of the time predicted with the GPU's own rates over the time predicted with
-        scaled rates, in the unit in which bounds are stated.
+        """How far two predicted times of the run are apart: the logarithm of the time by the GPU's
+        own rates over the time by scaled rates, in the unit in which bounds are stated.
         """
         assert self.own.predicted_s is not None
         assert self.lent.predicted_s is not None
@@ -104,8 +106,8 @@ class LentRun:
 def runs_from_datasheets(
     known: Sequence[Known], made: Callable[[str], Hardware] = as_of_datasheet
 ) -> list[LentRun]:
-    """Published runs on measured GPUs. Each GPU in turn is treated as unknown and replaced by what
-    ``made`` returns for it.
+    """The published runs on measured GPUs, where each GPU in turn is treated as unknown: it is
+    replaced by the hardware that ``made`` returns for it.
     """
     of_gpu: dict[str, list[tuple[int, Judged, Miss]]] = defaultdict(list)
     for index, (_, row, miss) in enumerate(known):
@@ -135,8 +137,8 @@ def runs_from_datasheets(
 
 
 def _spreads(lent: Sequence[LentRun], *, by_gpu: bool) -> SourceSpreads:
-    """For each GPU that is left out, how far predictions with scaled rates are from those with its
-    own rates.
+    """For each GPU, how far the predictions with rates scaled from other GPUs are from the
+    predictions with its measured rates.
     """
     _, gpus = np.unique([one.gpu for one in lent], return_inverse=True)
     folds = gpus if by_gpu else np.full(len(lent), -1)
@@ -156,7 +158,7 @@ def _of_fold(spreads: SourceSpreads, fold: int) -> Spread:
 
 def datasheet_kind(lent: Sequence[LentRun]) -> KnownKind | None:
     """The kind of run for GPUs of which only the datasheet is known: how far predictions with
-    scaled rates are from those with a GPU's own rates.
+    scaled rates are from predictions with measured rates.
     """
     if not lent:
         return None
@@ -173,8 +175,8 @@ def datasheet_kind(lent: Sequence[LentRun]) -> KnownKind | None:
 
 
 def _held(known: Sequence[Known], lent: Sequence[LentRun]) -> list[Held]:
-    """How often measurements lie inside the bounds of predictions with scaled rates, if the bounds
-    are fitted without the run's GPU and without its source.
+    """How often measurements lie inside the bounds of predictions with scaled rates, where bounds
+    are fitted to runs on other GPUs and of other sources.
     """
     misses = [(index, miss) for index, (*_, miss) in enumerate(known) if miss is not None]
     spreads = left_out([miss for _, miss in misses], [miss.source for _, miss in misses])
@@ -196,8 +198,8 @@ HEAD = ("", "rates of", "runs", "median, own rates", "median", "bias", "in bound
 
 
 def datasheet_lines(known: Sequence[Known], lent: Sequence[LentRun]) -> Iterator[str]:
-    """A section of the page: runs on measured GPUs that are predicted from the GPU's datasheet
-    alone.
+    """A section of the page with the errors for measured GPUs that are predicted from their
+    datasheets alone.
     """
     yield "\n\n".join(beside("report_runs-datasheets")) + "\n"
     if lent:
@@ -229,8 +231,8 @@ def _cells(name: str, lent: Sequence[LentRun], held: Sequence[Held]) -> list[obj
 
 
 def figure_lines(known: Sequence[Known]) -> Iterator[str]:
-    """A section of the page: prediction errors for a GPU without measurements, and as each group of
-    its measured figures is added.
+    """A section of the page with prediction errors for a GPU without measurements, and the errors
+    as each group of its measured figures is added.
     """
     yield "\n\n".join(beside("report_runs-figures")) + "\n"
     every = {name: runs_from_datasheets(known, made) for name, made in TOLD.items()}

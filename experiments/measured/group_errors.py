@@ -1,4 +1,6 @@
-"""Prediction errors of tables that divide their runs into groups, with every group counted once."""
+"""Mean prediction errors of tables whose rows name groups of runs; every group counts once, however
+many runs it has.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,8 +21,8 @@ HEAD = ("group", "runs", "answered", "times", "mean", "bias", "in bounds", "peak
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedOnce:
-    """Means over groups of runs, each group counted once: of the mean errors of times, of those of
-    memory peaks, and of the shares inside bounds.
+    """Means over groups of runs, in which each group counts once: the mean errors of times and of
+    memory peaks, and the mean share of measurements inside bounds.
     """
 
     time_groups: int
@@ -31,8 +33,8 @@ class CountedOnce:
 
 
 def counted_once(groups: Sequence[GroupErrors]) -> CountedOnce:
-    """The mean over groups of each group's mean error; a group without measurements of a kind does
-    not count for that kind.
+    """The mean over groups of each group's mean error. For times, or for memory peaks, only groups
+    that measured them count.
     """
     times = [one.mean_time for one in groups if one.mean_time is not None]
     inside = [one.inside for one in groups if one.inside is not None]
@@ -60,9 +62,9 @@ def group_lines(name: str, rows: Sequence[Judged]) -> Iterator[str]:
 
 
 def summary(rows: Sequence[Judged]) -> str:
-    """Sentences on a table's runs: their errors with every group counted once, without rows that
-    are doubtful or whose time no GPU could reach; and how well runs that succeeded are told from
-    runs that failed.
+    """Sentences on a table's runs: their mean errors with every group counted once, without rows
+    that are doubtful or whose measured time is below what a GPU can reach; and how well predictions
+    tell runs that succeeded from runs that failed.
     """
     every = _of_groups(rows)
     sure = [one for one in rows if not one.is_doubted and not one.is_impossible]

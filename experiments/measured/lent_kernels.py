@@ -1,5 +1,5 @@
-"""Errors in the times of measured kernels, if each kernel's GPU is treated as unknown and predicted
-from its datasheet.
+"""Prediction errors of measured kernels, if each kernel's GPU is treated as unknown and its rates
+come from its datasheet.
 """
 
 import csv
@@ -24,14 +24,15 @@ from mistlab.core.values import InputError, reject
 from mistlab.cost.confidence import REACH
 from mistlab.machine.hardware import Compute, OperatorClass
 
-# The names of 16-bit precisions; other precisions have different kernels on each GPU.
+# The names of 16-bit precisions, to which the comparison is limited, since kernels of other
+# precisions differ between GPUs.
 HALF = ("bfloat16", "float16", "bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """Kernels of one class on one GPU, with the operations, the bytes and the measured seconds of
-    each.
+    """Kernels of one class on one GPU: arrays with the operations, the bytes and the measured
+    seconds of each kernel.
     """
 
     gpu: str
@@ -41,8 +42,8 @@ class Kernels:
     seconds: Floats
 
     def missed(self, compute: Compute) -> Floats:
-        """The logarithm of predicted over measured seconds of each kernel, if a GPU's rates are the
-        given ones.
+        """The errors of predictions by a GPU's given rates: for each kernel, the logarithm of
+        predicted over measured seconds.
         """
         rate = compute.rate(self.operators)
         predicted_s = self.flop * rate.s_per_flop + self.moved_bytes * rate.s_per_byte
@@ -68,8 +69,8 @@ def _attention(row: Mapping[str, str]) -> tuple[float, float, float]:
     return flop, moved, float(row["latency_ms"]) * 1e-3
 
 
-# Formats of tables of kernels. Each is recognised by a column that no other format has; with it are
-# the class of its operators, its column of precisions, and a function that counts a row's
+# The formats of tables of kernels. A format is recognised by a column that no other format has; it
+# has the class of its operators, its column of precisions, and a function that counts a row's
 # operations and bytes.
 FORMATS: Mapping[str, tuple[OperatorClass, str, Count]] = {
     "k": ("matmul", "dtype", _product),
@@ -82,7 +83,7 @@ def kernels_of(path: Path) -> Iterator[Kernels]:
     """The kernels of a table by GPU: GEMMs and attention kernels by shape, or profiles of whole
     blocks.
 
-    Products that end before a GPU reaches its rate are left out.
+    GEMMs with too few operations for a GPU to reach its full rate are left out.
     """
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = [*csv.DictReader(file)]
@@ -135,8 +136,8 @@ def _gpu_of(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LentKernels:
-    """The kernels of one GPU, with their prediction errors by the GPU's own rates and by rates
-    scaled from another GPU.
+    """The kernels of one GPU, with two kinds of prediction errors: by the GPU's own rates, and by
+    rates scaled from another GPU.
     """
 
     kernels: Kernels
@@ -146,8 +147,8 @@ class LentKernels:
 
 
 def from_datasheets(every: Sequence[Kernels]) -> list[LentKernels]:
-    """For each GPU, its kernels predicted by its own rates, and predicted from its datasheet as if
-    it had never been measured.
+    """For each GPU, its kernels predicted by its measured rates, and by rates from its datasheet as
+    if it had never been measured.
     """
     return [_lent(kernels) for kernels in every]
 
@@ -167,8 +168,8 @@ def _lent(kernels: Kernels) -> LentKernels:
 
 
 def inside_bounds(every: Sequence[LentKernels]) -> list[Bools]:
-    """A mask of the kernels whose times lie inside bounds. The bounds are fitted to kernels of the
-    same class on other GPUs, or to those of all classes if there are too few.
+    """Which kernels have times inside their bounds, as a mask. The bounds are fitted to kernels of
+    the same class on other GPUs, or to kernels of all classes if those are too few.
     """
     sizes = [len(group.lent) for group in every]
     _, gpus = np.unique([group.kernels.gpu for group in every], return_inverse=True)
@@ -189,7 +190,7 @@ HEAD = ("", "rates of", "kernels", "own rates", "median", "bias", "in bounds")
 
 
 def kernel_lines(paths: Sequence[Path]) -> Iterator[str]:
-    """A section of the page: measured kernels that are predicted from their GPU's datasheet
+    """A section of the page on measured kernels that are predicted from their GPU's datasheet
     alone.
     """
     every = from_datasheets([kernels for path in paths for kernels in kernels_of(path)])

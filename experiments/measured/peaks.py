@@ -1,5 +1,5 @@
-"""Errors of predicted memory peaks by source, and the predicted probabilities that a run fits in
-memory.
+"""Two tests of predicted memory peaks on measured runs: their errors by source, and the predicted
+probability that a run fits.
 """
 
 import math
@@ -16,15 +16,15 @@ from mistlab.calibration.fitted_sureness import SourceSpreads, spreads_of_kinds
 from mistlab.core.arrays import Ints
 from mistlab.cost.confidence import REACH, SOURCES_OF_WIDER, KnownKind, peak_kinds
 
-# A run that did succeed should not have been predicted to run out of memory with a probability
-# above this.
+# For runs that did fit, a predicted probability of running out of memory above this counts as
+# wrong.
 MOST_WRONG = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMiss:
-    """The logarithm of a measured memory peak over the predicted one, with the kinds of run
-    (``names``) for which it counts.
+    """The error of a predicted memory peak, as the logarithm of measured over predicted bytes;
+    ``names`` are the kinds of run for which it counts.
     """
 
     names: tuple[str, ...]
@@ -54,8 +54,8 @@ def peak_misses(known: Sequence[Known]) -> list[PeakMiss]:
 
 
 def known_peaks(misses: Sequence[PeakMiss]) -> tuple[KnownKind, ...]:
-    """How far measured memory peaks are from predicted ones, by kind of run, as the catalogue's
-    file lists it.
+    """How far measured memory peaks are from predicted ones for each kind of run, in the form of
+    the catalogue's file.
     """
     spreads = _spreads(misses, np.full(len(misses), -1))
     together: dict[str, list[PeakMiss]] = defaultdict(list)
@@ -84,7 +84,7 @@ def _spreads(misses: Sequence[PeakMiss], folds: Ints) -> dict[str, SourceSpreads
 
 def peak_lines(known: Sequence[Known]) -> Iterator[str]:
     """Lines of the page on memory peaks: how many lie inside bounds that were fitted without their
-    source, and how probable it was that the runs that succeeded would fit.
+    source, and the predicted probability of fitting for the runs that did fit.
     """
     misses = peak_misses(known)
     sources = np.unique([miss.source for miss in misses], return_inverse=True)[1]

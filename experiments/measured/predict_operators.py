@@ -1,5 +1,5 @@
-"""Predicts the measured kernels of fine-tuning benchmarks: prints a row for each as JSON, or errors
-by kernel if its GPU is left out of the fit.
+"""The command ``predict_operators``: predicts measured kernels of fine-tuning benchmarks, and
+prints a JSON row for each, or the errors by kernel of fits that leave out its GPU.
 """
 
 import argparse
@@ -36,10 +36,10 @@ PASSES: Mapping[str, tuple[str, ...]] = {
     "backward": ("backward",),
     "full": ("forward", "backward"),
 }
-# The bytes of a number for each name of its type that a benchmark uses; 4 for other names.
+# The bytes of a number, by the name that a benchmark uses for its type; 4 for any other name.
 WIDTHS = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
-# Matches names of providers whose kernels are fused, so that they read and write data only once or
-# twice.
+# Matches the names of implementations with fused kernels, which read and write their data only once
+# or twice.
 FUSED = re.compile("liger|(?<!un)fused|tiled|compile")
 
 
@@ -77,7 +77,7 @@ class RefusedKernel:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRates:
     """The rates of kernels on any GPU: the fractions of the datasheet's bandwidth that fused
-    kernels and torch's operators reach, and the latencies of a launch and of a backward pass.
+    kernels and that torch's operators reach, and the latencies of a launch and of a backward pass.
     """
 
     fused: float = 0.85
@@ -101,15 +101,17 @@ class KernelRates:
 
 @cache
 def described() -> Mapping[str, Any]:
-    """Descriptions of the known kernels by name, and other names of their sizes."""
+    """The known kernels by name, each with its description in the catalogue, and further names of
+    sizes.
+    """
     file = files("experiments.measured") / "operators.yaml"
     kernels: Mapping[str, Any] = parse_yaml(file.read_text(encoding="utf-8"), file.name)
     return kernels
 
 
 def kernel_rows(path: Path) -> Iterator[KernelRow | RefusedKernel]:
-    """The rows of a table that are about times, measured or still empty; rows about other
-    quantities are left out.
+    """The rows of a table that are about times, including rows whose time is still empty; rows
+    about other quantities, such as memory, are left out.
     """
     for row in rows_of_table(path, NEEDED, NEEDED):
         if text_of(row.cells, "quantity") not in ("", "time"):
@@ -212,7 +214,7 @@ LEAST, MOST = (0.3, 0.3, 1e-6, 1e-6), (1.0, 1.0, 5e-5, 1e-3)
 
 
 def fit(rows: Sequence[KernelRow]) -> KernelRates:
-    """The rates that fit the rows best if each kernel counts once: those with the least mean
+    """The rates that fit the rows best, where each kernel counts once: they have the least mean
     absolute logarithm of predicted over measured times.
     """
     weights = defaultdict[str, int](int)
@@ -239,8 +241,8 @@ def _rates(logarithms: Sequence[float]) -> KernelRates:
 
 
 def left_out(rows: Sequence[KernelRow]) -> Mapping[str, KernelRates]:
-    """For each GPU, the kernel rates that are fitted without it; the default rates if no other GPU
-    was measured.
+    """For each GPU, the kernel rates that are fitted to all other GPUs; the default rates if no
+    other GPU was measured.
     """
     measured = [one for one in rows if one.measured_s is not None]
     rates = {}
@@ -254,10 +256,10 @@ def predict_operators(options: argparse.Namespace) -> int:
     """Predict the kernels in tables of measurements: norms, activations, rotary embedding and
     losses, fused or not.
 
-    A row is one kernel (docs/reference/measured-runs.md): its name, who wrote it, its pass, the
-    size that varies and others, and its GPU. What a kernel moves and computes is counted in its
-    source; what kernels reach of a GPU's bandwidth, and how long a backward pass takes to begin, is
-    fitted to the rows of other GPUs. Without --json the errors are printed by kernel.
+    A row is one kernel (docs/reference/measured-runs.md): its name, its implementation, its pass,
+    its sizes, and its GPU. The bytes and operations of a kernel are counted from its source. Two
+    things are fitted to the rows of other GPUs: the share of a GPU's bandwidth that kernels reach,
+    and the time before a backward pass begins. Without --json, the errors are printed by kernel.
     """
     unreadable, rows = 0, list[KernelRow | RefusedKernel]()
     for path in options.tables:

@@ -1,4 +1,6 @@
-"""Predicts the rows of tables of measured runs, in order; prints JSON or a table of errors."""
+"""The command ``predict_runs``: predicts the rows of tables of measured runs, in order, and prints
+them as JSON, or a table of errors.
+"""
 
 import argparse
 import math
@@ -36,7 +38,7 @@ from mistlab.plan.dimensions import DIMENSIONS
 from mistlab.plan.plan import Plan
 from simulators.symbolic import SymbolicPredictor
 
-# How many rows are predicted in one batch.
+# The number of rows that are predicted in one batch.
 AT_ONCE = 4096
 # The seconds between two progress reports.
 PATIENCE_S = 2.0
@@ -54,11 +56,11 @@ def predict_rows(options: argparse.Namespace) -> int:
     """Predict measured training runs: each row of a table as a plan, beside its measured time and
     memory.
 
-    A row tells of one run: model, GPUs, degrees, batch (docs/reference/measured-runs.md lists
-    the columns). Cells may be empty; what is assumed instead is a note of the answer. A row
-    that cannot be predicted is refused with the reason. Nothing that was measured is read but
-    to hold it against the prediction: without --json the errors by table, model, GPUs and
-    degrees are printed, and of a few runs each beside its prediction.
+    A row describes one run: model, GPUs, parallel degrees, batch (docs/reference/measured-runs.md
+    lists the columns). Cells may be empty; the answer notes what is assumed instead. A row that
+    cannot be predicted is refused with the reason. Measured columns are only used to compare them
+    with the prediction. Without --json, the command prints errors by table, model, GPUs and
+    degrees, and a few runs, each beside its prediction.
     """
     with as_options():
         profile = None if options.profile == "none" else catalog.profile(options.profile)
@@ -97,8 +99,8 @@ def mapping_of(answered: AnsweredRow) -> dict[str, object]:
 
 
 class RowPredictor:
-    """Predicts rows of tables of runs, each changed by ``edit`` before; equal configurations are
-    predicted once.
+    """Predicts rows of tables of runs, after ``edit`` has changed each of them; equal
+    configurations are predicted only once.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class RowPredictor:
     ) -> None:
         self._profile, self._hardware, self._edit = profile, hardware, edit
         self._known: dict[Configuration, RunAnswer] = {}
-        # For each configuration a sort key: first whether memory is nearly full, then the seconds
+        # The sort key of each configuration: first whether memory is nearly full, then the seconds
         # of an iteration.
         self._ranks: dict[Configuration, tuple[bool, float]] = {}
         self._begun_s = perf_counter()
@@ -149,8 +151,8 @@ class RowPredictor:
             progress(text)
 
     def _predict(self, runs: Sequence[Configuration]) -> None:
-        """Predict those runs that are not in the cache. Where a row leaves a choice open, every
-        choice is tried and the best one counts.
+        """Predict the runs that are not in the cache. If a row leaves choices open, all
+        combinations are tried and the best one counts.
         """
         several = {run: ways_of(run) for run in runs if run.unsaid and run not in self._known}
         ways = [way for some in several.values() for way in some]
@@ -162,8 +164,8 @@ class RowPredictor:
         return min(ways, key=lambda way: self._ranks.get(way, (True, math.inf)))
 
     def _predict_specified(self, runs: Sequence[Configuration]) -> None:
-        """Predict runs whose rows leave no choice open, all runs of one workload and cluster
-        together.
+        """Predict runs whose rows leave no choice open; runs of the same workload and cluster are
+        predicted together.
         """
         instead: dict[Configuration, Configuration] = {}
         together: dict[tuple[int, int], list[tuple[Configuration, RunJob]]] = defaultdict(list)
@@ -195,8 +197,8 @@ class RowPredictor:
 
 
 def _otherwise(run: Configuration, run_job: RunJob, prediction: Prediction) -> Configuration | None:
-    """The configuration to predict in place of one that does not fit in memory; None if that one is
-    to be predicted as it is.
+    """The configuration to predict in place of one that does not fit in memory; None if there is no
+    such replacement.
     """
     if run.otherwise not in ("", run_job.job.plan.engine) and nearly_fills(prediction, run_job):
         notes = (*run.notes, f"memory is short: engine {run.otherwise}")
@@ -219,8 +221,8 @@ TOO_MUCH = "workload: "
 
 
 def _as_written(refused: str, run: Configuration, row: TableRow) -> str:
-    """A refusal worded for the table: it names the table's columns in place of plan fields, and the
-    GPU and engine of the row in place of those that stand for them.
+    """A refusal worded for the user of a table: it has the table's columns in place of plan fields,
+    and the GPU and engine that the row names in place of those that represent them.
     """
     if refused.startswith(TOO_MUCH):
         model = f"{run.shape.layers:,} layers of hidden {run.shape.hidden:,}"

@@ -1,5 +1,5 @@
-"""The command ``predictor_error``: compares measured runs with predictions, with a row for each
-run's time and each stage's memory.
+"""The command ``predictor_error``: compares measured training runs with predictions: the time of
+each run, and the memory of each stage.
 """
 
 import argparse
@@ -54,17 +54,17 @@ FITTED_TO_ALL = ("l4-24gb", "a100-40gb", "a10g-24gb")
 def errors(options: argparse.Namespace) -> int:
     """Report the errors of predicted iteration times and memory peaks over published training runs.
 
-    Without tables, the published figures that the project carries. With --tables DIR, the runs
-    of DIR/end_to_end.csv, DIR/megatron_a100_one_node.csv and DIR/megatron_a100_many_nodes.csv
-    too, as far as they are there (docs/reference/measurement-tables.md). Where a calibration
-    was fitted to runs, their errors when they are left out of the fit stand beside.
+    By default these are the published runs that come with the project. With --tables DIR, the runs
+    in DIR/end_to_end.csv, DIR/megatron_a100_one_node.csv and DIR/megatron_a100_many_nodes.csv are
+    added, if these files exist (docs/reference/measurement-tables.md). For runs to which a
+    calibration was fitted, the report also has the errors of fits that leave them out.
     """
     runs, tables = _runs(options.tables, quick=options.quick)
     if options.launch is not None:
         runs = launched_runs(runs, options.launch)
     study = Study.begin("predictor_error", options)
-    # With launch files only some runs are read, but a machine's constants were fitted to all of
-    # them, so no run can be left out.
+    # Launch files exist for only some of the runs to which a machine's constants were fitted, so
+    # with launch files no fit can be made that leaves a run out.
     left_out = {} if options.tables is None or options.launch else _left_out(runs)
     times = _fastest(
         [
@@ -82,7 +82,7 @@ def errors(options: argparse.Namespace) -> int:
         ],
         "memory": memory_summary(memory, runs),
     }
-    # The sentences on the largest errors are only true if the runs of all tables were read.
+    # The sentences on the largest errors hold only if the runs of all tables were read.
     whole = {END_TO_END, *MEGATRON} <= {one.path.name for one in tables} and not options.launch
     return study.end(_report(summary, times, memory, whole=whole))
 
@@ -135,13 +135,13 @@ def _runs(folder: Path | None, *, quick: bool = False) -> tuple[list[PublishedRu
         for name in MEGATRON
         if not quick and (folder / name).exists()
     ]
-    # The base case of weak scaling is left out, since it is already among the runs of the table.
+    # The base case of weak scaling is left out, since it is also in the table of runs.
     return [*(one for table in tables for one in table.runs), *weak_scaling], tables
 
 
 def _left_out(runs: Sequence[PublishedRun]) -> Mapping[str, float]:
-    """The error of each run that constants were fitted to, predicted with a fit that leaves it
-    out.
+    """The prediction error of each run that was used to fit constants, with constants from a fit
+    that leaves it out.
     """
     by_machine = grouped(runs, lambda one: one.cluster.hardware.name)
     fits = [
@@ -224,7 +224,7 @@ def _memory(run: PublishedRun) -> Iterator[dict[str, Any]]:
 # Summarises the prediction errors of each set of measured runs.
 
 
-# Two runs are ranked only if their times differ by at least this share.
+# The least share by which the times of two runs must differ for their order to count.
 TELLING = 0.03
 
 
@@ -276,8 +276,9 @@ def _events_summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _order(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[float], int]:
-    """How well predictions rank the runs of one workload: their rank correlation, the regret of
-    choosing the run that is predicted to be fastest, and the number of pairs in the wrong order.
+    """How well predictions rank the runs of one workload: the rank correlation, the regret (the
+    loss from choosing the run that is predicted to be fastest), and the number of pairs in the
+    wrong order.
     """
     ranks, best, disordered = [], [], 0
     for alike in grouped(rows, lambda row: row["workload"]).values():

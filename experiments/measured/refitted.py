@@ -1,4 +1,6 @@
-"""Memory constants that were fitted to rows of tables, fitted again without the source of a row."""
+"""Fits the allocator's memory constants again for each row of a table, without the rows of the same
+source, so that no row is predicted by constants that were fitted to it.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,14 +16,14 @@ from mistlab.core.units import GIB_BYTES
 from mistlab.engines.engine import ENGINES
 from mistlab.engines.fitted import fitted
 
-# The family of engines whose share of cached memory is fitted as the mean over sources, with the
-# median run of each source (mistlab/catalog/engines.yaml).
+# The family of engines whose share of cached memory is the mean over sources of the share in each
+# source's median run (mistlab/catalog/engines.yaml).
 FAMILY = "fsdp"
 
 
 def without_own_rows(known: Sequence[Known]) -> list[Known]:
-    """All rows. Those whose source was used to fit the allocator's cached share are predicted with
-    the share that the other sources give.
+    """All rows with their predictions. If the allocator's cached share was fitted to a row's
+    source, the row is predicted again with the share that the other sources give.
     """
     shares = shares_of_sources(known)
     if len(shares) <= 1:
@@ -42,8 +44,8 @@ def without_own_rows(known: Sequence[Known]) -> list[Known]:
 
 
 def shares_of_sources(known: Sequence[Known]) -> Mapping[str, float]:
-    """For each source that reports reserved memory peaks, which share of the memory that is freed
-    again the allocator caches; of each source, the median run.
+    """The allocator's cached share by source, for sources that report reserved memory peaks: the
+    share of freed memory that the allocator keeps, in the median run of the source.
     """
     shares: dict[str, list[float]] = defaultdict(list)
     for source, row, _ in known:
@@ -73,7 +75,7 @@ def _cached_share(row: Judged) -> float | None:
 
 @contextmanager
 def _caching(share: float) -> Iterator[None]:
-    """In the ``with`` block, the family's engines have another share of cached memory."""
+    """In the ``with`` block, the engines of the family use the given share of cached memory."""
     kept = {name: ENGINES[name] for name in ENGINES if ENGINES[name].family == FAMILY}
     ENGINES.update({name: replace(row, cached_share=share) for name, row in kept.items()})
     try:

@@ -1,4 +1,6 @@
-"""Writes the page and the picture that compare predicted with measured runs."""
+"""The command ``report_runs``: writes the page and the picture that compare predicted with measured
+training runs.
+"""
 
 import argparse
 import re
@@ -51,8 +53,8 @@ from mistlab.cost.confidence import Spread
 # The picture of measured runs: predicted against measured seconds, with a marker for each table.
 
 
-# How many colours there are, and the shapes of markers by which tables beyond that number are told
-# apart.
+# The number of colours, and the marker shapes that distinguish further tables with the same
+# colours.
 COLOURS, SHAPES = 10, "o^sv"
 
 
@@ -100,13 +102,14 @@ def look(number: int) -> tuple[str, str]:
     return f"C{number % COLOURS}", SHAPES[number // COLOURS % len(SHAPES)]
 
 
-# The page of measured runs: prediction errors for every table, by row and by group, and a picture.
+# The page of measured runs: the prediction errors of every table, by row and by group, and a
+# picture.
 
 
 COLUMNS = ("engine", "hardware", "model", "gpus", "tp", "pp", "micro_batch", "precision")
 MOST_GROUPS = 14
-# Subsets of an engine's runs: each has a largest number of GPUs, a largest tensor-parallel degree
-# and a largest number of stages.
+# Subsets of an engine's runs, each given by the largest number of GPUs, the largest tensor-parallel
+# degree and the largest number of stages.
 PARTS = {
     "no pipeline, tp to 8, to 128 GPUs": {"gpus": 128, "tp": 8, "pp": 1},
     "tp to 8, to 128 GPUs": {"gpus": 128, "tp": 8},
@@ -115,7 +118,7 @@ PARTS = {
 # A configuration is a bad choice if it is slower than the best measured one by more than this
 # factor.
 BAD = 1.3
-# The engine of the runs on clusters that have a profile of their own in the catalogue.
+# The engine of the runs on clusters for which the catalogue has a profile.
 ENGINE_OF_PROFILES = "nanotron"
 HEAD = ("", "runs", "answered", *ERROR_FORMS)
 
@@ -123,13 +126,13 @@ HEAD = ("", "runs", "answered", *ERROR_FORMS)
 def report(options: argparse.Namespace) -> int:
     """Write the page and the picture that compare predicted with measured training runs.
 
-    Tables are those of predict_runs (docs/reference/measured-runs.md). The page has, for every
-    table: errors, raw and in groups; the share of measurements within the bounds, and within
-    bounds that were made without the run's group; the spread of repeated runs; the refused
-    rows. Sources are held against the others, each left out whole, and runs on measured GPUs
-    against what their datasheets alone say; with --kernels so are single kernels. With
-    --profile it also has the errors under that profile, with --ablation those of rows that tell
-    less, and with each part of the predictor turned off.
+    Tables are those of predict_runs (docs/reference/measured-runs.md). For every table, the page
+    has the errors over all runs and by group, the share of measurements inside their bounds (also
+    inside bounds that were fitted without the run's group), the spread of repeated runs, and the
+    refused rows. It compares sources, each with bounds fitted to the others, and shows the errors
+    for measured GPUs that are predicted from their datasheets alone; with --kernels, also for
+    single kernels. --profile adds the errors under that cluster profile. --ablation adds the errors
+    if rows say less, and if each part of the predictor is turned off.
     """
     with as_options():
         profile = None if options.profile == "none" else catalog.profile(options.profile)
@@ -180,8 +183,8 @@ def _tables(paths: Sequence[Path], predictor: RowPredictor) -> Tables:
 
 
 def _of_profiles(tables: Tables) -> list[Judged]:
-    """The rows of runs on clusters that have a profile of their own, for the engine of these
-    profiles.
+    """The rows of runs on clusters for which the catalogue has a profile, for the engine that these
+    profiles are for.
     """
     every = (one for _, rows in tables for one in rows)
     return [one for one in every if row_of(one.row.cells).software == ENGINE_OF_PROFILES]
@@ -199,7 +202,7 @@ ORDERS = (
 )
 
 
-# How many columns a table of rankings has, without those on repeated and failed runs.
+# The number of columns in a table of rankings, without the columns on repeated and on failed runs.
 ORDERED = 7
 
 
@@ -221,8 +224,8 @@ def _each(tables: Tables) -> Iterator[str]:
 
 
 def _order_cells(rows: Sequence[Judged]) -> list[str]:
-    """The cells on a table's runs: how well runs of one task are ranked, how much repeated runs
-    vary, and how well failed runs are told apart.
+    """The cells for a table's runs: how well predictions rank runs of one task, how much repeated
+    runs vary, and how well predictions tell failed runs from others.
     """
     cells: list[str] = []
     for tasks in ([*ranked(rows)], [*ranked(rows, by=lambda one: one.longest_s)]):
@@ -244,8 +247,8 @@ def _order_cells(rows: Sequence[Judged]) -> list[str]:
 
 
 def _part_cells(rows: Sequence[Judged]) -> Iterator[Sequence[object]]:
-    """The prediction errors of a table's runs, grouped by the values of each column that has few of
-    them.
+    """The prediction errors of a table's runs, grouped by the value of each column that has only a
+    few different values.
     """
     for column in COLUMNS:
         groups = [*groups_of(rows, _cell(column))]
@@ -255,8 +258,8 @@ def _part_cells(rows: Sequence[Judged]) -> Iterator[Sequence[object]]:
 
 
 def _orders(rows: Sequence[Judged]) -> Iterator[str]:
-    """Lines on how well runs of one task are ranked, how well failed runs are told apart, and how
-    much repeated runs vary.
+    """Lines on three questions: how well predictions rank runs of one task, how well they tell
+    failed runs from others, and how much repeated runs vary.
     """
     yield from _ranking(rows)
     if any(one.failed for one in rows):
@@ -274,8 +277,8 @@ def _orders(rows: Sequence[Judged]) -> Iterator[str]:
 
 
 def _parts(how: str, rows: Sequence[Judged]) -> Iterator[str]:
-    """The prediction errors and rankings in subsets of an engine's runs, which large clusters do
-    not dominate.
+    """The prediction errors and rankings in subsets of an engine's runs, such as those on few GPUs,
+    so that large clusters do not dominate.
     """
     if not rows:
         return
@@ -322,8 +325,8 @@ def _ranks(tasks: Sequence[Ranked]) -> str:
 
 
 def _single_runs(rows: Sequence[Judged]) -> Iterator[str]:
-    """Whether the worst regret is due to a single run: how many of the runs that are predicted to
-    be best are bad choices.
+    """Whether the largest regret is due to a single run: the number of runs that are predicted to
+    be best but are bad choices.
     """
     error = errors_of("", rows).median_time
     tasks = [] if error is None else [*ranked(rows, near=error)]
@@ -356,7 +359,7 @@ def _error_line(group: GroupErrors) -> Sequence[object]:
 
 
 def _refused(tables: Tables) -> Iterator[str]:
-    """The refused rows of all tables, with the number of rows for each fault."""
+    """The refused rows of all tables, as the number of rows for each reason."""
     reasons = Counter(
         (name, _fault(run.answer.refused))
         for name, rows in tables
@@ -370,26 +373,24 @@ def _refused(tables: Tables) -> Iterator[str]:
 
 
 def _fault(refused: str) -> str:
-    """The fault in a refusal's message, without the number of the row, suggestions and the
-    remedy.
-    """
+    """The reason in a refusal's message, without the row's number, suggestions and the remedy."""
     reason = refused.partition(": ")[2]
     return re.sub(r"( \(did you mean .*?\?\))?: (give|predict) .*", "", reason).replace("|", "\\|")
 
 
-# How often bounds hold for groups of rows that their fit left out, and the spread of every kind of
-# runs.
+# Tests the bounds of predictions: how often they hold for groups of rows that the fit left out, and
+# the fitted spread of every kind of runs.
 
 
-# The groups of runs that are left out in turn: all runs of one software with the same value in a
-# column, or a whole table.
+# The groups of runs that are left out in turn: all runs of one software that have the same value in
+# a column, or a whole table.
 WAYS: Mapping[str, Callable[[TableRow, str], str]] = {
     "model": lambda row, software: f"{software} {row.cells.get('model', '')}",
     "GPUs": lambda row, software: f"{software} {row.cells.get('gpus', '')}",
     "table": lambda row, _: row.file,
 }
-# For tables that name groups of their own, the groups of runs that are left out in turn: one group,
-# page or GPU.
+# The groups of runs that are left out in turn, for tables whose rows name groups: the runs of one
+# group, one page or one GPU.
 OF_GROUPS: Mapping[str, Callable[[TableRow, str], str]] = {
     "group": lambda row, _: row.cells.get("group") or row.file
 }
@@ -433,7 +434,7 @@ def _held(row: Judged, spread: Spread) -> Held:
 
 
 def _known(tables: Tables) -> list[tuple[str, Judged, Miss | None]]:
-    """Every row with its source, and the factor between its measurement and the prediction."""
+    """Every row of the tables with its source, and the ratio of measurement to prediction."""
     return [
         (source_of(name, row.row.cells), row, miss)
         for name, rows in tables
@@ -462,7 +463,7 @@ def _with_misses(table: str, rows: Sequence[Judged]) -> Iterator[tuple[Judged, M
 
 
 def write_sureness(tables: Tables, lent: Sequence[LentRun], path: Path) -> None:
-    """Write the catalogue's file on how far predictions may be off, by kind of run, as fitted to
+    """Write the catalogue's file on the uncertainty of predictions by kind of run, as fitted to
     these tables.
     """
     misses = [miss for name, rows in tables for _, miss in _misses(name, rows)]

@@ -19,8 +19,8 @@ from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.huggingface.type_keys import TypeRow, model_types, refused_types
 from mistlab.plan.workload import ModelSpec, Workload
 
-# Model types that transformers cannot build with its default settings, each with the settings that
-# it needs.
+# The settings that transformers needs to build certain model types, which it cannot build with
+# default settings.
 COMPLETED: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {
@@ -45,10 +45,10 @@ def check(options: argparse.Namespace) -> int:
     """Check which Hugging Face model types this package reads, and whether its parameter counts
     agree with transformers.
 
-    Of every causal language model of transformers the default configuration is read and its
-    parameters are counted, beside those that the library itself builds on torch's meta device.
-    Types that are refused are listed with the reason. Each file is read twice: as the library
-    writes it, and with all keys left out.
+    For every causal language model of transformers, the default configuration is read and its
+    parameters are counted; the count stands beside that of the model which transformers builds on
+    torch's meta device. Refused types are listed with the reason. Each configuration is read twice:
+    as transformers writes it, and without all keys that have default values.
     """
     if options.types is not None:
         return write_types(options.types)

@@ -141,8 +141,8 @@ def _of_factory(options: argparse.Namespace) -> list[tuple[ModelSpec, ModelGraph
         _trace_own(own_model, factory, options, name, "own", precision)
         for precision in _precisions(options)
     ]
-    # When the model is trained later, its blocks are looked for as in a trace that is not told
-    # where they are.
+    # The blocks are found as they are when the model is trained later: without a hint about where
+    # they are.
     source = "" if options.blocks else options.source
     return [(replace(spec, factory=source), graph) for spec, graph in traced]
 

@@ -32,24 +32,24 @@ from mistlab.network.collective_times import (
     fitted_collectives,
 )
 
-# The standard deviations, of logarithms, that the fit assumes: of the measurements around
+# The standard deviations that the fit assumes, as logarithms: of measurements around their
 # predictions, and of each kind of constant around its starting value (general constants, factors of
 # GPU generations, factors of networks).
 SCATTER, NUMBER_SPREAD, GENERATION_SPREAD, NETWORK_SPREAD = 0.2, 0.5, 0.3, 1.0
-# By what factor a division into chunks can lengthen a transfer at most: a chunk adds twice the
+# The factor by which dividing a transfer into chunks can lengthen it at most: chunks add twice the
 # square root of latency times transfer time.
 MOST_CHUNKS = 2.0
-# In the fit, the rows of a cluster together weigh as much as their number to this power.
+# The weight of a cluster in the fit: the number of its rows to this power.
 CLUSTER_POWER = 0.3
-# The quantiles of errors of clusters left out of the fit that become the bounds; 90 % of these
-# errors lie between them.
+# The quantiles that become the bounds: 90 % of the errors on clusters that were left out of the fit
+# lie between them.
 QUANTILES = (0.05, 0.95)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClustersLeftOut:
-    """For each row, measured over predicted seconds, with constants fitted without the rows of its
-    cluster.
+    """For each row, measured over predicted seconds, where the constants are fitted without the
+    rows of the same cluster.
     """
 
     rows: Sequence[CollectiveRow]
@@ -70,7 +70,7 @@ def fit(rows: Sequence[CollectiveRow], start: Fitted) -> Fitted:
     """The constants that fit the measured rows best and stay close to their starting values; bounds
     of times are not fitted.
 
-    Exchanges over sockets have rates of their own, and count for nothing here.
+    Rows of collectives over sockets are not used here, since they have rates of their own.
     """
     rows = [row for row in rows if row.network not in SOCKETS]
     columns = columns_of(rows)
@@ -155,11 +155,11 @@ DIGITS = 4
 def predict_collectives(options: argparse.Namespace) -> int:
     """Predict the microseconds of measured collectives, with bounds, from the links that they use.
 
-    A row is one collective or message: operation, GPUs, nodes, size in bytes, hardware, library
-    and network (docs/reference/collective-tables.md). A size that is not said is taken to be a
-    gibibyte, and noted. Without --json errors are printed by cluster. With --leave-out each
-    cluster is predicted by a fit to all others; --fit writes the numbers that fit all rows, with
-    the bounds that left-out clusters give.
+    A row is one collective or message: operation, GPUs, nodes, size in bytes, hardware, library and
+    network (docs/reference/collective-tables.md). A row without a size is predicted for a gibibyte,
+    with a note. Without --json, errors are printed by cluster. With --leave-out, each cluster is
+    predicted by constants fitted to all others. --fit writes the constants that fit all rows, with
+    bounds from the errors on left-out clusters.
     """
     unreadable, rows = 0, list[CollectiveRow | RefusedCollective]()
     for path in options.tables:

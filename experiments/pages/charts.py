@@ -1,6 +1,6 @@
 """Charts as plain data, independent of the library that draws them.
 
-Each has the name of its file without an ending, and a caption that says what it shows.
+Each chart has a file name without an ending, and a caption that says what it shows.
 """
 
 from collections.abc import Callable, Mapping, Sequence

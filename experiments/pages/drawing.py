@@ -21,9 +21,9 @@ SIZE = (6.4, 3.8)
 # The names below a bar chart are slanted if there are more groups than the first number, or if all
 # names together have more letters than the second.
 FEW_GROUPS, FEW_LETTERS = 8, 70
-# A slanted name with more letters than this is split into two lines.
+# The number of letters from which a slanted name is split into two lines.
 LETTERS_A_LINE = 24
-# A logarithmic axis over more powers of ten than this has labels at the powers only.
+# The number of powers of ten from which a logarithmic axis has labels at the powers only.
 FEW_POWERS = 3
 NUMBER_WIDTH = 0.34
 

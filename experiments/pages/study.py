@@ -15,8 +15,8 @@ from experiments.pages.charts import Picture
 from experiments.pages.page_tables import IN_A_FILE, write_page
 from experiments.pages.tables import TIMING, Row, csv_of
 
-# The folder of the packages of experiments; each package may have paragraphs for its result pages,
-# with published figures and comments.
+# The folder of the packages of experiments. A package may have files with paragraphs for its result
+# pages: published figures, and comments on them.
 ROOMS = Path(__file__).parents[1]
 
 
@@ -45,11 +45,11 @@ ASIDE = ("out", "json", "page")
 class Report:
     """What an experiment reports: tables, paragraphs and pictures.
 
-    ``words`` are paragraphs and tables in Markdown: they are printed, and stand on the page; after
-    ``IN_A_FILE`` a table stands in a file beside the page.
-    ``beside`` stands on the page alone: what was published, and why this differs; left out, it is
-    the text of the command's name. ``summary`` is what --json prints beside the rows; in it, too,
-    what a clock says goes under ``timing``.
+    ``words`` are paragraphs and tables in Markdown, which are printed and shown on the page. A
+    table after the marker ``IN_A_FILE`` goes to a file beside the page. ``beside`` are paragraphs
+    for the page alone: published figures, and why these differ; by default, they are read from the
+    file named after the command. ``summary`` is what --json prints in addition to the rows;
+    measured times in it must be under the key ``timing``.
     """
 
     title: str
@@ -63,9 +63,9 @@ class Report:
 class Study:
     """A run of an experiment under way: its options, its folder, and the result rows made so far.
 
-    ``earlier`` are the rows that an equal run left in the folder. A study that goes on adds those
-    rows again that still hold. The other rows stay in the file until the study ends, so that no row
-    is lost if it is stopped.
+    ``earlier`` are the rows that a run with the same options left in the folder. A study that
+    continues it adds those rows again that are still valid. The other rows stay in the file until
+    the study ends, so that no row is lost if it is interrupted.
     """
 
     options: argparse.Namespace

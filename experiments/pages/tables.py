@@ -74,7 +74,8 @@ Row = Mapping[str, Any]
 # The cells of a table column: a format with names of the row's fields, or a function of the row.
 Cell = str | Callable[[Any], object]
 
-# The key of a row's measured times; everything else is the same in two runs with one seed.
+# The key under which a row has its measured times; all else in the row is the same in two runs with
+# one seed.
 TIMING = "timing"
 # Matches a number, with a short unit or a second number behind it, or the dash for a missing
 # number.

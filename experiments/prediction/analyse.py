@@ -49,8 +49,8 @@ def analyse(options: argparse.Namespace) -> int:
     """Show for each stage of a plan what fills its memory, the memory's peak, its host memory and
     its operations.
 
-    Bytes are those that tensors take, exact by the layer graphs; what the allocator reserves
-    beyond them, what the GPU's runtime takes and times are left to predict.
+    The bytes are those of tensors, as the layer graphs count them exactly. Times, and the bytes
+    that the allocator and the GPU's runtime take beyond tensors, are shown by the command predict.
     """
     models: Models = {}
     refused, unreadable = 0, 0

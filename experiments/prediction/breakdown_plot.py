@@ -6,9 +6,9 @@ from experiments.pages.drawing import COLOURS
 from experiments.prediction.predict import NEGLIGIBLE, WORDS
 from mistlab.job.prediction import PARTS, Breakdown
 
-# If a part of the bar is narrower than this share of it, its number is left out.
+# The share of the bar below which a part's number is left out.
 NARROW = 0.04
-# If there are more parts than colours, further parts get lighter shades; this is how much lighter.
+# If there are more parts than colours, further parts get lighter shades, each lighter by this much.
 LIGHTER = 0.45
 
 

@@ -21,9 +21,9 @@ from simulators.events import DisturbedIteration, EventSimulator
 from simulators.variability import Quantiles, Variability
 
 SAMPLES = 100
-# How many tasks are simulated at most, over all iterations (about ten seconds' worth), and how many
-# iterations at least. Iterations with many tasks are sampled less often: their times hardly vary,
-# and each takes longer.
+# Limits on simulated iterations: the largest number of tasks in all of them (about ten seconds'
+# worth), and the least number of iterations. Iterations with many tasks are sampled less often,
+# since their times hardly vary and each takes longer.
 MOST_TASKS, FEWEST = 2_000_000, 20
 
 
@@ -38,8 +38,8 @@ class Disturbed:
 
     @classmethod
     def of(cls, job: Job, by: Variability, samples: int | None) -> Self:
-        """Simulate iterations of a plan, each with its own random task times. By default as many as
-        their number of tasks allows, or one if task times are not random.
+        """Simulate iterations of a plan, each with its own random task times. The default number of
+        iterations depends on their number of tasks; if task times are not random, it is one.
         """
         simulator = EventSimulator(workload=job.workload, cluster=job.cluster)
         try:

@@ -52,7 +52,7 @@ def timeline(simulation: Simulation, path: Path, title: str) -> None:
     """A picture of one iteration: four rows (one per stream) for each stage, with a bar per task
     and gaps where a stream waits.
 
-    Of long iterations the beginning and the end are drawn, which differ; the middle repeats.
+    Only the beginning and the end of a long iteration are drawn, since its middle repeats.
     """
     tasks = list(simulation.tasks())
     stages = 1 + max(task.action.stage for task in tasks)

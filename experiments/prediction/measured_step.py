@@ -1,9 +1,10 @@
 """Compares one measured training step with its prediction, and corrects the predictions of other
 plans by the difference.
 
-The difference is taken as a share of what a prediction can be wrong about, the time in which GPUs
-do not compute the model (``mistlab/cost/confidence.py``): a plan near the GPUs' peak rate changes
-less than one that waits much. Bounds keep their width, as one run does not tell how runs scatter.
+The difference is stated as a share of the time about which a prediction can be wrong: the time in
+which GPUs do not compute the model (``mistlab/cost/confidence.py``). So the correction is smaller
+for a plan near the GPUs' peak rate than for a plan that waits much. Bounds keep their width, since
+a single run does not show how runs scatter.
 """
 
 import math
@@ -47,9 +48,9 @@ class MeasuredStep(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCorrection:
-    """How far a measured step is from its prediction, for application to other plans. The time is
-    corrected by a share of the distance (``way``) between the predicted time and the time of all
-    arithmetic at peak rate; memory is corrected by bytes per GPU.
+    """How far a measured step is from its prediction, in a form that applies to other plans. The
+    time is corrected by a share of ``way``, the distance between the predicted time and the time of
+    all arithmetic at peak rate; memory is corrected by bytes per GPU.
     """
 
     share: float
@@ -68,7 +69,8 @@ class StepCorrection:
     def corrected(self, job: Job, prediction: Prediction) -> Prediction:
         """The prediction of another plan on the same machine and software, after the correction.
 
-        Its times move by the share of its own way, and every stage's peak by the same bytes.
+        The correction of its time is proportional to the plan's own ``way``; every stage's memory
+        peak changes by the same bytes.
         """
         times = math.exp(self.share * _way(prediction))
         stages = tuple(self._moved(stage) for stage in prediction.stages)
@@ -93,7 +95,7 @@ class StepCorrection:
 
 def _way(prediction: Prediction) -> float:
     """The logarithm of the predicted time over the time that the model's arithmetic takes at peak
-    rate.
+    rate; corrections are proportional to it.
     """
     return -math.log(min(prediction.mfu, MOST_UTILISED))
 

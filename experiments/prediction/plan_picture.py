@@ -1,7 +1,7 @@
 """Draws a plan as an SVG picture: a simulated iteration, the memory of the fullest GPU, and what
 the time is spent on.
 
-It follows the reader's light or dark theme, and its bytes depend on nothing but the plan.
+Its colours follow the reader's light or dark theme, and its bytes depend on nothing but the plan.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ FILLS = (
 )
 # If there are more stages than this, only the first and the last ones are drawn.
 MOST_STAGES = 8
-# The picture shows the beginning of an iteration, in which the first stage runs this many
+# The picture shows the beginning of an iteration, until the first stage has run this many
 # micro-batches.
 PASSES = 4
 # The share of the picture's width that the left column takes, which shows memory.
