@@ -251,10 +251,11 @@ def notes_on_training(job: Job) -> Iterator[str]:
     """
     work = job.workload
     if work.train == "adapters":
+        further = " and feed-forward networks" if work.adapter_targets == "all" else ""
         yield (
-            f"the training script has to train adapters of rank {work.rank} on the products of "
-            f"{'all layers' if work.adapter_targets == 'all' else 'attention'}, beside frozen "
-            f"weights of {work.base.removesuffix('bit')} bits: by itself it trains all weights"
+            f"the training script has to train adapters of rank {work.rank} on linear layers of "
+            f"attention{further}, with frozen weights of {work.base.removesuffix('bit')} bits: by "
+            "itself it trains all weights"
         )
     if work.states == "16bit":
         yield "the training script has to keep weights, gradients and moments in 16 bits"

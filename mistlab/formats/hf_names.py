@@ -42,7 +42,7 @@ UNSAID: Mapping[str, str] = {
 # Arguments that tell that a run does not train a text decoder by next-token prediction, each with
 # what it trains instead.
 OTHERS: Mapping[str, str] = {
-    "rank": "adapters (a rank is given) alone",
+    "rank": "adapters (a rank is given) only",
     "vision_tower": "a vision-language model",
     "vision_tower_lr": "a vision-language model",
     "tune_vision_tower": "a vision-language model",

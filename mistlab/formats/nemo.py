@@ -44,8 +44,8 @@ _OTHER_MODELS = word_set(
 # Words in a run's name that tell that NeMo trains something other than a text decoder.
 _OTHER_TITLES = word_set("bart bert ner neva retro retrieval t5 ul2 vit clip stable imagen mamba")
 _TUNING = {
-    "peft": "adapters (PEFT) alone",
-    "lora_tuning": "adapters (LoRA) alone",
+    "peft": "adapters (PEFT) only",
+    "lora_tuning": "adapters (LoRA) only",
     "dpo": "by preferences (DPO), beside a reference model",
     "ppo": "by reinforcement learning (PPO), which generates text",
     "rlhf": "by reinforcement learning, which generates text",

@@ -331,7 +331,7 @@ def groups_named(text: str, folder: Path) -> list[NodeGroup]:
         if not (name and nodes.isdecimal()):
             refuse(
                 HARDWARE,
-                f"{text!r}: {name + colon + nodes!r} does not say its nodes: give each group as "
+                f"{text!r}: {name + colon + nodes!r} lacks a number of nodes: give each group as "
                 "hardware:nodes, such as l4-24gb:1,a100-40gb:2",
             )
         groups.append(NodeGroup(hardware=hardware_from(name, folder), nodes=int(nodes)))
@@ -342,7 +342,9 @@ def _group_from(plain: object, index: int, folder: Path) -> NodeGroup:
     """A group of nodes from the list in ``cluster.hardware``; errors name its index in the list."""
     where = f"{HARDWARE}[{index}]"
     if not isinstance(plain, Mapping):
-        refuse(where, f"{shown(plain)} is not a group of nodes: give hardware and nodes")
+        refuse(
+            where, f"{shown(plain)} is not a group of nodes: give a mapping with hardware and nodes"
+        )
     resolved = dict(plain)
     if "hardware" in plain:
         try:

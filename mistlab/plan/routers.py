@@ -50,8 +50,8 @@ class Router:
         if self.correction_rate and not self.correction:
             refuse(
                 "correction_rate",
-                f"{self.correction_rate:g} without correction, which it changes: give correction: "
-                "true, or leave it out",
+                f"{self.correction_rate:g} has no effect, because correction is false: give "
+                "correction: true, or leave it out",
             )
 
     @property

@@ -316,7 +316,7 @@ class ModelSpec:
         if not is_rotary and self.rotary_scaling is not None:
             refuse(
                 "rotary_scaling",
-                f"{self.rotary_scaling.kind} with position_embedding "
+                f"{self.rotary_scaling.kind}, but position_embedding is "
                 f"{self.position_embedding}: leave it out, or give position_embedding: rotary",
             )
         if self.rotary_scaling and self.rotary_scaling.score_factor != 1 and self.latent is None:

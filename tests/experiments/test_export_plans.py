@@ -104,8 +104,8 @@ def test_what_a_training_script_has_to_train_is_told(
 ) -> None:
     assert run(export.main, [str(adapters_file(tmp_path)), "--to", name]) == 0
     assert (
-        f"noted: {name}: the training script has to train adapters of rank 16 on the products of "
-        "all layers, beside frozen weights of 4 bits"
+        f"noted: {name}: the training script has to train adapters of rank 16 on linear layers of "
+        "attention and feed-forward networks, with frozen weights of 4 bits"
     ) in capsys.readouterr().err
 
 

@@ -28,7 +28,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a rate of nothing": (
         {"correction_rate": 0.1},
-        r"correction_rate: 0.1 without correction, which it changes: give correction: true",
+        r"correction_rate: 0.1 has no effect, because correction is false: give",
     ),
     "a negative loss": ({"z_loss": -1.0}, r"router.z_loss: .*-1"),
     "a strange score": ({"scores": "relu"}, r"router.scores: .*relu.*softmax"),

@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no groups": ({"hardware": []}, "cluster.hardware: is an empty list: give at least one group"),
     "a name in the list": (
         {"hardware": ["l4-24gb"]},
-        r"cluster.hardware\[0\]: 'l4-24gb' is not a group of nodes: give hardware and nodes",
+        r"cluster.hardware\[0\]: 'l4-24gb' is not a group of nodes: give a mapping with",
     ),
     "groups under another key": (
         {"others": []},
@@ -174,7 +174,7 @@ def test_a_command_line_names_groups_with_their_nodes() -> None:
     ],
 )
 def test_a_command_line_that_leaves_nodes_out_is_refused(text: str, part: str) -> None:
-    problem = f"{part!r} does not say its nodes: give each group as hardware:nodes"
+    problem = f"{part!r} lacks a number of nodes: give each group as hardware:nodes"
     with pytest.raises(FieldError, match=problem):
         groups_named(text, Path())
 
