@@ -61,8 +61,8 @@ WORDS: Mapping[str, str] = {
     "imbalance_s": "waiting for the busiest stage",
     "bubble_s": "the bubble of the pipeline",
 }
-# Parts of an iteration's time below the first share are not shown at all; those below the second
-# are not mentioned in the sentence.
+# The least share of an iteration's time from which a part is shown at all, and the least share from
+# which it is mentioned in the sentence.
 NEGLIGIBLE, SMALL = 5e-4, 0.015
 
 
@@ -128,12 +128,12 @@ def predict(options: argparse.Namespace) -> int:
     """Predict plans: the time of an iteration with bounds, the memory of its GPUs, and whether the
     plan fits.
 
-    Bounds hold 90 % of measurements: they come from runs that the calibration did not see, and
-    widen outside of what was measured. Plans that are predicted together are compared; those
-    whose times differ by less than their bounds cannot be told apart. With --simulator events
-    an iteration is played task by task; --timeline draws it, and --variability plays many with
-    slow parts and chance. A step that was measured of the first plan is held against its
-    prediction; plans after it are predicted by what it implies.
+    Bounds hold for 90 % of measurements: they come from runs that the calibration did not see, and
+    are wider for plans outside of what was measured. Plans that are predicted together are
+    compared; those whose times differ by less than their bounds cannot be told apart. With
+    --simulator events, the event simulator plays an iteration task by task; --timeline draws it,
+    and --variability plays many iterations with slow parts and random task times. A measured step
+    of the first plan is compared with its prediction, and corrects those of the other plans.
     """
     disturbs = _checked(options)
     if options.timeline is not None:
@@ -315,8 +315,8 @@ def predicted(
     """The answers for plan files, in order; plans of one workload and cluster are predicted
     together.
 
-    Those that are to be ``drawn`` come with the iteration that was played. Clusters have other
-    ``numbers``, where they are given; a run that ``captures`` replays iterations as CUDA graphs.
+    Plans that are to be ``drawn`` come with a simulated iteration. ``numbers`` replace figures of
+    the clusters. A run that ``captures`` replays iterations as CUDA graphs.
     """
     answers: dict[int, PlanAnswer] = {}
     together: dict[tuple[Workload, Cluster], list[tuple[int, Job]]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Answers what a plan would need for a goal: a bandwidth, a latency, a GPU memory or a number of
+"""Finds what a plan would need to reach a goal: a bandwidth, a latency, a GPU memory or a number of
 GPUs.
 """
 
@@ -25,7 +25,7 @@ SLOWEST, FASTEST = 1e-4, 1e4
 # The range in which latencies are tried, in microseconds.
 LATENCIES = 1e-1, 1e7
 SHARE, SECONDS = "%", "s"
-# Names the links that a figure concerns, for the answer that the plan does not use them.
+# Names the links that a figure concerns, for the message that the plan does not use them.
 CROSSED_BY = {
     "inter_node_gbytes_per_s": "nothing crosses nodes",
     "intra_node_gbytes_per_s": "nothing passes between GPUs of a node",
@@ -56,8 +56,8 @@ class Solved:
 
 
 def solved(job: Job, name: str, goal: str | None) -> Solved:
-    """The value of the figure ``name`` that a plan needs for a goal: a step at most so many per
-    cent longer than if the figure were unlimited (``5%``), or a step of so many seconds
+    """The value of the figure ``name`` that a plan needs for a goal. The goal is a share by which a
+    step may be longer than if the figure were unlimited (``5%``), or the seconds of a step
     (``12.5s``).
     """
     if name not in QUESTIONS:

@@ -42,8 +42,8 @@ REDUCTIONS: Mapping[str, Reduction] = {
 }
 GROWN = ("ring all-reduce", "one server", "gossip, ring", "gossip, one peer")
 GROWTH = "Milliseconds of an exchange as ranks grow, drawn below:"
-# Up to this many ranks, each message is simulated (the second number is for quick runs); for more
-# ranks the closed form is used.
+# The largest number of ranks for which each message is simulated (the second number is for quick
+# runs); for more ranks the closed form is used.
 MOST_PLAYED, QUICK_PLAYED = 512, 64
 MOST_RANKS = 16_384
 # Limits of options: the most values and the most ranks for which costs are computed, and the
@@ -72,10 +72,11 @@ def communication(options: argparse.Namespace) -> int:
     scaling with ranks, bounds on the steps to a target loss, published figures, and eight workers
     that train.
 
-    Kinds are averages of all ranks by a ring, by servers, of neighbours on a graph, every few
-    steps, and by outer steps; with gradients whole or compressed, and what is cut off remembered.
-    Costs are those of one link a rank; the same exchanges are played message by message. None of
-    them is chosen for a plan, as they change what is learned.
+    A reduction averages gradients over all ranks by a ring or by servers, or over neighbours on a
+    graph; in every step or every few steps, or as outer steps; with whole or compressed gradients,
+    and with or without error feedback. Costs assume one link a rank; the same messages are also
+    simulated one by one. No reduction is chosen for a plan, since each changes what the model
+    learns.
     """
     with as_options():
         Asked(**{one.name: getattr(options, one.name) for one in fields(Asked)})

@@ -1,9 +1,9 @@
 """Trains a small network on handwritten digits with eight workers, under each gradient reduction.
 
-The set is the 1,797 digits of 8 x 8 pixels that scikit-learn ships, a part of UCI's. Every way has
-the same steps, batches, starts and learning rates to choose from; its rate is the one with the best
-accuracy on the validation part, over all seeds, and the accuracy that counts is that of the test
-part.
+The data set is the 1,797 images of 8 x 8 pixels that scikit-learn ships, a part of UCI's. Every
+method has the same steps, batches, initial weights and choice of learning rates. It uses the rate
+with the best accuracy on the validation set, over all seeds; its result is the accuracy on the test
+set.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

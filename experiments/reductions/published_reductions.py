@@ -1,7 +1,7 @@
 """Compares published training times with reduced communication with what the cost model predicts.
 
-Figures are those of a lecture on communication-efficient training: ResNet-50 on 256 GPUs, ImageNet
-on 4 to 32 nodes of 8 GPUs, BERT Large on 64 GPUs.
+The published figures are from a lecture on communication-efficient training: ResNet-50 on 256 GPUs,
+ImageNet on 4 to 32 nodes of 8 GPUs, BERT Large on 64 GPUs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -44,12 +44,12 @@ def published_rows() -> Iterator[Row]:
 
 
 def predicted_hours() -> dict[str, dict[int, float]]:
-    """The predicted hours of training on ImageNet, for those numbers of nodes to which nothing was
+    """The predicted hours of training on ImageNet, for the numbers of nodes to which nothing was
     fitted.
 
-    An epoch has a given number of images, so n nodes take 1/n of the steps; a step is computation
-    and an exchange of the gradients. Computation, transfer and latency are fitted to all four runs
-    on few nodes at once, none of them below zero.
+    An epoch has a fixed number of images, so n nodes need 1/n of the steps. A step is computation
+    and an exchange of gradients. Three coefficients (computation, transfer, latency) are fitted to
+    all four runs on few nodes at once; none may be below zero.
     """
     fitted = [(kind, nodes) for kind in HOURS for nodes in FITTED_NODES]
     matrix = np.array([_terms(kind, nodes) for kind, nodes in fitted])
@@ -67,7 +67,7 @@ def predicted_hours() -> dict[str, dict[int, float]]:
 
 
 def _terms(kind: str, nodes: int) -> tuple[float, float, float]:
-    """What the coefficients of compute, transfer and latency are multiplied by: the number of
+    """The numbers that multiply the coefficients of compute, transfer and latency: the number of
     steps, and for each step the bytes and the number of messages.
     """
     how = Reduction() if kind == "all_reduce" else PARTIAL

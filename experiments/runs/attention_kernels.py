@@ -1,5 +1,5 @@
-"""The attention kernels that rows of measured runs name, as factors on the attention rates of
-hardware files.
+"""The attention kernels that rows of measured runs name, each with the factor by which its rate
+differs from the attention rate in hardware files.
 """
 
 from collections.abc import Mapping
@@ -11,15 +11,16 @@ from mistlab.machine.hardware import ArchitectureName, Hardware
 # FlashAttention 2 and 3, cuDNN's kernel, torch's default (`sdpa`), and kernels in Triton.
 AttentionKernel = Literal["flash2", "flash3", "cudnn", "sdpa", "triton", ""]
 
-# The rate of FlashAttention 2 over the rate in the hardware file, by GPU architecture. The file has
-# the rate of each GPU's best kernel: FlashAttention 2 on Ampere, cuDNN's on later GPUs.
-# FlashAttention 2 uses Ampere's instructions (`mma.sync`), at 0.62 of the rate of Hopper's
-# (`wgmma`) and 0.31 of Blackwell's (`tcgen05`). It reaches 35 % of H100's peak (paper arXiv
-# 2407.08608); the file has 550 of 989 TFLOP/s. torch calls FlashAttention 2 by default.
+# The rate of FlashAttention 2 over the attention rate in the hardware file, by GPU architecture.
+# The file has the rate of each GPU's best kernel: FlashAttention 2 on Ampere, cuDNN's on later
+# GPUs. On later GPUs FlashAttention 2 is slower, since it uses Ampere's instructions (`mma.sync`),
+# which have 0.62 of the rate of Hopper's (`wgmma`) and 0.31 of Blackwell's (`tcgen05`). On H100 it
+# reaches 35 % of the peak (arXiv 2407.08608); the file has 550 of 989 TFLOP/s. torch calls it by
+# default.
 _FLASH_2: Mapping[ArchitectureName, float] = {"hopper": 0.64, "blackwell": 0.39}
-# The rate of each kernel over the rate in the hardware file, by GPU architecture. FlashAttention 3
-# runs on Hopper only, a fifth faster than the file's rate (same paper). The Triton kernel is
-# llm-foundry's; its factor is fitted (mistlab/catalog/engines.yaml).
+# The rate of each kernel over the attention rate in the hardware file, by GPU architecture.
+# FlashAttention 3 runs on Hopper only, a fifth faster than the file's rate (arXiv 2407.08608). The
+# Triton kernel is llm-foundry's; its factor is fitted (mistlab/catalog/engines.yaml).
 SHARES: Mapping[AttentionKernel, Mapping[ArchitectureName, float]] = {
     "flash2": _FLASH_2,
     "sdpa": _FLASH_2,
@@ -31,8 +32,8 @@ OF_ATTENTION = ("attention_forward", "attention_backward")
 
 
 def with_kernel(hardware: Hardware, kernel: AttentionKernel, engine_share: float) -> Hardware:
-    """The hardware with the attention rate of a named kernel, under an engine that reaches a
-    fraction of it; unchanged if no kernel is named.
+    """The hardware with the attention rate of the kernel that a row names, times the fraction of it
+    that the engine reaches; unchanged if the row names no kernel.
     """
     compute, architecture = hardware.compute, hardware.gpu.architecture
     if not kernel or compute is None:

@@ -1,8 +1,8 @@
 """The configuration of a measured run: the settings that its row of a table states, and those that
 are assumed.
 
-Nothing that was measured is read. What texts of columns mean is the dialects' matter
-(``experiments.runs.dialects``): here a row has typed columns.
+Measured columns are never read. The texts of a table are interpreted by its dialect
+(``experiments.runs.dialects``), so rows have typed columns here.
 """
 
 import math
@@ -40,11 +40,11 @@ SEQUENCE_PARALLEL = ("nanotron", "fsdp", "megatron", "megatron-core", "megatron-
 class Configuration:
     """The configuration of a measured run; runs with equal configurations are predicted once.
 
-    ``otherwise`` is the engine that takes the place of ``engine`` where memory is short or no
-    host gets ahead of its GPU; empty for none. A step fills and drains its pipeline ``fillings``
-    times, each with ``micro_batches``. ``recompute`` is what a row says; with ``saves_unsaid`` it
-    says nothing, and ``recompute`` is what recipes say. ``notes`` are the assumptions; the fastest
-    choice of what is ``unsaid`` counts (``experiments.runs.run_jobs``).
+    ``otherwise`` is the engine that replaces ``engine`` if memory is short or the host does not run
+    ahead of its GPU; it may be empty. In a step the pipeline fills and drains ``fillings`` times,
+    each time with ``micro_batches``. ``recompute`` is the recomputation that the row states; with
+    ``saves_unsaid`` the row states none, and it is that of recipes. ``notes`` are assumptions. Of
+    ``unsaid`` settings the fastest values count (``experiments.runs.run_jobs``).
     """
 
     shape: Shape
@@ -107,7 +107,8 @@ class Configuration:
 def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
     """The configuration that a row describes; refuses contradictory and incomplete rows.
 
-    ``hardware`` is the name of a hardware file of the caller's, if there is one."""
+    ``hardware`` is the name of a hardware file that the caller gives, if there is one.
+    """
     row = row_of(table_row.cells)
     notes: list[str] = []
     engine, note = engine_of(row)
@@ -344,8 +345,8 @@ def _ranks(
 ) -> tuple[int, int]:
     """The number of GPUs of a run and its data-parallel degree; refuses contradictory rows.
 
-    Where neither is said there are as many as the experts need, for Megatron's own tests a node at
-    least.
+    If the row states neither, the run has as many GPUs as its experts need; Megatron's own tests
+    have at least one node.
     """
     split = degrees["tp"] * degrees["pp"] * degrees["cp"]
     product = f"tp {degrees['tp']} x pp {degrees['pp']} x cp {degrees['cp']}"

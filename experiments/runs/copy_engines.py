@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from mistlab.machine.hardware import GroupTransfers, Hardware, Line
 
-# The share of PCIe's rate that large copies reach, as it is assumed for links known only from
-# datasheets.
+# The share of PCIe's rate that large copies reach; it is an assumption for links that are known
+# only from datasheets.
 OF_LINK = 0.7
 # A link at least this fast connects GPUs directly, not through the host.
 NVLINK_GBYTES_PER_S = 100.0
@@ -15,8 +15,9 @@ def with_copy_engines(hardware: Hardware) -> Hardware:
     """The hardware with communication between GPUs of a node at the rate of their links to the
     host.
 
-    NCCL's rates of GPUs that do not reach one another were measured on virtual machines, whose
-    host copies each message once more; an all-reduce is a reduction and a gather.
+    The measured NCCL rates of GPUs without direct links are from virtual machines, whose host
+    copies each message once more, so they do not apply here. An all-reduce is a reduction and a
+    gather.
     """
     transfers, node = hardware.transfers, hardware.node
     if transfers is None or node.intra_node_gbytes_per_s > NVLINK_GBYTES_PER_S:

@@ -11,36 +11,38 @@ from mistlab.job.job import Job
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import reader_of_degrees
 
-# The MiB of a CUDA context with the kernels that a training step uses; an estimate, not measured.
+# The MiB of a CUDA context with the kernels that a training step uses. The number is an estimate,
+# not a measurement.
 CONTEXT_MIB = 600
-# The MiB of a CUDA context with all of torch's kernels. torch before release 1.13 loads all of them
-# at once (later releases set ``CUDA_MODULE_LOADING`` to ``LAZY``). The number is what Hugging
-# Face's documentation shows after a first tensor.
+# The MiB of a CUDA context with all of torch's kernels, which torch before release 1.13 loads at
+# once (later releases set ``CUDA_MODULE_LOADING`` to ``LAZY``). The number is the memory that
+# Hugging Face's documentation shows after a first tensor.
 WHOLE_CONTEXT_MIB = 1343
 LAZY_FROM = "2022-11"
 
-# The MiB of a channel's connection to one neighbour: the default sizes of NCCL's buffers for its
-# protocols Simple, LL128 and LL, in KiB (nccl/src/include/device.h).
+# The MiB of the buffers with which an NCCL channel connects to one neighbour: NCCL's default sizes
+# in KiB for its protocols Simple, LL128 and LL (nccl/src/include/device.h).
 CONNECTION_MIB = (4096 + 4800 + 512) / 1024
-# The number of connections of an NCCL channel: one to receive from a ring, and one to each
-# neighbour in a tree, which is a chain inside a node.
+# The number of connections of an NCCL channel: one to receive in its ring, and one to each
+# neighbour in its tree, which is a chain inside a node.
 CONNECTIONS = 3
-# The rate of an NCCL channel in GB/s, about that of one NVLink; and how often each ring exists.
+# The rate of an NCCL channel in GB/s, about that of one NVLink; and the number of copies that NCCL
+# makes of each ring.
 CHANNEL_GBYTES_PER_S, COPIES = 25.0, 2
 FEWEST_CHANNELS, MOST_CHANNELS = 2, 24
 
 
 def context_bytes(row: RunRow) -> float:
-    """The bytes of a process's CUDA or ROCm context, by the release of torch at the date of the
-    row.
+    """The bytes of a process's CUDA or ROCm context, for the release of torch that was current on
+    the row's date.
     """
     is_whole = "" < row.date < LAZY_FROM
     return (WHOLE_CONTEXT_MIB if is_whole else CONTEXT_MIB) * MIB_BYTES
 
 
 def communicator_bytes(cluster: Cluster) -> float:
-    """The bytes of the buffers of one communicator, which has as many channels as are needed for
-    the rate of the links.
+    """The bytes of the buffers of one NCCL communicator, which has as many channels as it needs to
+    reach the rate of the links.
     """
     rate = cluster.hardware.node.intra_node_gbytes_per_s
     channels = COPIES * int(rate / CHANNEL_GBYTES_PER_S)
@@ -59,9 +61,9 @@ def buffers_bytes(job: Job) -> tuple[float, ...]:
 
 
 def _communicators(degrees: Sequence[float], index: int, last: int, gpus: int) -> int:
-    """The communicators of a stage's GPU: one of all ranks, one for each parallel axis, one for the
-    gradient norm of a replica, one with each neighbouring stage (torch makes one per pair of ranks
-    that send), and one of the first and last stage, which share the embedding.
+    """The communicators of a GPU of a stage: one of all ranks, one for each parallel axis, one for
+    the gradient norm of a replica, one with each neighbouring stage (torch makes one per pair of
+    ranks that send), and one of the first and the last stage, which share the embedding.
     """
     axes = sum(ranks > 1 for ranks in degrees)
     neighbours = (index > 0) + (index < last)

@@ -125,8 +125,8 @@ def judged(row: TableRow, answer: RunAnswer) -> Judged:
 
 
 def _peak_gib(cells: Mapping[str, str]) -> float | None:
-    """The measured memory peak; if it was rounded up to a whole number, the middle of what it may
-    have been.
+    """The measured memory peak. If it was rounded up to a whole number, the middle of the range
+    that it stands for.
     """
     gib = _measured(cells, "memory_gib")
     return gib - 0.5 if gib is not None and row_of(cells).rounded_up else gib
@@ -243,7 +243,8 @@ class Ranked:
     times (-1 to 1); and the regret, the measured time of the run predicted to be fastest over the
     best measured time.
 
-    ``near`` has such multiples of all runs that are predicted about as fast as that run.
+    ``near`` has the same ratio (measured time over the best one) for all runs that are predicted
+    about as fast as that run.
     """
 
     name: str
@@ -267,7 +268,8 @@ def ranked(
     """For each task, how well its runs are ranked if they are ordered by the seconds that ``by``
     returns.
 
-    Runs are about as fast as the best one if they take longer by a share ``near`` at most.
+    A run is about as fast as the best one if its predicted time is longer by at most the share
+    ``near``.
     """
     groups: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
     for run in rows:

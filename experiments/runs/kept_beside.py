@@ -1,6 +1,4 @@
-"""The bytes that a measured run keeps on the GPU but that the plan standing for the run does not
-have.
-"""
+"""The bytes that a measured run keeps on the GPU but its plan does not account for."""
 
 from experiments.runs.run_row import Recomputation, RunRow
 from experiments.runs.sized_models import parameters_of
@@ -39,10 +37,10 @@ def beside_bytes(
 
 def streamed_bytes(row: RunRow, model: ModelSpec, memory: EngineMemory | None, shards: int) -> int:
     """The bytes of weights that are fetched from the host at the same time, for a run on one GPU;
-    on several GPUs the plan already counts weights that are gathered.
+    on several GPUs the plan already counts gathered weights.
 
-    DeepSpeed keeps as many as ``stage3_max_live_parameters``, and tables beside them: the modules
-    that need them last (``partitioned_param_coordinator.py`` releases none that is in use).
+    DeepSpeed keeps ``stage3_max_live_parameters`` weights on the GPU, and in addition the embedding
+    tables that are used last (``partitioned_param_coordinator.py`` releases no weight in use).
     """
     if memory is None or not row.weights_on_host or shards > 1 or not memory.gathered_elements:
         return 0
@@ -65,8 +63,8 @@ def _of_dropped(row: RunRow, model: ModelSpec) -> int:
     """The bytes per token of a block's dropout masks, and of the copies of adapters' inputs that
     dropout makes necessary.
 
-    Each product with an adapter drops from its input by itself. Frozen products of 16 bits keep no
-    input of their own; those of few bits do.
+    Each GEMM of an adapter has a dropout of its own on its input. Frozen GEMMs in 16 bits keep no
+    copy of their input; those in fewer bits do.
     """
     inner = model.heads * model.head_dim
     queries = 1 if row.fused_queries else 2 if row.targets == "attention" else 3

@@ -16,9 +16,10 @@ def kept_by_llmq(row: RunRow, model: ModelSpec, tokens: int) -> int | None:
     """The bytes that llmq keeps of all blocks, for a micro-batch of ``tokens`` tokens; None for
     other software.
 
-    In 16 bits: norms' outputs, queries with keys and values, attention's output, the residual after
-    it, the network's gates and values, their product, and the block's residual. Inputs of products
-    of 8 bits are kept in 8 bits alone, but attention's, which its own backward pass needs.
+    In 16 bits, a block keeps the outputs of its norms; queries, keys and values; attention's output
+    and the residual after it; the gates and values of the feed-forward network and their product;
+    and its residual. Inputs of 8-bit GEMMs are kept in 8 bits only, except attention's output,
+    which the backward pass of attention needs.
     """
     if not row.keeps_by_settings or row.recompute not in WAYS:
         return None

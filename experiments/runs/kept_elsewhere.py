@@ -1,5 +1,5 @@
-"""Memory of the plan standing for a measured run that the run's GPUs do not need, or not as long:
-it is on the host, or freed early.
+"""The parts of a plan's memory that the GPUs of the measured run do not need, or not for as long:
+they are on the host, or freed early.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,21 +23,21 @@ class KeptElsewhere:
     """The parts of a plan's memory that the GPUs of a run do not hold: states on the host, and
     gradients that are freed early.
 
-    With ``late_gradients`` gradients are freed after the step and come with the next backward pass,
-    as torch's optimizers have it (``zero_grad``), so that they are not there while activations are
-    most, if a step is one micro-batch. An optimizer that steps in the backward pass frees each as
-    it comes, as one on the host does. One that ``pages`` has its states in managed memory
-    (bitsandbytes), of which torch knows nothing; a driver tells all but what a GPU lacks room for
-    (``counts_pages``), and so may a table that names no tool.
+    With ``late_gradients``, gradients are freed after the optimizer step, as by torch's
+    ``zero_grad``; in a step of one micro-batch they then do not exist yet when activations are
+    largest. An optimizer that steps in the backward pass, or on the host, frees each gradient at
+    once. With ``pages``, the optimizer states are in managed memory (bitsandbytes), which torch
+    does not count; a driver counts what fits on the GPU (``counts_pages``), and so may a table that
+    does not name its tool.
 
-    Of states in ``shards``, a run that ``loads_whole`` gathers all weights beside its shard as it
-    reads a checkpoint, and one with ``whole_gradients`` reduces gradients after its last
-    micro-batch alone (``no_sync``), so that each rank has all of them until then.
-    ``activations_share`` of activations leave beside the passes; inputs of blocks may
-    ``leave_by_copies`` for which passes wait. A ``freed_share`` of activations is computed again
-    where the plan keeps them. A run that plans its buffers or gives its cache back
-    ``caches_nothing``. ``beside_bytes`` are those of tensors that a run keeps and its plan does not
-    (``experiments.runs.kept_beside``), ``activation_bytes`` take the place of activations.
+    If states are in ``shards``, a run that ``loads_whole`` holds all weights beside its shard while
+    it reads a checkpoint; with ``whole_gradients`` each rank keeps all gradients until the last
+    micro-batch (``no_sync``). ``activations_share`` is the share of activations that are offloaded
+    while passes run; inputs of blocks may ``leave_by_copies`` for which passes wait.
+    ``freed_share`` is the share of activations that the run recomputes but the plan keeps. With
+    ``caches_nothing``, the run plans its buffers or returns cached memory. ``beside_bytes`` are
+    tensors that the run keeps but its plan does not (``experiments.runs.kept_beside``);
+    ``activation_bytes`` replace the activations.
     """
 
     weights: bool = False
@@ -155,7 +155,7 @@ class KeptElsewhere:
 
     def copies_s(self, prediction: Prediction, micro_batches: int, bytes_per_s: float) -> float:
         """The seconds per step for which passes wait for inputs of blocks to be copied to the host
-        and back. A stage holds the inputs of as many micro-batches as there are stages from it on.
+        and back. A stage holds the inputs of one micro-batch for itself and for each later stage.
         """
         if not self.leave_by_copies:
             return 0.0

@@ -1,9 +1,9 @@
-"""What is freed of a block's activations if Megatron's selective recomputation
-(``recompute_modules``) names modules of it.
+"""The activations of a block that are freed if Megatron's selective recomputation
+(``recompute_modules``) names modules of the block.
 
-A named module keeps its inputs and computes its inner activations again (megatron/core/transformer:
-``CheckpointWithoutOutput``, ``tensor_parallel.checkpoint``). Attention's core and the whole layer
-of experts (``core_attn``, ``moe``) are plans of their own.
+A named module keeps its inputs and recomputes its inner activations (megatron/core/transformer:
+``CheckpointWithoutOutput``, ``tensor_parallel.checkpoint``). Not treated here are attention's core
+(``core_attn``) and the whole layer of experts (``moe``), which a plan itself can recompute.
 """
 
 from collections.abc import Mapping

@@ -35,9 +35,9 @@ from mistlab.schedule.placement import even_shares, most_chunks
 def host_is_ahead(run: Configuration, blocks: Sequence[int], cluster: Cluster) -> bool:
     """Whether the host of the first stage runs ahead of its GPU.
 
-    Without a pipeline it does. In a pipeline the GPU of a stage waits for its neighbours, while the
-    host goes on; but a first stage with more blocks than any other never waits. Where sends are
-    late on the slowest cluster that the engine is known on, hosts wait for them too.
+    Without a pipeline it does. In a pipeline the GPU of a stage waits for neighbouring stages while
+    its host runs ahead; but a first stage with more blocks than any other never waits. If sends are
+    late on the slowest cluster on which the engine was measured, hosts wait for sends too.
     """
     if len(blocks) == 1:
         return True
@@ -149,10 +149,10 @@ def _by_cost(run: Configuration) -> list[int]:
     """The number of blocks of each stage as nanotron divides them: in order, so that the numbers of
     weights (with those of the head) are balanced.
 
-    A stage takes parts until it has passed its share of all weights (nanotron/models/base.py). The
-    head may come to a stage of its own, and the stages after it have nothing. Here the head is on
-    the last stage wherever one has nothing: measured runs of 32 blocks on 16 stages take the time
-    of three blocks, not that of two blocks and the head.
+    Each stage takes parts of the model until it exceeds its share of all weights
+    (nanotron/models/base.py). The head may get a stage of its own, and the stages after it nothing.
+    If a stage would be empty, the head is put on the last stage here: measured runs of 32 blocks on
+    16 stages take the time of three blocks, not that of two blocks and the head.
     """
     shape, stages = run.shape, run.pipeline_parallel
     block = 4 * shape.hidden * shape.hidden + 3 * shape.ffn * shape.hidden
@@ -169,10 +169,10 @@ def _by_cost(run: Configuration) -> list[int]:
 def unrunnable(run: Configuration, blocks: Sequence[int]) -> str:
     """The reason why an engine cannot run a pipeline with these numbers of blocks; empty if it can.
 
-    Nanotron's pipeline ends with the head, a cast and the loss, each on a stage of its own where
-    stages are left. A stage after these has nothing, and nanotron does not start. Of its runs whose
-    stages share a table of tokens, without ZeRO and over several data-parallel ranks and
-    micro-batches, five in six failed, whatever their memory.
+    Nanotron's pipeline ends with the head, a cast and the loss, each on a separate stage if there
+    are stages left. If even more stages are left, one is empty and nanotron does not start. Five in
+    six runs failed, whatever their memory, in which stages share a table of tokens, without ZeRO
+    and with several data-parallel ranks and micro-batches.
     """
     if ENGINES[run.engine].system != "nanotron":
         return ""
@@ -255,9 +255,9 @@ ADAPTER_GBYTES_PER_S = 12.5
 class RunJob:
     """The job of a run, the assumptions made and, if the run is impossible, the reason.
 
-    A step runs the job ``times``. With ``saves_unsaid`` nothing tells what the run recomputes; with
-    ``states_stay`` its row says that no states lie on the host. It recomputes a
-    ``recomputed_share`` of its blocks whole. Bounds depend on its ``kind``.
+    A step runs the job ``times`` times. With ``saves_unsaid`` the row does not say what the run
+    recomputes; with ``states_stay`` it says that no states are on the host. ``recomputed_share`` is
+    the share of blocks that are fully recomputed. Bounds depend on the ``kind`` of run.
     """
 
     job: Job
@@ -277,7 +277,7 @@ def job_of(
     """The job of a run, on a cluster with the profile of its machine; refuses a run that no plan
     can express.
 
-    A ``hardware`` stands in for that of its name in the catalogue.
+    ``hardware`` replaces the hardware of the same name in the catalogue.
     """
     notes = list(run.notes)
     workload = _workload(run)
@@ -355,8 +355,9 @@ def _leaves_inputs_alone(run: Configuration) -> bool:
 def _overlaps(run: Configuration) -> bool:
     """Whether communication of gradients and weights overlaps with computation in a run.
 
-    Those of experts, which are most of a rank's, do not where they cross nodes: gpt-oss 120B on
-    eight nodes, each with all experts, takes 2.7 s a step besides its micro-batches.
+    Communication of experts, which hold most of a rank's weights, does not overlap if it crosses
+    nodes: gpt-oss 120B on eight nodes, each with all experts, takes 2.7 s a step besides its
+    micro-batches.
     """
     if ENGINES[run.engine].afterwards is None:
         return True
@@ -463,7 +464,7 @@ def _of_smaller_nodes(hardware: Hardware, gpus_per_node: int) -> float | None:
     """The network bandwidth in GB/s of nodes with fewer GPUs than usual for the hardware, and so
     with fewer network adapters. None for usual nodes, inside a rack, or if GPUs share adapters.
 
-    A network slower than one adapter is a cloud machine's, which nodes with fewer GPUs are not.
+    A network slower than one adapter is that of a cloud machine, which is not such a node.
     """
     node = hardware.node
     of_gpu = node.inter_node_gbytes_per_s / node.gpus

@@ -52,8 +52,8 @@ class RunRow:
     """A row of a table: its text ``cells``, and the typed columns that rules derive from them. A
     column has its default if the row does not state the value.
 
-    Numbers and flags are read from cells when asked for. ``text`` is for messages, and for whether
-    a cell says anything.
+    Numbers and flags are read from cells on demand. ``text`` is for messages, and shows whether a
+    cell is filled.
     """
 
     cells: Mapping[str, str]

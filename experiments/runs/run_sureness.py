@@ -197,10 +197,10 @@ class Doubt:
 class RunAnswer:
     """The answer to a row of a table; if there is no prediction, ``refused`` says why.
 
-    ``doubt`` has the grounds of its bounds, ``sequences`` are those of the step that was predicted,
-    ``buffers_bytes`` what communicators take on a GPU of each stage beside torch's memory, ``peak``
-    the bounds of the peak. ``stages_of_node`` is the number of stages in the first node,
-    ``least_s`` how long a step takes if nothing but products runs, at the GPUs' peak rate.
+    ``doubt`` has what the bounds depend on, ``sequences`` are those of the predicted step,
+    ``buffers_bytes`` the memory of communicators on a GPU of each stage beyond torch's, ``peak``
+    the bounds of the memory peak. ``stages_of_node`` is the number of stages in the first node,
+    ``least_s`` the time of a step with nothing but GEMMs at the GPUs' peak rate.
     """
 
     prediction: Prediction | None = None

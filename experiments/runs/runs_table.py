@@ -120,8 +120,8 @@ def rows_of_table(
 ) -> Iterator[TableRow]:
     """The rows of a table in order; rows and lines are numbered from 1.
 
-    Commas part the cells; semicolons or tabs, if the header has no comma. A row that cannot be read
-    comes with its problem. A file that cannot be read as a table is refused.
+    Cells are separated by commas or, if the header has no comma, by semicolons or tabs. A row that
+    cannot be read comes with its problem; a file that is not a table is refused.
     """
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:

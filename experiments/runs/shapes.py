@@ -289,8 +289,8 @@ def _family(row: RunRow, notes: list[str]) -> str:
 def _gated_width(ffn: int | None, hidden: int | None, row: RunRow) -> int | None:
     """The width of a gated feed-forward network, from the row or from the model.
 
-    Where it is four times the hidden size, as in other networks, it was not given: then Megatron
-    takes two thirds of it.
+    A width of four times the hidden size, as in networks without gates, is taken as not given:
+    Megatron then uses two thirds of it.
     """
     if ffn is None or hidden is None or not row.arguments or ffn != 4 * hidden:
         return ffn
@@ -314,9 +314,9 @@ def base_of_pattern(pattern: str) -> ModelSpec:
 def hybrid_of_sizes(known: ModelSpec, sizes: Mapping[str, int | None]) -> ModelSpec:
     """A hybrid model with the given sizes, and with the pattern of blocks of another model.
 
-    A state-space mixer is as wide as the hidden size makes it: its heads are as many times as many
-    as the known model's. In models with experts a row's width is that of experts, and other
-    networks are as much wider as the known model's.
+    The width of a state-space mixer follows from the hidden size: its number of heads grows in
+    proportion to the known model's. In models with experts, the row's width is that of an expert;
+    other feed-forward networks are wider by the same ratio as in the known model.
     """
     given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
     if all(getattr(known, name) == size for name, size in given.items()):
@@ -345,7 +345,7 @@ _STRUCTURE = ("qk_norm", "attention_gate", "sinks", "window", "latent", "biases"
 def _parts_of(row: RunRow, alike: ModelSpec | None, sizes: Mapping[str, int]) -> dict[str, Any]:
     """The fields of a row's model in which it differs from a plain transformer.
 
-    ``sizes`` are those of the row, whose ``ffn`` is the experts' if there are experts.
+    ``sizes`` are the row's; its ``ffn`` is the width of an expert if there are experts.
     """
     parts: dict[str, Any] = {}
     if alike is not None:
@@ -372,8 +372,8 @@ def busiest(experts: int, active: int) -> int:
     """By how many experts each token is effectively processed, if every expert is padded to the
     tokens of the busiest one.
 
-    Between even routing, of which this is ``active``, and all tokens at one expert, of which it is
-    all ``experts``, it is the middle in logarithms: nothing is known of a row's routing.
+    Even routing would give ``active``, and routing all tokens to one expert would give ``experts``.
+    The result is their geometric mean, since a row says nothing about its routing.
     """
     return min(experts, round(math.sqrt(experts * active)))
 

@@ -20,7 +20,8 @@ OF_EXPERTS = ("moonlight-16b-a3b", "qwen3-30b-a3b", "glm-4.5-air", "qwen3-235b-a
 def model_of_size(billions: float, *, has_experts: bool) -> tuple[ModelSpec, str]:
     """A model with about this number of parameters, and a note on the blocks that it is made of.
 
-    It has the blocks of the catalogue's model of the nearest size, as many as the parameters need.
+    Its blocks are those of the catalogue's model of the nearest size; their number follows from the
+    number of parameters.
     """
     wanted = billions * 1e9
     known = min(

@@ -29,9 +29,9 @@ _SOURCE = (
 def calibrate_serving(options: argparse.Namespace) -> int:
     """Fit the constants of serving engines to tables of measured kernels and of measured runs.
 
-    With --kernels the rates of single kernels are fitted, which the fit of runs then builds on.
-    With --runs the constants of engines are fitted, level by level, and how far runs lie from
-    predictions of a fit that never saw their configuration, GPU or model.
+    With --kernels, the rates of single kernels are fitted; the fit of runs then builds on them.
+    With --runs, the constants of engines are fitted, one level after another. Bounds come from the
+    errors of fits that leave out the runs' configuration, GPU or model.
     """
     if options.kernels is not None:
         rates = list(fitted_kernels(options.kernels))

@@ -33,10 +33,10 @@ def play_logs(options: argparse.Namespace) -> int:
     """Simulate logs of served requests, with each run's arrivals, lengths, parallel degrees and
     limits, and compare the latencies with the measured ones.
 
-    RUNS.csv has a row a run (run, model, hardware, tp, dp, ep, engine, dtype, max_num_seqs,
-    max_num_batched_tokens, kv_tokens), LOGS.csv a row a request (run, arrival_s, prompt_tokens,
-    output_tokens, and e2e_s if it was measured). Constants of engines are the catalogue's, which no
-    log has a part in.
+    RUNS.csv has a row for each run (run, model, hardware, tp, dp, ep, engine, dtype, max_num_seqs,
+    max_num_batched_tokens, kv_tokens), LOGS.csv a row for each request (run, arrival_s,
+    prompt_tokens, output_tokens, and e2e_s if it was measured). Constants of engines are the
+    catalogue's; none of them was fitted to logs.
     """
     logs: dict[str, list[Mapping[str, str]]] = defaultdict(list)
     for row in read_csv(options.logs):

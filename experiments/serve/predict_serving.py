@@ -31,9 +31,9 @@ def predict_serving(options: argparse.Namespace) -> int:
     load.
 
     A table has closed loops (a column concurrency), offline throughput, or runs at a request_rate
-    (docs/reference/serving.md lists the columns). Nothing that was measured is read but to hold it
-    against the prediction: without --json the median errors by table are printed. Rows with
-    speculative decoding or prefix caching are refused: neither is built.
+    (docs/reference/serving.md lists the columns). Measured columns are only used to compare them
+    with the prediction: without --json, the median errors by table are printed. Rows with
+    speculative decoding or prefix caching are refused, since neither is modelled.
     """
     unreadable, is_answered = 0, False
     for path in options.tables:

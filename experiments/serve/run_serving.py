@@ -21,9 +21,9 @@ def run_serving(options: argparse.Namespace) -> int:
     """Serve requests on CPU processes as Seesaw does on GPUs: prefill with some parallel degrees,
     decode with others.
 
-    Start as many processes as the layouts have ranks, with torchrun; a layout of one rank needs
-    none. Weights and prompts are drawn by the seed. With --check the first process answers all
-    requests by itself, too, and tells whether the tokens are the same: status 1 if they are not.
+    Start as many processes as the layouts (parallel degrees) have ranks, with torchrun; a layout of
+    one rank needs no torchrun. The seed determines weights and prompts. With --check, the first
+    process also serves all requests by itself; exit status 1 means that the tokens differ.
     """
     from runtime.serving.phased_session import job_of, serve  # noqa: PLC0415 (needs torch)
     from runtime.serving.whole_model import tokens_of_whole  # noqa: PLC0415 (needs torch)

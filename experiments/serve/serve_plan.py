@@ -90,10 +90,10 @@ def serve_plan(options: argparse.Namespace) -> int:
     latency goals, the fewest GPUs for a request rate, the Pareto frontier of throughput and time
     per token, and the cost.
 
-    All layouts of the GPUs are timed in closed form at loads from one request to thousands, so the
-    answer is the best of the space by the means of that model. The best one is then played, request
-    by request; if its percentiles miss the goals, further ones are, until one meets them. If no
-    layout does, the nearest one is told.
+    All layouts (parallel degrees) of the GPUs are timed in closed form under loads from one request
+    to thousands, so the answer is the best of the space as far as means go. The best layout is then
+    simulated request by request. If its latency percentiles miss the goals, the next layouts are
+    simulated, until one meets them. If no layout does, the one that misses them least is shown.
     """
     with as_options():
         question = _question(options)
@@ -116,7 +116,8 @@ def served(options: argparse.Namespace, *, plays: bool = True) -> dict[str, Any]
     """The answer to the question in the options, as plain values; refused if no layout meets the
     goals.
 
-    Where nobody ``plays`` the best layout, there are no percentiles: they take most of the time.
+    Without ``plays``, the best layout is not simulated and has no percentiles; simulation takes
+    most of the time.
     """
     if options.fewest:
         refuse("fewest", "True, but only the command searches for it: mistlab serve_plan --fewest")

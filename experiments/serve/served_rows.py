@@ -1,8 +1,8 @@
 """Reads the rows of tables of measured serving runs, each as a layout (parallel degrees) and a
 load.
 
-Three tables are known by their columns: closed-loop runs (``concurrency``), offline throughput
-(``tokens_per_s``, all requests at once or a static batch), and runs at a rate of requests
+A table's columns tell which of three kinds it is: closed-loop runs (``concurrency``), offline
+throughput (``tokens_per_s``, all requests at once or a static batch), or runs at a rate of requests
 (``request_rate``).
 """
 
@@ -61,7 +61,7 @@ class ServedRow:
     """A measured serving run: its layout, its load, and its measurements (None for what was not
     measured).
 
-    ``prefill`` is the layout of each of ``prefill_workers`` if prompts have GPUs of their own.
+    If prompts have GPUs of their own, ``prefill`` is the layout of each of the ``prefill_workers``.
     """
 
     number: int

@@ -268,9 +268,9 @@ def serving(options: argparse.Namespace) -> int:
     against the best ones that do not, by model, GPU and load; and without each of Seesaw's
     ingredients.
 
-    Every static layout that fits is played, request by request, and every pair of layouts but those
-    whose lower bound is slower than a pair that was played, so the best ones are the best of their
-    spaces. The population is a file of the package.
+    Every static layout that fits is simulated request by request. So is every pair of layouts,
+    except pairs whose lower bound is slower than a simulated pair; so the best ones are the best of
+    their spaces. The cases of the evaluation are listed in a file of the package.
     """
     study = Study.begin("serving", options)
     of = population()

@@ -100,9 +100,9 @@ _PART = re.compile(r"[^a-z0-9]+")
 def show(options: argparse.Namespace) -> int:
     """Make one page of finished runs: their reports, pictures and rows, with interactive plots.
 
-    RUN is a folder that a command wrote (--out). The page is one file that needs nothing else. Each
-    run's rows can be sorted, filtered and plotted: any column over any other, coloured by a third.
-    Runs of one command are plotted together, too.
+    RUN is a folder that a command wrote (--out). The page is one file that needs no other file. The
+    rows of each run can be sorted, filtered and plotted: any column over any other, coloured by a
+    third. Runs of the same command are also plotted together.
     """
     runs = [KeptRun.of(path) for path in options.runs]
     out = file_at(options.out, "page")

@@ -148,8 +148,8 @@ def _of_grid(system: str, workload: Workload, cluster: Cluster) -> Iterator[Job]
 def _lacks(system: str, states: Mapping[str, float], cluster: Cluster) -> bool:
     """Whether a system lacks the package that it needs for offloading optimizer states.
 
-    Megatron-core takes a package for it, and a GPU. DeepSpeed steps a part of it with an optimizer
-    of its own, which its driver uses on GPUs alone, and compiles whole steps for GPUs alone.
+    Megatron-core needs a package for it, and a GPU. DeepSpeed steps offloaded states with its own
+    optimizer only on GPUs, and compiles whole steps only for GPUs.
     """
     offloaded = states.get("offload_optimizer", 0.0)
     is_cpu = cluster.hardware.gpu.cores is not None

@@ -137,11 +137,11 @@ def measure(options: argparse.Namespace) -> int:
     """Measure the speedup of this package's plan over those of Megatron-core, DeepSpeed and FSDP2
     on the same machine.
 
-    For each model, memory cap and batch every system tries as many plans of its own, those
-    predicted fastest that fit. The best one of each then runs in turn with the others, several
-    times. Running out of memory is a result. A call ends after some minutes; the same call
-    again goes on. A run that the end of a call cuts begins again. Needs pip install
-    '.[baselines]'.
+    For each model, memory limit and batch, every training system tries the same number of plans:
+    those of its own grid that are predicted to fit and to be fastest. The best plan of each system
+    then runs several times, in turn with the others. Running out of memory counts as a result. A
+    call ends after some minutes; the same call again continues, and repeats a run that was cut off.
+    Needs pip install '.[baselines]'.
     """
     if options.quick:
         vars(options).update(QUICK)

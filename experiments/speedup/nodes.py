@@ -1,9 +1,9 @@
 """Runs plans on several nodes: the first node announces a run, and every node starts its own part
 of it.
 
-Under a torchrun of several nodes the first process of each node leads it. The leader of the first
-node measures; the others do what it says until it is done. They talk through a store that the
-first node has.
+Under a torchrun of several nodes, the first process of each node leads it. The leader of the first
+node measures; the leaders of the others run what it announces, until it announces the end. They
+communicate through a store on the first node.
 """
 
 import json
@@ -56,8 +56,8 @@ class Nodes:
         return cls(count=count, own=rank, address=address, store=store)
 
     def launcher(self, ranks: int, port: int | None) -> list[str]:
-        """The command that launches this node's part of a run with this many ranks; the first node
-        listens at the port.
+        """The command that launches this node's part of a run with this many ranks; the part on the
+        first node listens at the port.
         """
         torchrun = ["-m", "torch.distributed.run"]
         if self.count == 1:

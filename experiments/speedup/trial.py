@@ -49,8 +49,8 @@ def run_trial(
     """Run a plan in a training system; returns the ``median_s``, ``seconds``, ``losses`` and
     ``configuration`` of the run or, if it failed, its ``outcome``.
 
-    None where a run had less time than the longest may take, and did not end in it. If several
-    nodes take part, the other leaders are told of the run.
+    The result is None if the run did not end within ``longest_s`` and this is less than the usual
+    limit. If several nodes take part, the run is announced to their leaders.
     """
     nodes = nodes or Nodes()
     if system in COMPILING and device == "cuda":

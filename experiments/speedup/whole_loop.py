@@ -63,11 +63,11 @@ def whole_loop(options: argparse.Namespace) -> int:
     """Do everything on one machine: profile it, search for plans, run a dozen of them and the plans
     of baselines, and compare times with predictions.
 
-    The machine is profiled, unless --hardware names its file. The best plans of a search and
-    plans drawn at random then run in turn, several times, with as many plans of each baseline
-    as the search gave. Predictions stand beside measurements. Without a GPU processes stand in
-    for GPUs. A call that was stopped goes on. Baselines need pip install '.[baselines]';
-    --systems mistlab leaves them out.
+    The machine is profiled, unless --hardware names its file. The best plans of a search, as many
+    plans of each baseline, and random plans then run in turn, several times each. The report
+    compares predictions with measurements. On a machine without GPUs, processes stand in for GPUs.
+    A call that was stopped can be continued. Baselines need pip install '.[baselines]'; --systems
+    mistlab leaves them out.
     """
     if options.quick:
         vars(options).update(QUICK)

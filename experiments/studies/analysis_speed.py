@@ -51,10 +51,10 @@ def speeds(options: argparse.Namespace) -> int:
     """Measure how many configurations per second are predicted, beside a trace and evaluation of a
     single one with plain numbers.
 
-    Layer graphs are traced once with symbols, and their sums compiled; then whole columns of
-    stage candidates are evaluated at a time. The other way is to run the model's code, without
-    its tensors, for every configuration: this is timed with torch, and left out where torch is
-    not installed.
+    Layer graphs are traced once with symbols, and their sums compiled; then whole columns of stage
+    candidates are evaluated at a time. The alternative is to run the model's code, without its
+    tensors, for every configuration: this is timed with torch, and left out if torch is not
+    installed.
     """
     workload, cluster = problem_of(options)
     study = Study.begin("analysis_speed", options)
@@ -118,10 +118,11 @@ def _seconds(work: Callable[[], Any], rounds: int) -> float:
 
 
 def _concrete_s(workload: Workload, rounds: int) -> dict[str, float]:
-    """The CPU seconds that the analysis of one configuration takes with plain numbers; None where
+    """The CPU seconds that the analysis of one configuration takes with plain numbers; empty if
     that is not possible.
 
-    Once of all blocks one is traced and its layers are summed up; once all blocks run.
+    It is measured in two ways: one of the blocks is traced and its layers are summed up; or all
+    blocks run.
     """
     model = workload.model
     if model.family == "custom":

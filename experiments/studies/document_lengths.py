@@ -43,11 +43,11 @@ def document_lengths(options: argparse.Namespace) -> int:
     """Simulate how long the steps of a plan take if documents have different lengths: the mean and
     the slowest steps.
 
-    Documents come from a file or a distribution, and are padded, sorted, packed into sequences with
-    attention within each, or dealt out to micro-batches by cost. Each step is played with
-    documents of its own: every data-parallel rank has other ones, and a step takes as long as its
-    last rank. With --replay micro-batches of packed documents run on this CPU, and steps of
-    measured passes stand beside steps that are played with costs fitted to other documents.
+    Documents come from a file or a distribution. They are padded, sorted by length, packed into
+    sequences with attention inside each document, or distributed over micro-batches by cost. Each
+    step is played with its own documents: every data-parallel rank has different ones, and the step
+    takes as long as its slowest rank. With --replay, micro-batches of packed documents are measured
+    on this CPU, and compared with steps played with costs fitted to other documents.
     """
     study = Study.begin("document_lengths", options)
     if options.replay:

@@ -1,5 +1,5 @@
-"""The path from one plan to another that differs in many choices, one choice at a time: first those
-that save memory, then those that spend it.
+"""A path of plans from one plan to another, which changes one choice at a time: first choices that
+save memory, then choices that spend it.
 """
 
 import argparse
@@ -54,9 +54,9 @@ class Rung:
     """A plan on the path between two plans: the choice that it changes, and by how much that
     changes the iteration time.
 
-    ``terms`` is what an iteration takes longer than on the rung before, term by term.
+    ``terms`` is by how much each term of the iteration time grows over the plan before.
     ``freed_bytes`` is what the fullest GPU need no longer hold. ``bought`` are the changes that did
-    not fit before.
+    not fit before and do now.
     """
 
     changed: str
@@ -91,7 +91,7 @@ def ladder(problem: Problem, first: Plan, last: Plan, predict: Predict) -> list[
         )
         rungs.append(_rung(name, change, *tried[name], rungs[-1], bought if _saves(name) else ()))
     if rungs[-1].plan != last:
-        # If no single choice leads on, everything that is left changes at once.
+        # If no single choice leads on, all remaining choices change at once.
         rungs.append(_rung("rest", "all else at once", last, predict([last])[0], rungs[-1], ()))
     return rungs
 
@@ -167,8 +167,8 @@ def _tried(
 
 
 def _chosen(tried: Mapping[str, tuple[Plan, Prediction]], now: Prediction) -> str | None:
-    """The choice to adopt next: of those that spend memory, fit and gain time, the fastest;
-    otherwise the first that frees memory; otherwise the first that fits; otherwise the first.
+    """The choice to change next: the fastest of those that spend memory, fit and save time; if
+    there is none, the first that frees memory; then the first that fits; then any.
     """
     gains = [
         (prediction.iteration_s, name)
@@ -231,10 +231,9 @@ def climbed(options: argparse.Namespace) -> int:
     """Show what each way to save memory costs, and what the memory that it frees gains: step by
     step from the best plan without savings to the best plan of all.
 
-    The ladder begins at the best plan that saves nothing: no ZeRO, no recomputation, no
-    offloading. Each rung takes one choice over from the best plan of equal stages that saves
-    memory as it likes. What rungs cost and gain, term by term, adds up to the difference of the
-    two predictions.
+    The path begins at the best plan without ZeRO, recomputation and offloading. Each step adopts
+    one choice of the best plan with equal stages and any memory savings. The gains and losses of
+    the steps, term by term, add up to the difference between the two predictions.
     """
     workload, cluster = problem_of(options)
     study = Study.begin("ladder", options)

@@ -73,7 +73,8 @@ class Operator:
 class Message:
     """A collective before an operator, or after the last one.
 
-    ``size`` is that of the whole activation relative to M; the cost is in passes of M bytes.
+    ``size`` is that of the whole activation relative to M, the bytes of the residual stream's
+    activation; the cost is the number of times that M bytes pass a link.
     """
 
     before: str
@@ -133,8 +134,8 @@ def block(stream: Sequence[Layout] = ("whole", "tokens")) -> tuple[Operator, ...
     """The operators of a GPT block, with the widths of their outputs as multiples of the residual
     stream's.
 
-    ``stream`` are layouts that norms and residual sums may have. A norm needs all features of a
-    token, attention all tokens of a head.
+    ``stream`` are the layouts that norms and residual sums may have. A norm needs all features of a
+    token, attention needs all tokens of a head.
     """
     return (
         elementwise("norm 1", stream),
@@ -157,11 +158,11 @@ def shortest(
     end: Layout = "whole",
     collectives: Sequence[Collective] = COLLECTIVES,
 ) -> Partition:
-    """The way to split a sequence of operators that costs the least communication; of equal ones
-    that with the fewest collectives.
+    """The way to split a sequence of operators that costs the least communication; if several cost
+    the same, the one with the fewest collectives.
 
-    ``collectives`` are those that the library has. The residual stream's layouts of a block are
-    those at its ``start`` and ``end``.
+    ``collectives`` are those that the library offers. ``start`` and ``end`` are the layouts of the
+    residual stream before and after a block.
     """
     changes = _changes(collectives)
     best: dict[Layout, Partition] = {start: Partition(ways=(), layouts=(start,), messages=())}
@@ -316,9 +317,9 @@ def partitions(options: argparse.Namespace) -> int:
     """Find the way to split a sequence of GEMMs over tensor-parallel ranks that costs the least
     communication.
 
-    A weight is split by rows or by columns, and an activation is whole, split, or a sum in
-    parts on the ranks. So a partition is a path over layouts, and the best is a shortest path:
-    for a chain of three products, and for a transformer block, with and without sequence
+    A weight is split by rows or by columns; on the ranks, an activation is whole, split, or a
+    partial sum. So a partition is a path over layouts, and the best one is a shortest path. It is
+    found for a chain of three GEMMs, and for a transformer block with and without sequence
     parallelism.
     """
     with as_options():

@@ -65,9 +65,9 @@ class TriedConfiguration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """The result of a search on the GPUs of a published run: the number of configurations that were
-    predicted, and the fastest few that fit, with simulated seconds. The ``roomy`` ones leave a
-    tenth of the memory free.
+    """The result of a search on the GPUs of a published run: the number of predicted
+    configurations, and the fastest few that fit, with simulated seconds. ``roomy`` are those that
+    leave a tenth of the memory free.
     """
 
     predicted: int
@@ -195,10 +195,10 @@ def published_configurations(options: argparse.Namespace) -> int:
     """Compare the published configurations of Llama 3 8B and 70B and of DeepSeek V3 with the
     fastest that a search finds on the same GPUs.
 
-    Megatron-Bridge publishes a configuration and a step's seconds for each release. Each is
-    predicted and played; then other configurations of the same engine, GPUs, batch and
-    arithmetic are predicted, and the best few are played. The fastest as played is what we
-    would run.
+    Megatron-Bridge publishes a configuration and the seconds of a step for each release. Each
+    configuration is predicted and played by the event simulator. Then other configurations for the
+    same engine, GPUs, batch and precision are predicted, and the best few are played. The fastest
+    of these is what this project would run.
     """
     study = Study.begin("published_configurations", options)
     cases = [*cases_of_file()]
@@ -245,8 +245,8 @@ def _row(cells: Mapping[str, str]) -> dict[str, Any]:
 def _fastest(
     played: Sequence[tuple[TriedConfiguration, float]],
 ) -> tuple[TriedConfiguration, float]:
-    """The configuration with the shortest simulated iteration; of equal ones the last, which is the
-    published one.
+    """The configuration with the shortest simulated iteration; of equally fast ones the last, which
+    is the published configuration.
     """
     return min(reversed(played), key=lambda one: one[1])
 

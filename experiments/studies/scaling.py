@@ -65,10 +65,11 @@ def scaling(options: argparse.Namespace) -> int:
     """Study how training scales from 8 to 12,288 GPUs: predictions of published weak scaling, and
     plans found by search.
 
-    Megatron-LM's published table of weak scaling, 1.7 billion to a trillion parameters, stands
-    beside predictions of its plans. Then plans are searched: the batch grows with the GPUs
-    (weak), or stays as it is (strong), and networks are slower by a factor. A trained
-    405-billion-parameter model, and the latency of all-reduces, end the page.
+    First, predictions are compared with Megatron-LM's published table of weak scaling, from 1.7
+    billion to a trillion parameters. Then plans are searched for growing numbers of GPUs: the batch
+    grows with them (weak scaling) or stays the same (strong scaling), also on networks that are
+    slower by a factor. The page ends with a published 405-billion-parameter run, and the latency of
+    all-reduces.
     """
     with as_options():
         model = model_from(options.model, Path())

@@ -1,5 +1,5 @@
-"""Measures how the time of a search with proof grows with the problem, and how much each idea of
-the search saves, by leaving the idea out.
+"""Measures how the time of a search with proof grows with the problem, and how much time each
+technique of the search saves (such as pruning), by leaving the technique out.
 """
 
 import argparse
@@ -31,12 +31,11 @@ from searchers.registry import SEARCHERS
 from searchers.strategy import Ending, Ledger, NeedsStageCosts, Strategy, StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 
-# Runs a search with one of its ideas replaced by something weaker.
-#
-# The answer is the same: the ideas only make its proof faster.
+# Runs a search with one of its techniques replaced by a weaker one. The search still finds the same
+# plan; the techniques only make its proof faster.
 
 
-# A weaker replacement for an idea of the search: the module or class, the name in it that is
+# A weaker replacement for a technique of the search: the module or class, the name in it that is
 # replaced, and the replacement.
 Weaker = tuple[Any, str, Any]
 
@@ -46,12 +45,14 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 def _all_rows(columns: Sequence[Floats]) -> Rows:
-    """Keeps every candidate, also those that another candidate dominates."""
+    """A replacement for pruning: keeps every candidate, also those that another candidate
+    dominates.
+    """
     return np.arange(len(columns[0]))
 
 
-# For each idea of the search, the weaker components that replace it. Without bounds on boxes (all
-# candidates between two given ones), a search that lists all strategies runs instead.
+# For each technique of the search, the weaker components that replace it. Without lower bounds on
+# boxes (all candidates between two given ones), a search runs that lists all strategies.
 REMOVED: Mapping[str, Sequence[Weaker]] = {
     "nothing": (),
     "plans found before and on the way": (
@@ -69,7 +70,7 @@ IDEAS = (*REMOVED, BOXES)
 
 @contextmanager
 def without(idea: str) -> Iterator[Strategy]:
-    """In the ``with`` block, a search runs without one of its ideas."""
+    """In the ``with`` block, a search runs without one of its techniques."""
     if idea == BOXES:
         yield SEARCHERS["exact"]
         return
@@ -82,8 +83,8 @@ def without(idea: str) -> Iterator[Strategy]:
 def _proven(
     problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
 ) -> Ending:
-    """A search with bounds on boxes (all candidates between two given ones), even if there are only
-    few memory-saving strategies.
+    """A search that uses lower bounds on boxes (all candidates between two given ones) even if
+    there are only few memory-saving strategies.
     """
     return Hierarchy.of(problem, space, ledger).proven(tolerance=0.0, seconds=inf)
 
@@ -99,8 +100,8 @@ def _replaced(where: Any, name: str, weaker: Any) -> Iterator[None]:
         setattr(where, name, original)
 
 
-# Measures how the search's time grows, and how much each idea saves: the problems, the result rows
-# and the page.
+# Measures how a search's time grows with the problem, and how much each technique of the search
+# saves: the problems, the result rows and the page.
 
 
 SECONDS, QUICK_SECONDS = 8.0, 1.0
@@ -112,7 +113,7 @@ SPACES = ("3d", "+zero", "+checkpointing", "+offload", "mist", "wide")
 # The numbers of steps of offload ratios for which a search is timed.
 PARTS = (1, 2, 4, 8, 16)
 HASTE = 2
-# The model of the problem for which ideas of the search are left out.
+# The model of the problem on which techniques of the search are left out.
 LARGER = "gpt3-22b"
 HEAD = "Searcher `mist` until its plan is proven; one thing differs from row to row."
 GPUS_A_NODE = 8
@@ -137,11 +138,11 @@ class GrowthQuestion:
 
 def grown(options: argparse.Namespace) -> int:
     """Measure how the time of a search with proof grows with the problem, and how much time each
-    idea of the search saves.
+    technique of the search saves.
 
-    One thing of a problem grows at a time: blocks, GPUs, batch, the space, the fineness of its
-    ratios. Then each idea of the search is removed alone, on GPT-3 22B on 32 GPUs. Times are of
-    the processor, of one core.
+    One quantity of a problem grows at a time: blocks, GPUs, batch, search space, or the number of
+    offload ratios. Then each technique is left out by itself, for GPT-3 22B on 32 GPUs. Times are
+    CPU seconds on one core.
     """
     default_s = QUICK_SECONDS if options.quick else SECONDS
     seconds = default_s if options.seconds is None else options.seconds
@@ -165,7 +166,7 @@ def grown(options: argparse.Namespace) -> int:
 
 
 def pipelined(problem: Problem) -> Problem:
-    """A larger problem whose best plans are pipelines, for which ideas of the search are left
+    """A larger problem whose best plans are pipelines, on which techniques of the search are left
     out.
     """
     work, cluster = problem.workload, problem.cluster
@@ -182,7 +183,7 @@ def _problem_text(problem: Problem) -> str:
 
 
 def _asked(problem: Problem, space: SearchSpace, *, count: int | None) -> Iterator[GrowthQuestion]:
-    """The searches to be timed for each quantity that grows, at most a given number of them."""
+    """The searches to be timed for each quantity that grows, at most this many for each."""
     work, cluster = problem.workload, problem.cluster
     for layers in LAYERS[:count]:
         model = replace(work.model, name="", layers=layers)
@@ -204,7 +205,7 @@ def _asked(problem: Problem, space: SearchSpace, *, count: int | None) -> Iterat
 
 
 def in_parts(space: SearchSpace, parts: int) -> SearchSpace:
-    """A search space in which offload ratios may have this many equal steps between 0 and 1."""
+    """The search space with this many equal steps of each offload ratio between 0 and 1."""
     ratios = tuple(part / parts for part in range(parts + 1))
     kinds = {entry.name: getattr(space.offload, entry.name) for entry in fields(OffloadRatios)}
     finer = {kind: ratios if len(own) > 1 else own for kind, own in kinds.items()}
@@ -273,7 +274,9 @@ COLUMNS = (
 
 
 def _slowest(rows: Sequence[Row]) -> str:
-    """For each quantity that grows, the search time for its last value over that for its first."""
+    """For each quantity that grows, the search time at its last value over the search time at its
+    first.
+    """
     growths = []
     for axis, axis_words in AXES.items():
         first, *_, last = (row for row in rows if row["axis"] == axis)

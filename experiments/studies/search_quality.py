@@ -91,7 +91,7 @@ QUICK_PROBLEMS, QUICK_SEEDS, QUICK_EVALUATIONS = 2, 2, 100
 DRAWING = ("optuna", "optuna:cmaes", "optuna:nsgaii", "optuna:random", "rl", "random")
 # The searcher that proves the best plan of a problem, and its budget in CPU seconds.
 REFERENCE, REFERENCE_S = "mist", 120.0
-# For how many budgets the picture shows the gaps of plans.
+# The number of budgets for which the picture shows the gaps of plans.
 PLACES = 60
 # The largest gap to the best known plan that the picture shows.
 LARGEST_GAP = 0.5
@@ -121,10 +121,10 @@ def compared(options: argparse.Namespace) -> int:
     """Compare how good a plan each searcher finds within each budget, on several problems with
     several seeds.
 
-    All ask the closed form, with one budget: evaluations (1,000 stage candidates count as one) or
-    seconds of the processor. Each problem's optimum is proven apart; the gap to it is told as
-    median, least and most over seeds, and drawn as it shrinks with evaluations and with seconds.
-    With seconds rows differ from run to run.
+    All searchers ask the closed form, within one budget: evaluations (1,000 stage candidates count
+    as one) or CPU seconds. Each problem's optimum is proven by a separate search. The gap to it is
+    reported as the median, minimum and maximum over seeds, and drawn over evaluations and seconds.
+    Rows with budgets in seconds differ from run to run.
     """
     names = searchers_called(options.searchers.split(","))
     asked = [*_asked(options, names)]

@@ -69,9 +69,9 @@ def sensitivity(options: argparse.Namespace) -> int:
     """Show how the best plan changes with one figure of the problem: batch, depth, sequence length,
     links, memory or interference.
 
-    From one problem a single number is changed at a time, and plans are searched again, for
-    this engine and over Megatron-LM's grid. What the best plan then does, and where the two
-    differ most, shows on what a result depends.
+    One figure of a problem is changed at a time, and the best plan is searched again: for this
+    package's engine, and in Megatron-LM's grid. The changes of the best plan, and of its speedup
+    over the grid, show what a result depends on.
     """
     workload, cluster = problem_of(options)
     study = Study.begin("sensitivity", options)
@@ -235,8 +235,8 @@ def _overview(rows: Sequence[Row]) -> str:
 
 
 def worse(rows: Sequence[Row]) -> list[str]:
-    """Those changes for the better of the machine after which the best plan is slower, by more than
-    a search may miss.
+    """The changes that make the machine better but the best plan slower, by more than a search may
+    miss.
     """
     return [
         f"{aspect} {more['value']}"

@@ -103,9 +103,9 @@ def sizes(options: argparse.Namespace) -> int:
     """Count the plans of search spaces to which one dimension after another is added, for several
     numbers of blocks.
 
-    First data and tensor parallelism alone, then pipelines of stages of any number of blocks
-    and GPUs, then ZeRO levels, recomputed blocks and the four offload ratios, chosen for each
-    stage.
+    The first space has only data and tensor parallelism. Then come pipelines whose stages have any
+    numbers of blocks and GPUs, then ZeRO levels, recomputed blocks and the four offload ratios,
+    chosen for each stage.
     """
     workload, cluster = problem_of(options)
     study = Study.begin("space_size", options)

@@ -39,10 +39,10 @@ def spaces(options: argparse.Namespace) -> int:
     """Compare search spaces each of which contains the one before it: does a search of a larger
     space find a worse plan within the same budget?
 
-    Each problem of the published evaluation is searched in spaces that contain one another, by
-    the default searcher within equal budgets of evaluations. A larger space has every plan of a
-    smaller one, so a worse answer is the search's fault, and is named. Problems are searched in
-    processes side by side.
+    Each problem of the published evaluation is searched by the default searcher in nested search
+    spaces, with the same budget of evaluations. A larger space contains every plan of a smaller
+    one, so a worse plan is the search's fault; such cases are listed. Problems are searched in
+    parallel processes.
     """
     if options.families is None:
         options.families = FAMILIES[:1] if options.quick else FAMILIES

@@ -65,8 +65,8 @@ class Surveyed:
     """The result for one division of GPUs and batch: how many candidates there are, how many fit in
     memory, and how much recomputation is needed for each amount of host memory.
 
-    A row of ``frontier`` has host bytes for each GPU, the recomputed share of blocks, and peak
-    bytes. No candidate with as few host bytes recomputes less.
+    A row of ``frontier`` has host bytes for each GPU, the share of recomputed blocks, and peak
+    bytes. Every candidate with at most these host bytes recomputes at least as much.
     """
 
     mesh: Mesh
@@ -122,8 +122,8 @@ def survey(model: StageModel, cluster: Cluster, mesh: Mesh, ratios: Sequence[flo
 def _first_node_bytes(mesh: Mesh, cluster: Cluster, ends: Sequence[StageFigures]) -> Floats:
     """The bytes of host memory that are used on the first node, which uses the most.
 
-    Its stages have most micro-batches in flight. A stage's bytes lie between those of the first and
-    of the last stage, in proportion to its micro-batches in flight.
+    Its stages have the most micro-batches in flight. A stage's host bytes lie between those of the
+    first and of the last stage, in proportion to its micro-batches in flight.
     """
     first, last = (figures.host_bytes for figures in ends)
     ranks = np.arange(min(cluster.gpus_per_node, cluster.num_gpus))
@@ -189,11 +189,11 @@ def surveyed(options: argparse.Namespace) -> int:
     """Evaluate every plan with equal stages of a search space: which plans fit, and what it costs
     to make the others fit.
 
-    A candidate is a pipeline of equal stages: its depth, data and tensor parallel degrees,
-    micro-batch, ZeRO level, checkpointed blocks and the four offload ratios. The survey
-    evaluates the first and the last stage of each and keeps, for every mesh, the least
-    recomputation that fits for a given use of host memory. It knows bytes and work, not times:
-    those need a calibrated predictor.
+    A candidate is a pipeline of equal stages: its number of stages, data and tensor parallel
+    degrees, micro-batch size, ZeRO level, recomputed blocks and four offload ratios. The first and
+    the last stage of each are evaluated. For every mesh, the survey shows the least recomputation
+    that fits with a given amount of host memory. It shows memory and work, but no times, so it
+    needs no calibrated hardware.
     """
     workload, cluster = problem_of(options)
     study = Study.begin("survey", options)

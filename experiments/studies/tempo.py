@@ -24,9 +24,9 @@ from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Attention, Workload
 from simulators.symbolic import SymbolicPredictor
 
-# The engine of every plan, chosen before any prediction was made: eager PyTorch in 16 bits with
-# separate operators, which Tempo replaced; unfused attention, as was usual then; a step of one
-# micro-batch.
+# The engine of every plan, which was chosen before any prediction was made: eager PyTorch in 16
+# bits with the separate operators that Tempo replaced; unfused attention, which was usual then; one
+# micro-batch a step.
 ENGINE = "fsdp-eager"
 PRECISION: Precision = "bf16"
 ATTENTIONS: tuple[Attention, ...] = ("math", "flash")
@@ -123,9 +123,9 @@ def tempo(options: argparse.Namespace) -> int:
     largest batch and the throughput of BERT Large, GPT-2 and RoBERTa Large on one GPU, with and
     without them, and with recomputation.
 
-    GPU, lengths and models were fixed before anything was predicted; published gains stand beside
-    those predicted. Further chapters have each kind of operator alone, fused attention, and a map
-    over three GPUs and three lengths.
+    GPU, sequence lengths and models were chosen before anything was predicted; predicted gains
+    stand beside the published ones. Further sections show each kind of operator by itself, fused
+    attention, and a map over three GPUs and three lengths.
     """
     study = Study.begin("tempo", options)
     models = [*MODELS][: 1 if options.quick else None]

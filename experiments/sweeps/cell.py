@@ -1,7 +1,7 @@
 """One tuning problem of a sweep (a cell), and the result row with the plan that a searcher found
 for it.
 
-Cells and answers are plain values, so that any process of any machine may solve a cell.
+Problems and answers are plain values, so that any process on any machine can solve a problem.
 """
 
 import hashlib

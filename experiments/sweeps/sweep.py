@@ -53,10 +53,10 @@ def sweep(options: argparse.Namespace) -> int:
     """Solve many tuning problems: every combination of models, clusters and batches in a file, each
     as the command tune would.
 
-    A file lists the problems. They are solved by processes of this machine or of a Ray cluster,
-    and the answers are the same for any number of them. Each cell is kept as it ends: after a
-    stop the same command goes on with what is missing. What a killed worker was at is done
-    again.
+    A file lists the problems. Processes of this machine or of a Ray cluster solve them, and the
+    answers do not depend on the number of processes. Each answer is stored as soon as it is there:
+    after an interruption, the same command solves the problems that are left. A problem whose
+    worker is killed is solved again.
     """
     if options.jobs is not None and options.jobs < 1:
         reject(f"--jobs {options.jobs}: give at least 1")
@@ -79,8 +79,8 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 class Answers:
-    """The answers to the tuning problems of a sweep: those that an earlier run has stored, and new
-    ones. A new answer is stored in a file as soon as it is there.
+    """The answers to the tuning problems of a sweep, both new ones and those that an earlier run
+    has stored. A new answer is stored in a file at once.
     """
 
     def __init__(self, study: Study, keys: Sequence[str]) -> None:
@@ -299,8 +299,8 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepCase:
-    """A single tuning problem under ``cases`` in a sweep file; a key that it omits has the only
-    item of the list for that key.
+    """A single tuning problem under ``cases`` in a sweep file. A key that it omits takes its value
+    from the list for that key, which must have one item.
     """
 
     model: ModelSpec
@@ -323,9 +323,9 @@ class SweepFile:
     """The contents of a sweep file: lists, whose items are combined to problems in every way, and
     single problems (``cases``).
 
-    Without ``spaces`` each model is searched in its usual one, as ``tune`` has it. Each searcher of
-    each combination may spend ``budget``. With ``play`` the event simulator plays
-    the best plans, as ``tune`` has it.
+    Without ``spaces``, each model is searched in its default space, as by ``tune``. ``budget`` is
+    the budget of each search. With ``play``, the event simulator plays the best plans, as in
+    ``tune``.
     """
 
     models: tuple[ModelSpec, ...] | None = None
@@ -407,9 +407,9 @@ def sweep_from_mapping(mapping: Mapping[str, Any], folder: Path) -> SweepFile:
 
 
 def cells_of(sweep: SweepFile, seed: int) -> list[Cell]:
-    """The tuning problems of a sweep, in order. A searcher with a search space of its own gets one
-    problem for all spaces, and a single case that is also a combination of list items is solved
-    only once.
+    """The tuning problems of a sweep, in order. A searcher that has a search space of its own gets
+    one problem in place of one for each space. A single case that is also a combination of list
+    items is solved once.
     """
     cells = []
     for model, cluster, batch, length, attention, precision, space, searcher in (
@@ -493,7 +493,7 @@ def _case(plain: Any, folder: Path) -> Any:
 
 def _only(name: str, given: Item | None, listed: Sequence[Item]) -> Item:
     """The value of a key in a single case; if the case omits the key, the only item of the list for
-    it.
+    that key.
     """
     if given is not None:
         return given

@@ -17,11 +17,10 @@ from joblib import Parallel, delayed, effective_n_jobs, parallel_config
 from experiments.cli.commandline import progress
 from mistlab.core.values import InputError, reject
 
-# The version of this project in a process; it is checked since answers of different versions must
+# The version of this project in a process; it is checked, since answers of different versions must
 # not be mixed.
-#
-# ``versions_here`` may be sent by value to a machine with another version of this project, or
-# without it. So it imports only the standard library, and answers in plain texts.
+# ``versions_here`` may be sent by value to a machine that has another version of this project, or
+# none. So it imports only the standard library, and returns plain texts.
 
 
 # The properties, by name, that must be equal in all processes of a sweep.
@@ -172,7 +171,7 @@ class Workers:
             vain = 0 if len(left) < before else vain + 1
             if left:
                 progress(f"a worker was lost ({lost}): {len(left)} are left, and done again")
-                # The item whose worker was killed is among the first ones, of which there is one
+                # The item whose worker was killed is among the first items that have no answer, one
                 # for each worker.
                 first = effective_n_jobs(None)
                 left = left[first:] + left[:first]

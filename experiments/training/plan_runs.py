@@ -30,8 +30,8 @@ _RAISED = re.compile(r"\[rank\d+\]: ((?:\w+\.)*\w*(?:Error|Exception)\b.*)")
 
 
 def last_words(errors: str, otherwise: str) -> str:
-    """The line in which a command or a rank names its error, otherwise the last line; below it a
-    launcher of several ranks prints lines of its own.
+    """The line in which a command or a rank names its error; if there is none, the last line. A
+    launcher of several ranks prints further lines below it.
     """
     lines = [line for line in errors.splitlines() if line.strip()]
     complaints = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
@@ -57,9 +57,9 @@ WORKER = (sys.executable, "-m", "experiments.training.plan_worker")
 class PlanRun:
     """A plan file that is to be run for some steps.
 
-    With ``serialises`` no two of its tasks overlap; a ``stage`` runs by itself. One that is
-    ``strict`` gives the same bits whenever it computes the same; ``with_norms`` it tells norms of
-    gradients. It takes so many ``gpus``.
+    With ``serialises``, no two tasks overlap; with a ``stage``, only this stage runs. A ``strict``
+    run gives bitwise equal results for equal work; ``with_norms``, it reports gradient norms.
+    ``gpus`` is the number of GPUs.
     """
 
     plan: Path
@@ -90,8 +90,8 @@ PlanRunner = Callable[[PlanRun, float], Said | None]
 class WorkerRunner:
     """Runs plans on a device by ``python -m experiments.run_plan``, all of them in one process.
 
-    Starting a process and a device, and pinning memory, take longer than many a run. After a run
-    that fails, and where runs begin to be strict or end being so, there is a new one.
+    Starting a process and a device, and pinning memory, often take longer than a run. A new process
+    starts after a run that failed, and when runs change between strict and normal mode.
     """
 
     def __init__(self, device: str) -> None:
@@ -132,7 +132,7 @@ class NodeRunner:
     """Runs plans on a node: those for one GPU in a process that they share, each other plan under a
     torchrun of its own.
 
-    The process ends before a torchrun starts, as it holds memory of the first GPU.
+    The shared process ends before a torchrun starts, since it holds memory of the first GPU.
     """
 
     def __init__(self, device: str) -> None:

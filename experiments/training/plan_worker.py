@@ -1,9 +1,9 @@
 """Runs one plan after another in a single process, so that imports and the CUDA context are paid
 for once.
 
-Each line of standard input is a list of ``run_plan``'s arguments as JSON; each run ends with a line
-on standard output: its exit status and, with ``--json``, what it said. Host memory that a run has
-pinned is lent to the next one. A process in which a run failed is not used again.
+Each line of standard input is a list of ``run_plan``'s arguments as JSON. Each run ends with a line
+on standard output: its exit status and, with ``--json``, its output. Host memory that a run has
+pinned is reused by the next one. After a failed run, the process runs no further plan.
 """
 
 import gc

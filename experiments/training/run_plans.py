@@ -29,7 +29,7 @@ class Launcher:
     """Runs plans one after another: those for one GPU in a process that they share, each other plan
     under torchrun.
 
-    It is a context; what it started has ended with it.
+    It is used in a ``with`` block; the processes that it has started end with the block.
     """
 
     steps: int
@@ -76,11 +76,11 @@ def run_plans(options: argparse.Namespace) -> int:
     """Run every plan in a folder, one after another, and report speedups between the plans of such
     folders.
 
-    Each plan is run as run_plan does: in one process, or under a torchrun of its own where it
-    takes several GPUs. A plan that fails does not stop the others. What ran is kept, so the
-    same command goes on after a stop, and with a new plan in the folder runs that one alone. A
-    folder of results is read instead of run. Plans of one name in several folders are compared
-    with the first folder's.
+    Each plan runs as by run_plan: in one process, or under a torchrun of its own if it takes
+    several GPUs. A plan that fails does not stop the others. Results are kept, so the same command
+    continues after an interruption, and runs only the new plans if the folder has got some. A
+    folder of results is read instead of run. If several folders have a plan of the same name, it is
+    compared with that of the first folder.
     """
     ready = _launcher(options)
     plans = [one for folder in options.folders for one in _found(folder, quick=options.quick)]

@@ -104,7 +104,8 @@ class History:
     """The results of a run's training steps in order, one row for each. If the run was resumed, the
     rows of previous processes are in ``earlier``.
 
-    Also the first GPU's clocks after warming up and at the end, and seconds until the first step.
+    It also has the first GPU's clock rates after the warm-up and at the end, and the seconds until
+    the first step.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)

@@ -27,13 +27,13 @@ MOST_TOLD = 20
 def sanitize(options: argparse.Namespace) -> int:
     """Check without a GPU that a plan would run correctly on GPUs.
 
-    There are three checks. Collectives: all ranks of a group must make its calls in one order,
-    and no ranks may wait in a circle. Hidden waits: the code of run_plan --device cuda runs on
-    a device without memory, which notices copies that block, values that are read, and tensors
-    in the wrong place. Races: the code runs on CPU tensors, and notes streams and events in a
-    graph. Uses of the same memory on two streams must be ordered, and no memory may be handed
-    out again while a stream uses it. One rank of each kind runs, with small sizes and the
-    plan's structure. Exit status 0: clean; 1: findings.
+    There are three checks. Collectives: all ranks of a group must call the same collectives in the
+    same order, and no ranks may wait for each other in a circle. Hidden waits: the code of run_plan
+    --device cuda runs on a device without memory, which notices copies that block, values that the
+    host reads, and tensors in the wrong place. Races: the code runs on CPU tensors and records
+    streams and events in a graph; two streams may use the same memory only in a fixed order, and
+    memory may not be reused while a stream uses it. One rank of each kind runs, with small sizes
+    and the plan's structure. Exit status 0 means no findings, 1 means findings.
     """
     from runtime.checks.sanitizer import Sanitizer  # noqa: PLC0415 (needs torch)
 

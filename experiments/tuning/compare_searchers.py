@@ -78,7 +78,7 @@ class Comparison:
     def run(self, names: Sequence[str], earlier: Sequence[Mapping[str, Any]] = ()) -> None:
         """Run each search in turn, unless a row of an earlier run has its result.
 
-        An interrupt ends it all, and what was found stays.
+        An interrupt ends all searches; the plans found so far are kept.
         """
         ended = {row["searcher"]: row for row in earlier if row["reason"] != SEARCH_INTERRUPTED}
         try:
@@ -144,10 +144,10 @@ def compare(options: argparse.Namespace) -> int:
     """Compare all searchers on one problem: which finds the best plan, how fast, and how far from
     optimal it may be.
 
-    All ask one predictor with one budget and seed; the Megatron and DeepSpeed grids search
-    spaces of their own, the others the one given. Every winner is played by the event
-    simulator. The folder of --out gets rows, plan files, the best plan's timeline and one HTML
-    page; a run of the same options goes on where an earlier one was stopped.
+    All searchers ask the same predictor, with the same budget and seed. The Megatron and DeepSpeed
+    grids search their own spaces, the others the given one. The event simulator plays every plan
+    that a searcher finds. The folder of --out gets rows, plan files, the best plan's timeline and
+    one HTML page. A run with the same options continues one that was interrupted.
     """
     started = time.perf_counter()
     if options.page is not None:

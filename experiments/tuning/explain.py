@@ -113,7 +113,8 @@ Limit = Literal["compute", "exposed communication", "memory"]
 class StageLimit:
     """What limits the speed of a stage: computation, communication or memory.
 
-    ``memory`` where saving less would make the plan faster, and the stage has no room for it.
+    The limit is ``memory`` if saving less memory would make the plan faster but does not fit on the
+    stage.
     """
 
     limit: Limit
@@ -129,8 +130,8 @@ class Loser:
     """A slower plan: by how much and in which parts of the iteration it is slower, and whether the
     difference exceeds the error bounds.
 
-    ``slowest_stage`` is its own slowest stage; ``longer_by`` says how much longer each of its terms
-    is.
+    ``slowest_stage`` is the slower plan's slowest stage; ``longer_by`` is by how much each of that
+    stage's terms is longer.
     """
 
     searcher: str
@@ -155,8 +156,9 @@ class Loser:
 class Rejected:
     """A plan that differs from the best one in one choice and would be faster, but does not fit.
 
-    ``stage`` and ``phase`` are where most is missing, ``memory_class`` what takes more room there
-    than in the best plan; of host memory there is neither phase nor stage.
+    ``stage`` and ``phase`` say where most memory is missing, ``memory_class`` which kind of tensor
+    takes more memory there than in the best plan. If host memory is short, stage and phase are
+    None.
     """
 
     change: str
@@ -171,9 +173,10 @@ class Rejected:
 class Why:
     """All reasons why the best plan is best; None for a kind of reason that does not apply.
 
-    ``baseline`` is the Megatron grid's plan beside it, ``same`` who else found it.
-    ``missed`` is a change that would make the plan faster and fit: no search proved it best.
-    ``breakdown`` says where the GPUs' time goes, of a plan that the closed form predicts.
+    ``baseline`` compares with the plan of Megatron's grid, ``same`` are other searchers that found
+    the best plan. ``missed`` is a change that fits and would make the plan faster, if no search
+    proved the plan best. ``breakdown`` says what GPUs spend their time on, if the closed form
+    predicts the plan.
     """
 
     searcher: str

@@ -42,8 +42,8 @@ def convergence(rows: Rows, *, over_seconds: bool) -> Figure:
 
 
 def _spent(row: Mapping[str, Any], *, over_seconds: bool) -> list[float]:
-    """How many evaluations or seconds a search had used when it found each plan, and at its end;
-    above zero, as a logarithmic axis needs it.
+    """The number of evaluations or seconds that a search had used when it found each plan, and at
+    its end. They are above zero, since the axis is logarithmic.
     """
     if over_seconds:
         spent = [*row["timing"]["history_wall_s"], row["wall_s"]]

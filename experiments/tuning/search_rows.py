@@ -1,7 +1,8 @@
 """Converts search results to rows of JSON, and back.
 
-A gap is the share of a plan's time by which a better one could be faster: by the searcher's own
-proof, else by the highest bound that any searcher of equal engine and space has proven.
+A gap is the share of a plan's time by which another plan could be faster, by the lower bound of the
+searcher or, without one, by the highest lower bound that a searcher of the same engine and space
+has proven.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,11 +1,11 @@
 """If no plan fits, finds the plan that needs the least memory, and changes with which a plan would
 fit.
 
-First come plans of equal stages that recompute all blocks in the smallest micro-batches. They are
-tried on every mesh that all stages can have, and at each ZeRO level. They offload nothing, one kind
-or everything, as far as the space allows. Then the best of these plans is improved: blocks move
-between stages, and the ratio of one kind changes, while this helps. Every proposed change has been
-tried.
+First come plans of equal stages that recompute all blocks and use the smallest micro-batches: for
+every mesh that all stages can have, each ZeRO level, and offloading of nothing, of one kind of
+tensor, or of everything that the space allows. Then the best of these plans is improved: blocks
+move between stages and one offload ratio changes, as long as this helps. Every change that is
+proposed to the user has been tried.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,9 +39,10 @@ from searchers.meshes import (
 )
 from searchers.savings import stage_of, why_empty
 
-# How many pipelines are tried whose stages have different parallel degrees.
+# The number of pipelines to try whose stages have different parallel degrees.
 SOME = 100
-# How many times the number of GPUs or the host memory is doubled at most, or the batch is halved.
+# The largest number of times that the number of GPUs or the host memory is doubled, or the batch
+# halved.
 DOUBLINGS = 5
 
 
@@ -49,9 +50,9 @@ DOUBLINGS = 5
 class Smallest:
     """The plan that comes nearest to fitting in memory, and how much memory it needs.
 
-    ``memory_class`` holds most of the fullest GPU's peak; host bytes are of the fullest node.
-    ``remedies`` are changes with which a plan fits, ``limits`` what the space does not do to save
-    memory.
+    ``memory_class`` is the kind of tensor that takes most of the fullest GPU's peak. Host bytes are
+    those of the fullest node. ``remedies`` are changes with which a plan fits, ``limits`` the ways
+    to save memory that the search space does not allow.
     """
 
     plan: Plan
@@ -135,8 +136,8 @@ def _smallest_pipelines(problem: Problem, space: SearchSpace) -> list[Pipeline]:
 
 
 def _best(plans: Sequence[Plan], bench: Bench) -> tuple[Plan, Prediction]:
-    """The plan that exceeds the memory of its fullest GPU or host by the least; of equal ones the
-    first.
+    """The plan that exceeds the memory of its fullest GPU or host by the least; of equally large
+    ones the first.
     """
     candidates = zip(plans, bench.predictor.predict_many(plans), strict=True)
     return min(candidates, key=lambda candidate: _fullness(candidate, bench))
@@ -162,13 +163,13 @@ def _shares(plan: Plan, prediction: Prediction, bench: Bench) -> list[float]:
 
 
 def _group_of(plan: Plan, stage: int, cluster: Cluster) -> Cluster:
-    """The cluster that would result if all nodes were like those of a stage."""
+    """The cluster with all nodes like the nodes of one stage."""
     first_rank = sum(before.num_gpus for before in plan.stages[:stage])
     return cluster.of_groups[cluster.group_of(first_rank)]
 
 
 def _saving(pipeline: Pipeline, layers: int, space: SearchSpace) -> Iterator[Plan]:
-    """The combinations of memory savings that save the most memory."""
+    """The combinations of ways to save memory that need the least memory."""
     in_pipeline = pipeline.num_stages > 1
     shares = even_layers(layers, pipeline.num_stages)
     largest = max(pipeline.meshes, key=lambda mesh: mesh.data_parallel)
@@ -223,7 +224,7 @@ def _sized(stage: StagePlan, change: int) -> StagePlan:
 
 
 def _remedies(problem: Problem, space: SearchSpace) -> Iterator[str]:
-    """Changes with which a plan would fit; of each kind, the smallest change that was tried."""
+    """Changes with which a plan would fit: of each kind of change, the smallest that was tried."""
     keeping = [_less_kept_free] if problem.cluster.keep_free_gib else []
     for change in (*keeping, _more_gpus, _more_host_memory, _smaller_batch):
         for doubling in range(1, DOUBLINGS + 1):
@@ -252,8 +253,8 @@ IN_CHUNKS = LEANER[0]
 
 
 def _trained_otherwise(problem: Problem, space: SearchSpace) -> Iterator[str]:
-    """The first way to train with less memory with which a plan fits, if it differs from the
-    present way.
+    """The first way to train with less memory with which a plan fits, unless the job trains that
+    way already.
     """
     for changes, remedy in LEANER:
         try:
@@ -269,8 +270,8 @@ def _trained_otherwise(problem: Problem, space: SearchSpace) -> Iterator[str]:
 
 
 def _in_another_space(problem: Problem, space: SearchSpace) -> Iterator[str]:
-    """The first other search space that offers more offloading and has a plan that fits, with or
-    without a loss computed in chunks; and that plan as text.
+    """The first other search space that allows more offloading and has a plan that fits, possibly
+    with a loss computed in chunks; and that plan as text.
     """
     changes, in_chunks = IN_CHUNKS
     chunked = replace(problem, workload=replace(problem.workload, **changes))
@@ -296,7 +297,7 @@ def _in_another_space(problem: Problem, space: SearchSpace) -> Iterator[str]:
 
 
 def limits(problem: Problem, space: SearchSpace) -> list[str]:
-    """The memory savings that a search space does not have, as text; empty if it has all."""
+    """The ways to save memory that a search space lacks, as text; empty if it has all."""
     kinds = offloaded(space)
     lacking = [words for names, words in _LIMITS if not any(name in kinds for name in names)]
     lacks = [f"cannot offload {' or '.join(lacking)}"] if lacking else []

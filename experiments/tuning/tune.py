@@ -38,8 +38,8 @@ from mistlab.job.search import Budget
 from mistlab.plan.plan_words import count_words, plan_words
 from mistlab.plan.space import SearchSpace
 
-# The searcher that is used by default; and another one, which predicts whole plans only, for
-# problems that the first one refuses.
+# The default searcher, and the searcher for problems that the default one refuses, which predicts
+# whole plans only.
 SEARCHER, OF_WHOLE_PLANS = "mist", "aceso"
 # The budget of a search by default, for each engine of the search space.
 BUDGET = Budget(evaluations=100_000, seconds=60)
@@ -53,13 +53,13 @@ BESIDE_A_PLAN = ("from", "out", "json", "quick", "seed", *OF_CLUSTER)
 def tune(options: argparse.Namespace, line: Sequence[str]) -> int:
     """Find the fastest plan that fits, explain it, and write its file.
 
-    The file runs unchanged with predict and every other command that takes plans.
-    After the search the event simulator plays the best plan, and the plans that predictions
-    cannot tell from it. The file has the plan that is played fastest.
+    The file works with predict and every other command that takes plans. After the search, the
+    event simulator plays the best plan and the plans whose predicted times cannot be told from its
+    time. The file has the plan that is fastest in the simulator.
 
-    With --from PLAN.yaml nothing is searched. The command tells which changes of that plan gain
-    most by prediction, each alone and one after another. The file has the plan with all of
-    them.
+    With --from PLAN.yaml there is no search. The command shows which changes of that plan gain most
+    by prediction, each by itself and one after another. The file has the plan with all of these
+    changes.
     """
     if options.start is not None:
         check_beside_plan(line, BESIDE_A_PLAN, "--from")

@@ -36,8 +36,8 @@ class DialectRule:
     """A rule of a dialect: patterns for the texts in some columns, and the typed columns that are
     set if all of them match.
 
-    It counts if each pattern of ``when`` is found in its column, in small letters, and if each
-    column of ``named`` has the words, one after another.
+    All patterns of ``when`` must match their columns in lower case, and all columns of ``named``
+    must contain the given words one after another.
     """
 
     gives: Mapping[str, Any]

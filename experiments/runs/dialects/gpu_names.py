@@ -20,7 +20,7 @@ class Gpus:
     """The GPUs that a table names: hardware of the catalogue, with another memory size if the table
     gives one.
 
-    Products in 16 bits keep up ``products_share`` of the hardware's rate.
+    GEMMs in 16 bits sustain ``products_share`` of the hardware's rate.
     """
 
     hardware: str
@@ -164,9 +164,9 @@ def gpus_of(
 ) -> Gpus:
     """The GPUs that a text names; refuses a mixture of GPUs, and GPUs without a hardware file.
 
-    With ``own``, the name of a hardware file of the caller's, rows that name nothing have its GPUs;
-    if the catalogue has no such name, all rows have. ``products_tflops`` are those of a machine by
-    hardware: what its products reach, and what the hardware file says.
+    With ``own``, the name of a hardware file that the caller gives, rows that name no GPU get its
+    GPU; if the catalogue does not have that name, all rows do. ``products_tflops`` has the GEMM
+    rates of one machine by hardware: the measured rate, and the rate in the hardware file.
     """
     if of_caller and (not text or of_caller not in catalog.hardware_names()):
         return Gpus(hardware=of_caller)
