@@ -1,1 +1,1 @@
-"""What takes how long."""
+"""Benchmarks: commands and tests that measure how long parts of this project take."""

@@ -1,4 +1,4 @@
-"""Fifty questions, asked of an agent with the tools of ``mistlab mcp`` and of one without.
+"""Asks an agent fifty questions with the tools of ``mistlab mcp`` and without, and grades answers.
 
     python -m benchmarks.agent_questions draw --seed 0      # questions, with their right answers
     python -m benchmarks.agent_questions ask FOLDER         # prompts: with.md, without.md
@@ -6,9 +6,9 @@
     python -m benchmarks.agent_questions grade ANSWERS.json
     python -m benchmarks.agent_questions page               # docs/results/agent-questions.md
 
-Questions are drawn by a seed (`question_makers`), and stay beside this file with the answers that
-were given; the page is made of these files alone. An answer is right if it is within its
-tolerance of the right one, and *unanswerable* is the right answer to a tenth of them.
+A seed decides which questions are drawn (`question_makers`). They are stored beside this file with
+the agent's answers, and the page is made of these files alone. An answer is right if it is within
+the question's tolerance; to a tenth of the questions the right answer is *unanswerable*.
 """
 
 import argparse
@@ -33,10 +33,10 @@ ROOT = Path(__file__).parents[1]
 ASKED = Path(__file__).parent / "asked"
 QUESTIONS = ASKED / "questions.yaml"
 PAGE = ROOT / "docs" / "results" / "agent-questions.md"
-# Figures that differ by less are equal: those of facts are written with a few digits.
+# Figures count as equal if they differ by less than this: facts are written with a few digits.
 EQUAL = 1e-3
 WANTED = 45
-# Files of answers, by what the page calls them.
+# The files of answers, by the name that the page gives them.
 RUNS = {
     "with the tools": "answers-with.json",
     "with the tools, mended": "answers-with-mended.json",
@@ -144,7 +144,9 @@ def questions() -> list[dict[str, Any]]:
 
 
 def ask(folder: Path) -> None:
-    """Writes the two prompts: the same questions, with and without tools."""
+    """Writes the two prompts, which ask the same questions: one for an agent with tools, one
+    without.
+    """
     skill = SKILL.read_text(encoding="utf-8")
     heads = {"with": WITH.format(python=sys.executable, root=ROOT, skill=skill), "without": WITHOUT}
     asked = questions()
@@ -164,7 +166,7 @@ def _listed(asked: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """The arguments of a call: JSON, or where they are read from."""
+    """The arguments of a call of a tool: JSON, or the file or input from which the JSON is read."""
     if text == "-":
         text = sys.stdin.read()
     elif text.startswith("@"):
@@ -174,7 +176,7 @@ def arguments_of(text: str) -> dict[str, Any]:
 
 
 async def called(tool: str | None, arguments: Mapping[str, Any]) -> str:
-    """What the server answers to a call over standard input and output, as agents start it."""
+    """The server's answer to a call over standard input and output, which is how agents call it."""
     server = StdioServerParameters(
         command=sys.executable, args=["-m", "experiments", "mcp"], cwd=ROOT
     )

@@ -1,9 +1,10 @@
-"""Holds stand-ins for baselines' packages against the packages' sources, which are not installed.
+"""Compares stand-ins for packages of baselines with the packages' sources, without installing them.
 
     pip download --no-deps -d FOLDER transformer_engine==2.11.0 deepspeed==0.19.8
     python -m benchmarks.baseline_arguments FOLDER
 
-Arguments, their order and their defaults must be those of the sources. Exit status 1: some differ.
+Arguments, their order and their defaults must be those of the sources. Exit status 1 means that
+some differ.
 """
 
 import ast
@@ -14,7 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 STAND_INS = Path(__file__).parents[1] / "tests/runtime/stand_ins"
-# By stand-in: the start of its package's archive, folders of its sources, and its names there.
+# For each stand-in: the beginning of its package's archive name, the folders of its sources, and
+# its names there.
 SOURCES: Mapping[str, tuple[str, tuple[str, ...], Mapping[str, str]]] = {
     "transformer_engine.py": (
         "transformer_engine-",
@@ -35,7 +37,7 @@ Arguments = Sequence[tuple[str, str]]
 
 
 def arguments_of(tree: ast.Module) -> Iterator[tuple[str, Arguments]]:
-    """Names of a module's classes and functions, with their arguments and defaults."""
+    """The names of a module's classes and functions, with their arguments and defaults."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
             yield node.name, _said(node)
@@ -55,7 +57,7 @@ def _said(function: ast.FunctionDef) -> Arguments:
 
 
 def _default(node: ast.expr | None) -> str:
-    """A default as text; numbers by their value, so that 0 is 0.0."""
+    """A default value as text; numbers are written by value, so that 0 equals 0.0."""
     if node is None:
         return "required"
     text = ast.unparse(node)
@@ -82,7 +84,9 @@ def sources_in(archive: Path, folders: Sequence[str]) -> Iterator[str]:
 
 
 def compared(folder: Path) -> Iterator[tuple[str, str]]:
-    """Each stand-in that a package has, and how its arguments differ: empty if they do not."""
+    """Each stand-in that a package has, with the differences of its arguments; empty if there are
+    none.
+    """
     for file, (start, folders, names) in SOURCES.items():
         (archive,) = folder.glob(f"{start}*")
         texts = sources_in(archive, folders)

@@ -1,4 +1,4 @@
-"""What a command costs from its start to its end: CPU seconds of processes of their own."""
+"""Measures what a command costs from start to end: the CPU seconds of a separate process."""
 
 import os
 import resource
@@ -12,7 +12,8 @@ from statistics import median
 from experiments.commands import COMMANDS
 
 ROOT = Path(__file__).parents[1]
-# Of so many runs the median, after one that fills the cache of compiled expressions.
+# The number of runs whose median counts, after one run that fills the cache of compiled
+# expressions.
 RUNS = 5
 QUESTIONS: Mapping[str, Sequence[str]] = {
     "`predict` of one plan": ("-m", "experiments.predict"),
@@ -22,7 +23,7 @@ QUESTIONS: Mapping[str, Sequence[str]] = {
 
 
 def cold_starts() -> Iterator[Mapping[str, object]]:
-    """CPU seconds of an empty process, and of each question the first time and from then on."""
+    """The CPU seconds of an empty process, and of each question: the first time, and repeated."""
     with tempfile.TemporaryDirectory() as folder:
         empty_s = median(_cpu_s(["-c", "pass"], folder) for _ in range(RUNS))
         yield {"what": "an empty Python process", "first_s": None, "warm_s": empty_s, "times": 1.0}
@@ -49,7 +50,7 @@ def cold_starts() -> Iterator[Mapping[str, object]]:
 
 
 def _cpu_s(words: Sequence[str], cache: str) -> float:
-    """CPU seconds of one process, its own and the system's for it."""
+    """The CPU seconds of one process, in user and in system mode."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {**os.environ, "MISTLAB_CACHE": cache, "PYTHONPATH": str(ROOT)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -1,4 +1,4 @@
-"""What the executor adds to the host's time for a block, as a command that writes a page.
+"""Measures how much the executor adds to the host's time for a block, and writes a page.
 
 python -m benchmarks.host_time [--rounds N] [--page PAGE] times, round by round, a forward and a
 backward pass of a tiny block by the executor and of a plain one, with CUDA's streams on a driver
@@ -43,16 +43,18 @@ from runtime.profiling.launches import (
 )
 
 FAMILIES: tuple[Family, ...] = ("gpt", "llama", "falcon")
-# The most that a block may take, in times of a plain one.
+# The largest allowed time of a block, as a multiple of a plain block's.
 LIMITS = {"nothing": 1.3, "optimizer": 2.0, "weights and gradients": 2.0, "activations": 2.0}
 CPU = torch.device("cpu")
 
 
 class NoDevice:
-    """A driver, its streams and its events, of which nothing does anything."""
+    """A stand-in for a driver, its streams and its events, whose methods do nothing."""
 
     def record(self, stream: object) -> None:
-        """Does nothing, and is found at once: a block records and awaits a dozen events."""
+        """Does nothing. It is a method of the class, to be found quickly: a block records a dozen
+        events.
+        """
 
     def wait_event(self, event: object) -> None:
         """Does nothing, like ``record``."""
@@ -83,7 +85,7 @@ OFFLOADS = {
 
 
 class PlainModel:
-    """Blocks between an embedding and a head, each differentiated by itself."""
+    """Blocks between an embedding and a head; autograd differentiates each block separately."""
 
     def __init__(self, family: Family, layers: int, again: bool) -> None:
         self.again = again
@@ -117,7 +119,9 @@ class PlainModel:
 
 
 def take_torch_s_own(block: Any) -> None:
-    """Let a block have norms, gate and rotary embedding as one writes them with torch."""
+    """Give a block torch's own norms, and its gate and rotary embedding as one writes them with
+    torch.
+    """
 
     def gated(inner: torch.Tensor) -> torch.Tensor:
         gate, up = inner.chunk(2, -1)
@@ -150,7 +154,7 @@ def leaf(x: torch.Tensor) -> torch.Tensor:
 
 
 def plain_blocks(family: Family, again: bool) -> Callable[[], float]:
-    """Times a forward and a backward pass of a plain block."""
+    """A function that returns the CPU seconds of a forward and a backward pass of a plain block."""
     few, many = (PlainModel(family, layers, again) for layers in (FEW, MANY))
     return lambda: (many.iteration_s() - few.iteration_s()) / (MANY - FEW) / MICRO_BATCHES
 
@@ -166,13 +170,14 @@ class HostTimes:
 
     @property
     def times_plain(self) -> float:
-        """How many times as long the executor takes."""
+        """The executor's time as a multiple of the plain block's."""
         return self.executor_s / self.plain_s
 
 
 def measured(family: Family, offloaded: str, rounds: int) -> HostTimes:
-    """Time models of few and of many blocks in turn; what disturbs a machine slows all of them, so
-    the median over rounds of each model says what it takes beside the others."""
+    """Time models of few and of many blocks in turn. What disturbs the machine slows all of them,
+    so the median over rounds of each model shows what it takes compared with the others.
+    """
     with undisturbed():
         plain = [PlainModel(family, layers, again=False) for layers in (FEW, MANY)]
         blocks = TinyBlocks(

@@ -1,4 +1,5 @@
-"""Prints the figures of the house: code lines by room, files, names, equal bodies and walks.
+"""Prints figures about the source: code lines by folder, numbers of files, repeated names,
+functions with equal bodies, and how much code a command runs.
 
     python -m benchmarks.house [--no-walks]
     python -m benchmarks.house --commits REVISION..REVISION    # code lines that each commit added
@@ -40,7 +41,7 @@ def tree_of(root: Path = ROOT) -> dict[str, str]:
 
 
 def code_lines(text: str) -> int:
-    """Lines with code: no blanks, comments, docstrings."""
+    """The lines with code: not blank lines, comments or docstrings."""
     documented: set[int] = set()
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(ast.parse(text)):
@@ -58,26 +59,26 @@ def _lines_of(node: ast.stmt) -> set[int]:
 
 
 def large_folders(tree: Tree) -> dict[str, int]:
-    """Folders with too many files, and how many they have."""
+    """The folders with too many files, each with their number."""
     counts = Counter(path.rpartition("/")[0] for path in tree)
     return {folder: count for folder, count in counts.items() if count > MOST_FILES}
 
 
 def long_files(tree: Tree) -> dict[str, int]:
-    """Files with too many lines, and how many they have."""
+    """The files with too many lines, each with their number."""
     counts = {path: text.count("\n") for path, text in tree.items()}
     return {path: count for path, count in counts.items() if count > MOST_LINES}
 
 
 def repeated_files(tree: Tree) -> dict[str, int]:
-    """Basenames that several files of a top folder have, and how many."""
+    """The file names that occur several times within a top folder, each with their number."""
     names = (_within_top(path, path.rpartition("/")[2]) for path in tree)
     plain = (name for name in names if "__" not in name)
     return _several(Counter(plain))
 
 
 def repeated_classes(tree: Tree) -> dict[str, int]:
-    """Class names that several classes of a top folder have, and how many."""
+    """The class names that occur several times within a top folder, each with their number."""
     return _several(
         Counter(
             _within_top(path, node.name)
@@ -112,8 +113,9 @@ def equal_bodies(tree: Tree) -> list[list[str]]:
 
 
 def walk_counts(name: str) -> tuple[int, int]:
-    """Files and functions that a walk enters where expressions are kept, as they are from the
-    second time on; by a process of its own."""
+    """The numbers of files and functions that a command enters, measured in a separate process in
+    which expressions are cached, as they are from the second time on.
+    """
     return min(_walked(name) for _ in range(2))
 
 
@@ -131,7 +133,7 @@ def _walked(name: str) -> tuple[int, int]:
 
 
 def figures(tree: Tree) -> Iterator[str]:
-    """A line for each room, and one for each other figure."""
+    """A line for each folder of code, and one for each other figure."""
     lines, files = Counter[str](), Counter[str]()
     for path, text in tree.items():
         top, *rest = path.split("/")
@@ -153,8 +155,9 @@ def figures(tree: Tree) -> Iterator[str]:
 
 
 def commits(revisions: str, root: Path = ROOT) -> Iterator[str]:
-    """A line for each commit of a range: the code lines of the packages that it added or, below
-    zero, took away."""
+    """A line for each commit of a range: the code lines of the packages that it added or, if
+    negative, removed.
+    """
     for line in _git(root, "log", "--reverse", "--format=%h %s", revisions).splitlines():
         commit = line.partition(" ")[0]
         before, after = (_lines_at(root, revision, commit) for revision in (f"{commit}~", commit))
@@ -162,7 +165,7 @@ def commits(revisions: str, root: Path = ROOT) -> Iterator[str]:
 
 
 def _lines_at(root: Path, revision: str, commit: str) -> int:
-    """Code lines at a revision of the modules that a commit changes."""
+    """The number of code lines, at a revision, of the modules that a commit changes."""
     changed = _git(
         root, "diff", "--no-renames", "--name-only", f"{commit}~", commit, "--", *PACKAGES
     )

@@ -1,13 +1,13 @@
-"""Plants faults in the runtime, one at a time, and notes which test turns red.
+"""Plants faults in the runtime, one at a time, and records which test fails (mutation testing).
 
     python -m benchmarks.mutations [--list LIST] [--only NUMBERS] [--page PAGE]
     python -m benchmarks.mutations --draw SEED
 
-Lists are fixed (``tests/mutations``): faults that were planted by hand, faults drawn from the
-code, and faults of code that only a GPU runs or that was new. Each is planted in a copy of the
-checkout, where the tests that belong to its file run until one fails; the test that found it
-before runs first. ``--draw`` prints what a seed draws from today's code, four kinds of faults: a
-wait left out, another group, another sign, another slice.
+There are fixed lists (``tests/mutations``): faults that were planted by hand, faults drawn from the
+code, and faults in code that only a GPU runs or that was new. Each fault is planted in a copy of
+the checkout, where the tests that belong to its file run until one fails; the test that caught it
+before runs first. ``--draw`` prints the faults that a seed draws from today's code. There are four
+kinds: a missing wait, another group of ranks, another sign, another slice.
 """
 
 import argparse
@@ -42,23 +42,23 @@ COPIED = (
     *("runtime", "mistlab", "searchers", "simulators", "experiments", "tests", "benchmarks"),
     "pyproject.toml",
 )
-# What tests import and what takes seconds.
+# Modules that tests import and that take seconds to import.
 IMPORTED = ("torch", "torch.distributed.checkpoint", "sympy", "simpy", "triton")
 GONE = "the code is not there any more"
-# Exit statuses of pytest where a test's name is not known, or no test was chosen.
+# Exit statuses of pytest if a test's name is unknown, or no test was selected.
 _WITHOUT_TESTS = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED)
-# A fault that keeps a rank waiting is found when the time is up.
+# The time limit for the tests of a fault: a fault that makes a rank wait forever is caught by it.
 MOST_S = 150.0
 
-# Faults, as pieces of files that are others instead.
+# Faults, each as pieces of a file and their replacements.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
-    """A fault: pieces of a file, each found once, and what stands there instead.
+    """A fault: pieces of a file, each of which occurs once, and their replacements.
 
-    ``equivalent`` says why nothing changes, where nothing does; ``replanted`` what has become of
-    the code that the fault was listed for.
+    ``equivalent`` says why the fault changes no behaviour, if it does not; ``replanted`` says what
+    has become of the code for which the fault was listed.
     """
 
     fault: str
@@ -69,7 +69,7 @@ class Mutation:
 
     @classmethod
     def of(cls, said: dict[str, Any]) -> Self:
-        """The fault of an item of a list."""
+        """The fault that an item of a list describes."""
         edits = said.get("edits") or [(said["right"], said["wrong"])]
         return cls(
             fault=said["fault"],
@@ -81,11 +81,11 @@ class Mutation:
 
     @property
     def key(self) -> str:
-        """The name under which its outcome is kept."""
+        """The key under which the outcome of the fault is stored."""
         return f"{self.file}: {self.fault}"
 
     def planted(self, text: str) -> str | None:
-        """The file's text with the fault; None if a piece is not there just once."""
+        """The file's text with the fault; None if a piece does not occur exactly once."""
         for right, wrong in self.edits:
             if text.count(right) != 1:
                 return None
@@ -101,7 +101,7 @@ def mutations(path: Path) -> list[Mutation]:
 # Draws faults from the code.
 
 ROOMS = ("runtime/engine", "runtime/comm", "runtime/devices")
-# Kinds of faults, in the order of the list, and how many are drawn of each.
+# The kinds of faults, in the order of the list, and the number that is drawn of each.
 KINDS = ("wait", "group", "sign", "slice")
 DRAWN = 15
 _WAITS = {"wait_event", "synchronize", "wait", "result", "record", "settle", "finish"} | {
@@ -123,7 +123,7 @@ _GROUPS = {
     "tensor_parallel": "data_parallel",
     "local_rank": "rank",
 }
-# Names that have such a group as an attribute.
+# The names of objects that have such a group of ranks as an attribute.
 _OWNERS = ("connections", "place", "own", "other", "shape", "world", "before", "stage")
 _SIGNS: dict[type[ast.AST], str] = {
     ast.Add: "-",
@@ -149,8 +149,9 @@ _SIGNS: dict[type[ast.AST], str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A piece of a line, and what may stand there instead; ``keeps`` if blanks and brackets around
-    it stay."""
+    """A piece of a line, and its possible replacements; with ``keeps``, blanks and brackets around
+    it stay.
+    """
 
     kind: str
     line: int
@@ -161,7 +162,7 @@ class Place:
 
 
 def places(text: str) -> Iterator[Place]:
-    """All places of a file's functions where a fault of some kind may be planted."""
+    """All pieces of a file's functions in which a fault of some kind can be planted."""
     tree = ast.parse(text)
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and function.name not in ("__repr__", "__str__"):
@@ -171,7 +172,7 @@ def places(text: str) -> Iterator[Place]:
 
 
 def _working(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a statement but for inner functions, errors, their words and annotations."""
+    """The nodes of a statement, without inner functions, error messages and annotations."""
     if isinstance(node, ast.FunctionDef | ast.Raise | ast.JoinedStr | ast.Assert):
         return
     yield node
@@ -253,7 +254,7 @@ def _place(kind: str, node: Any, instead: str) -> Iterator[Place]:
 
 
 def _between(kind: str, left: Any, right: Any, instead: str) -> Iterator[Place]:
-    """The sign between two operands on one line; brackets around these may stand there too."""
+    """The operator between two operands on one line, which brackets may surround."""
     if left.end_lineno == right.lineno:
         yield Place(
             kind=kind,
@@ -266,7 +267,9 @@ def _between(kind: str, left: Any, right: Any, instead: str) -> Iterator[Place]:
 
 
 def _as_mutation(path: str, text: str, place: Place) -> Mutation:
-    """A place as whole lines, with as many before them as tell them from others."""
+    """A fault in a piece of a line as whole lines, with enough preceding lines to be unique in the
+    file.
+    """
     lines = text.splitlines(keepends=True)
     line = lines[place.line - 1]
     was = line[place.begin : place.end]
@@ -283,7 +286,7 @@ def _as_mutation(path: str, text: str, place: Place) -> Mutation:
 
 
 def drawn(seed: int) -> dict[str, list[Mutation]]:
-    """Faults of each kind in the order that a seed draws, one a line at most."""
+    """Faults of each kind in the order that a seed draws, at most one a line."""
     found: dict[str, list[Mutation]] = {kind: [] for kind in KINDS}
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
@@ -303,7 +306,7 @@ def drawn(seed: int) -> dict[str, list[Mutation]]:
 
 
 def list_of(seed: int) -> str:
-    """What a seed draws, as a list."""
+    """The faults that a seed draws, in the form of a list."""
     items = [
         {"fault": one.fault, "file": one.file, "right": right, "wrong": wrong}
         for made in drawn(seed).values()
@@ -319,7 +322,7 @@ def list_of(seed: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What planting a fault came to: the test that failed first, or why there is none."""
+    """The outcome of planting a fault: the first test that failed, or why none did."""
 
     mutation: Mutation
     caught_by: str
@@ -327,10 +330,10 @@ class Outcome:
 
 
 class Nursery:
-    """A copy of the checkout in which faults are planted, and processes that test it.
+    """A copy of the checkout in which faults are planted, with processes that run its tests.
 
-    This process has imported torch, so a process that it forks does not; that process imports the
-    project with the fault.
+    This process imports torch once. It forks a process for each fault, which need not import torch
+    again, and imports the project with the fault.
     """
 
     def __init__(self, folder: Path, most_s: float) -> None:
@@ -350,9 +353,10 @@ class Nursery:
             __import__(heavy)
 
     def tested(self, tests: Sequence[str], *, may_lack: bool = False) -> str:
-        """The first of some tests that fails, or what else ended their process; empty if none.
+        """The first of some tests that fails, or another reason for which their process ended;
+        empty if none fails.
 
-        If it ``may_lack`` them, tests that do not exist find nothing.
+        With ``may_lack``, tests that do not exist are ignored.
         """
         said = self.folder / "said.txt"
         child = os.fork()
@@ -381,7 +385,7 @@ class Nursery:
             os.chdir(self.folder)
             sys.path.insert(0, str(self.folder))
             os.environ["PYTHONPATH"] = str(self.folder)
-            # Pages and lists have imported parts of the project, without the fault.
+            # This process has imported parts of the project for pages and lists, without the fault.
             for name in [name for name in sys.modules if name.split(".")[0] in COPIED]:
                 del sys.modules[name]
             with said.open("w", encoding="utf-8") as file:
@@ -398,14 +402,14 @@ class Nursery:
 
     @staticmethod
     def _last(said: Path) -> str:
-        """The last test of which something is said."""
+        """The last test that the output mentions."""
         text = said.read_text(encoding="utf-8", errors="replace") if said.exists() else ""
         return next(iter(re.findall(r"tests/\S+", text)[-1:]), "nothing was said")
 
     def planted(self, mutation: Mutation, tests: Sequence[str], known: str = "") -> Outcome:
         """Plant a fault, run tests until one fails, and take the fault out again.
 
-        The test that is ``known`` to have found the fault before runs first, if it still exists.
+        The ``known`` test, which caught the fault before, runs first if it still exists.
         """
         begun = perf_counter()
         path = self.folder / mutation.file
@@ -423,7 +427,7 @@ class Nursery:
 
 
 def run(name: str, numbers: Sequence[int], kept: Path, most_s: float) -> None:
-    """Plant the faults of a list, or those of some numbers, and keep what they came to."""
+    """Plant the faults of a list, or those with certain numbers, and store the outcomes."""
     checks = yaml.safe_load(CHECKS.read_text(encoding="utf-8"))["tests of files"]
     listed, code = mutations(LISTS[name]), revision()
     known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
@@ -443,11 +447,11 @@ def run(name: str, numbers: Sequence[int], kept: Path, most_s: float) -> None:
             kept.write_text(json.dumps(known, indent=1), encoding="utf-8")
 
 
-# The page.
+# Writes the page.
 
 
 def page(kept: Path) -> Iterator[str]:
-    """The lines of the page, from what is kept."""
+    """The lines of the page, from the stored outcomes."""
     known = json.loads(kept.read_text(encoding="utf-8"))
     explained = yaml.safe_load(CHECKS.read_text(encoding="utf-8"))["explained"] or {}
     counted = {

@@ -1,16 +1,16 @@
-"""How long the live page takes to follow a slider, and to show the first plan of a search.
+"""Measures how long the live page takes to follow a slider, and to show the first plan of a search.
 
     python -m benchmarks.page_latency
     python -m benchmarks.page_latency --models
 
-The server runs as users start it, and is asked over HTTP as the page asks it: for each problem the
-first answer (models that it was not asked before), then sliders that move, one question after
-another. The figures are milliseconds of the wall; where other work runs on the machine, those of
-the server's processors beside them (on Linux) are what its own work takes.
+The server runs as users start it, and gets the page's questions over HTTP: for each problem the
+first question (about a model that is new to it), then sliders that move, one question after
+another. The figures are milliseconds of elapsed time. If other work runs on the machine, the CPU
+milliseconds of the server's processes (on Linux) show what its own work takes.
 
-``--models`` measures the first answer of every model of the catalogue. Each is asked in a process
-of its own that is warm as the page's process is, but has seen no other model and finds nothing on
-disk.
+``--models`` measures the first answer about every model of the catalogue. Each question goes to a
+new process, which has been warmed up as the page's process is, but has seen no other model and has
+no cached files.
 """
 
 import argparse
@@ -32,7 +32,7 @@ import numpy as np
 
 from mistlab.core.arrays import Floats
 
-# Milliseconds of the wall and of processors, for each of several answers, the first one first.
+# Milliseconds of elapsed time and of CPU time for each of several answers, the first answer first.
 Times = Floats
 ROOT = Path(__file__).parents[1]
 BASE: dict[str, Any] = {
@@ -58,12 +58,12 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     },
 }
 MOVES = 60
-# Nodes on which each model is asked first.
+# The numbers of nodes in the first question about each model.
 NODES = (1, 16, 256)
-# A way to fine-tune in which each model is asked first, too.
+# A way of fine-tuning, for which a first question about each model is asked too.
 ADAPTED = {"train": "adapters", "adapter_rank": 16, "base": "4bit"}
 LOAD = {"model": "llama3-70b", "gpu": "H100", "gpus": 8, "prompt": 1000, "output": 500}
-# Models that are named, the slowest first.
+# The number of models that the page names, slowest first.
 SHOWN = 10
 
 
@@ -75,13 +75,17 @@ class Page:
     process: int
 
     def timed(self, question: str, body: Any) -> tuple[Any, float, float]:
-        """The answer to a question, and milliseconds of the wall and of the server's processors."""
+        """The answer to a question, with its milliseconds of elapsed time and of the server's CPU
+        time.
+        """
         began, began_cpu = time.perf_counter(), self._cpu_ms()
         answer = asked(self.connection, question, body)
         return answer, 1e3 * (time.perf_counter() - began), self._cpu_ms() - began_cpu
 
     def _cpu_ms(self) -> float:
-        """Time of all threads of the server and its processes; no number where nobody tells."""
+        """The CPU time of all threads of the server and its processes; not a number if the system
+        does not report it.
+        """
         children = Path(f"/proc/{self.process}/task/{self.process}/children")
         if not children.exists():
             return float("nan")
@@ -95,7 +99,7 @@ class Page:
 
 @contextmanager
 def page() -> Iterator[Page]:
-    """A server that has answered once."""
+    """A server that is running and has answered one question."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -111,7 +115,7 @@ def page() -> Iterator[Page]:
             except ConnectionRefusedError:
                 connection.close()
                 time.sleep(0.1)
-        # Its processes for searches and pictures start meanwhile.
+        # Meanwhile the server starts its processes for searches and pictures.
         time.sleep(10)
         yield Page(connection=connection, process=process.pid)
     finally:
@@ -127,7 +131,7 @@ def asked(connection: HTTPConnection, question: str, body: Any) -> Any:
 
 
 def moved(page: Page, problem: dict[str, Any]) -> Times:
-    """Milliseconds of a problem's first answer, and of answers while its sliders move."""
+    """The milliseconds of a problem's first answer, and of answers while its sliders move."""
     answer, *first = page.timed("predict", {"problem": problem})
     took = [first]
     for move in range(MOVES):
@@ -141,7 +145,7 @@ def moved(page: Page, problem: dict[str, Any]) -> Times:
 
 
 def load_moved(page: Page) -> Times:
-    """The same of a served load."""
+    """The milliseconds of a serving load's first answer, and of answers while its sliders move."""
     took = []
     for move in range(MOVES + 1):
         load = {**LOAD, "prompt": 500 + 100 * move, "gpus": (8, 16, 32)[move % 3]}
@@ -152,7 +156,7 @@ def load_moved(page: Page) -> Times:
 
 
 def first_plan(connection: HTTPConnection, problem: dict[str, Any]) -> tuple[float, float]:
-    """Milliseconds until a search shows its first plan, and until it ends."""
+    """The milliseconds until a search shows its first plan, and until it ends."""
     headers = {"content-type": "application/json"}
     began = time.perf_counter()
     body = json.dumps({"problem": problem, "seconds": 10})
@@ -167,10 +171,11 @@ def first_plan(connection: HTTPConnection, problem: dict[str, Any]) -> tuple[flo
 
 
 def first_answers() -> list[tuple[float, float, str]]:
-    """Milliseconds, of the processor and of the wall, of every model's first answer, and its name
-    and GPUs; the slowest first."""
+    """The milliseconds (CPU and elapsed) of the first answer about every model, with its name and
+    GPUs; the slowest first.
+    """
     os.environ["MISTLAB_CACHE"] = ""
-    # After the folder of kept expressions is turned off.
+    # Imported only after the folder of cached expressions is turned off.
     from experiments.live_page.worker import warm_up  # noqa: PLC0415
     from mistlab import catalog  # noqa: PLC0415
 
@@ -211,7 +216,7 @@ def write_models() -> None:
 
 
 def main() -> None:
-    """Measure what is asked for."""
+    """Run the measurement that the options ask for."""
     reader = argparse.ArgumentParser(description=(__doc__ or "").partition(".")[0])
     reader.add_argument("--models", action="store_true", help="every model's first answer")
     if reader.parse_args().models:

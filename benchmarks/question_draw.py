@@ -1,4 +1,6 @@
-"""Draws the questions by a seed: those of plans, lines of pages, and such as have no answer."""
+"""Draws the questions for an agent by a seed: about plans, about lines of pages, and some that have
+no answer.
+"""
 
 import re
 import sys
@@ -45,7 +47,7 @@ LARGE = (
     "tokens take?"
 )
 FIT = "docs/results/will-it-fit.md"
-# Pages, the lines of which a figure is taken, and what is asked for it.
+# Pages of results, the lines from which a figure is taken, and the question about the figure.
 PAGE_LINES = (
     (
         "README.md",
@@ -79,7 +81,9 @@ CONFIG = (
 
 
 def page_line(random: Random) -> Question | None:
-    """A figure that a page of results prints, of which the question says all that made it."""
+    """A question about a figure on a page of results; it states all conditions under which the
+    figure was made.
+    """
     page, pattern, text = random.choice(PAGE_LINES)
     found = re.search(pattern, (ROOT / page).read_text(encoding="utf-8"))
     assert found, page
@@ -93,7 +97,7 @@ def page_line(random: Random) -> Question | None:
 
 
 def unanswerable(random: Random) -> Question | None:
-    """A question that lacks a fact, names what there is not, or makes no sense."""
+    """A question that lacks a fact, names something that does not exist, or makes no sense."""
     model, gpus = random.choice(MODELS), random.choice((8, 16, 64))
     unknown_gpu = random.choice((350, 470, 910))
     unknown_model = f"{random.choice((7, 9))}-{random.choice((33, 90))}B"
@@ -136,7 +140,7 @@ def unanswerable(random: Random) -> Question | None:
     )
 
 
-# Makers, and how many questions of each.
+# The functions that make questions, each with the number of questions to make.
 KINDS: tuple[tuple[Maker, int], ...] = (
     (parameters, 3), (sizes, 2), (gpu_facts, 2),
     (step_time, 4), (days, 2), (measured_step, 4), (largest_part, 3), (share_of_part, 2),
@@ -146,7 +150,7 @@ KINDS: tuple[tuple[Maker, int], ...] = (
 
 
 def drawn(seed: int) -> list[Question]:
-    """The questions of a seed, in an order that says nothing of their kinds."""
+    """The questions that a seed draws, in an order that does not reveal their kinds."""
     random = Random(seed)
     found: dict[str, Question] = {}
     for maker, count in KINDS:

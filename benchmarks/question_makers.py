@@ -1,9 +1,10 @@
-"""Makers of questions for an agent: each draws one question and computes its right answer.
+"""Functions that make questions for an agent: each draws one question and computes its right
+answer.
 
-A maker takes a generator of random numbers and gives a question, or none where what it drew cannot
-be asked (a plan that is not valid, two parts of a time that are as large). Right answers come from
-the commands, never from the agent's tools, from measured steps that Megatron-Bridge published, or
-from lines of pages of results.
+A function takes a generator of random numbers, and returns a question, or None if what it drew
+makes no good question (an invalid plan, or two parts of a time that are equally large). Right
+answers come from the commands, never from the agent's tools; from measured steps that
+Megatron-Bridge published; or from pages of results.
 """
 
 import json
@@ -29,10 +30,10 @@ from mistlab.serving.step_cost import parameters_of
 
 ROOT = Path(__file__).parents[1]
 UNANSWERABLE = "unanswerable"
-# Shares of the right answer that an answer may be off by: a fact of a table, a figure of a command,
-# a search (whose budget may be another), and a measured step, which no model predicts exactly.
+# The shares by which an answer may differ from the right one: for a fact in a table, a figure of a
+# command, a search (whose budget may differ), and a measured step, which no model predicts exactly.
 OF_FACTS, OF_FIGURES, OF_SEARCHES, OF_STEPS = 0.02, 0.03, 0.05, 0.15
-# A part of a time is asked for as the largest one if it is so much larger than the next.
+# The ratio to the next part of a time from which a part may be asked for as the largest one.
 CLEARLY = 1.15
 
 MODELS = (
@@ -61,7 +62,7 @@ YES_NO = ("yes", "no")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question with its right answer, how far another may be off, and how it was computed."""
+    """A question with its right answer, the tolerance, and how the answer was computed."""
 
     kind: str
     text: str
@@ -78,7 +79,7 @@ Maker = Callable[[Random], Question | None]
 
 
 def asked(command: str, *line: str) -> Mapping[str, Any]:
-    """The object that a command prints with these words."""
+    """The object that a command with these arguments prints."""
     done = subprocess.run(
         [sys.executable, "-m", "experiments", command, *line, "--json"],
         cwd=ROOT,
@@ -103,7 +104,7 @@ def asked_of(plan: str, command: str, *line: str) -> Mapping[str, Any]:
 
 
 def drawn_plan(random: Random) -> str | None:
-    """A plan file's text for Megatron-core, or none where what was drawn is not valid."""
+    """The text of a random plan file for Megatron-core, or None if what was drawn is not valid."""
     model = random.choice(MODELS)
     gpus = random.choice((8, 16, 32, 64))
     tensor, stages = random.choice((1, 2, 4, 8)), random.choice((1, 2, 4))

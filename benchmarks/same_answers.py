@@ -4,11 +4,11 @@
     python -m benchmarks.same_answers record FOLDER FILE   # write the answers of a checkout
     python -m benchmarks.same_answers compare FILE FILE    # exit status 1 if any answer differs
 
-Answers come from command lines alone, so that a revision whose modules lie elsewhere answers too:
+Answers come from command lines only, so that revisions with other modules can be compared:
 predictions of all plans by the closed form and of some by the event simulator, the plans and proofs
-of searches, the texts of exports, and what imports of these texts say. The first record of a folder
-keeps the exported texts there, so that later ones import the same. A quick record compares with
-quick ones only: plans that are predicted together may round a sum in another last digit.
+of searches, exported texts, and the output of importing them. The first record of a folder stores
+the exported texts there, so that later records import the same texts. Compare a quick record with
+quick ones only: plans that are predicted together may round the last digit differently.
 """
 
 import argparse
@@ -24,14 +24,14 @@ from typing import Any, Self
 import yaml
 
 ROOT = Path(__file__).parents[1]
-# Plans in plain order and in today's, and how many of each kind are played or exported.
+# The numbers of random plans that are predicted, simulated and exported, of each kind of plan.
 PLANS, PLAYED, EXPORTED = 1000, 75, 30
-# Plans that follow one another are of one problem, whose expressions take seconds to compile.
+# The number of consecutive plans of one problem, whose expressions take seconds to compile.
 FEW_OF_A_BLOCK = 12
 TARGETS = ("megatron", "deepspeed", "torchtitan", "torchtitan-toml", "accelerate")
-# The folder of exported texts, beside those of plans.
+# The folder of exported texts, beside the folders of plans.
 TEXTS = "texts"
-# Differ from run to run.
+# Keys of values that differ from run to run.
 OF_THE_CLOCK = ("timing", "out", "seconds", "wall_s")
 
 SMALL = "--model gpt3-1.3b --hardware l4-24gb --gpus-per-node 4 --global-batch 16"
@@ -63,7 +63,7 @@ SEARCHES = (
     f"{LLAMA} --precision bf16 --space mist --engine mistlab,megatron",
     f"{LLAMA} --precision bf16 --sequence-length 32768 --space everything",
     *(f"{EXPERTS} --space {name}" for name in ("moe", "fsdp")),
-    # Unbounded, its clock stops it.
+    # This search has no other limit, so it ends by the clock.
     f"{EXPERTS} --space everything --budget-evaluations 5000",
     *(f"{UNLIKE} --space {name}" for name in ("mist", "3d")),
     f"{HYBRID} --space megatron-core",
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("action", choices=("draw", "record", "compare"))
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--of", type=Path, default=ROOT, help="the checkout that answers")
-    parser.add_argument("--quick", action="store_true", help="some of the plans and searches")
+    parser.add_argument("--quick", action="store_true", help="some of the plans and searches only")
     options = parser.parse_args(arguments)
     first, *others = options.paths
     if options.action == "draw":
@@ -117,8 +117,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def draw(folder: Path) -> None:
-    """Write files of random plans, some of each engine, order and kind of model."""
-    # Only the revision that draws needs these modules where they are.
+    """Write files of random plans: some for each engine, order of passes and kind of model."""
+    # Imported here, since only the revision that draws needs these modules in these places.
     from experiments.bench.random_plans import random_plans  # noqa: PLC0415
     from experiments.bench.wide_plans import wide_plans  # noqa: PLC0415
     from mistlab import dump_job  # noqa: PLC0415
@@ -156,7 +156,7 @@ def answers(checkout: Path, folder: Path, *, is_quick: bool) -> Iterator[tuple[s
 
 
 class Commands:
-    """The commands of a checkout, run in one process after another question."""
+    """The commands of a checkout, which run one after another in one process."""
 
     def __init__(self, checkout: Path) -> None:
         # An installed package must not answer in the checkout's place.
@@ -176,7 +176,7 @@ class Commands:
         self._process.communicate()
 
     def run(self, name: str, *arguments: str) -> tuple[int, str, str]:
-        """Exit status, standard output and standard error of one command."""
+        """The exit status, standard output and standard error of a command."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([name, *arguments]) + "\n")
@@ -204,14 +204,14 @@ def _exported(
     given = {name: workload[name] for name in ("model", "sequence_length", "global_batch")}
     given |= {name: cluster[name] for name in ("hardware", "nodes", "gpus_per_node")}
     options = (f"--{name.replace('_', '-')}={value}" for name, value in given.items())
-    # Where the text contradicts these options, the refusal is the answer.
+    # If the text contradicts these options, the refusal counts as the answer.
     yield f"import {key}", [*commands.run("import_plan", str(kept), *options)]
 
 
 def _lines(
     kind: str, commands: Commands, files: Sequence[Path], *options: str
 ) -> Iterator[tuple[str, Any]]:
-    """A prediction's line of JSON for each plan file."""
+    """The line of JSON of a prediction, for each plan file."""
     for start in range(0, len(files), 200):
         few = files[start : start + 200]
         code, output, errors = commands.run("predict", *map(str, few), *options)
@@ -231,7 +231,7 @@ def _errors(text: str) -> list[str]:
 
 
 def without_clock(answer: Any) -> Any:
-    """An answer without what differs from run to run."""
+    """An answer without the values that differ from run to run."""
     if isinstance(answer, Mapping):
         return {
             key: without_clock(value) for key, value in answer.items() if key not in OF_THE_CLOCK
@@ -245,7 +245,7 @@ def recorded(file: Path) -> dict[str, Any]:
 
 
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each figure of one record that is not that of the other."""
+    """A line for each figure in which two records differ."""
     for key in {**first, **second}:
         if key in first and key in second:
             yield from _unequal(key, first[key], second[key])

@@ -24,13 +24,13 @@ from tests.runtime.drawn_runs import drawn_run, reducing_run
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "runs/sanitized_plans"
-# How many findings the page tells word by word.
+# The number of findings that the page quotes in full.
 MOST_TOLD = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What the checks said of one plan."""
+    """The results of the checks of one plan."""
 
     seed: int
     order: str
@@ -48,7 +48,9 @@ class Row:
 
 
 def rows_of(seeds: Iterable[int], *, reduces: bool = False) -> Iterator[Row]:
-    """Check the plan of each seed; if it ``reduces``, by some other way than a plain all-reduce."""
+    """Check the plan of each seed; with ``reduces``, its gradient reduction is not a plain
+    all-reduce.
+    """
     register()
     for seed in seeds:
         begun = perf_counter()
@@ -72,7 +74,7 @@ def rows_of(seeds: Iterable[int], *, reduces: bool = False) -> Iterator[Row]:
 
 
 def _words_of(how: Reduction) -> str:
-    """The kind of a reduction, and what makes its calls unlike those of others of the kind."""
+    """The kind of a gradient reduction, with the options that change which collectives it calls."""
     parts = {
         how.kind: True,
         "compressed": how.compressor.kind != "none",
@@ -130,13 +132,19 @@ def _counted(counts: Counter[str]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check plans that have no row yet, and write the page; 1 if something is found."""
+    """Check the plans that have no result row yet, and write the page; returns 1 if there are
+    findings.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.sanitized_plans", description=__doc__
     )
-    parser.add_argument("plans", nargs="?", type=int, default=300, help="how many plans")
     parser.add_argument(
-        "--reductions", action="store_true", help="plans whose ranks communicate less"
+        "plans", nargs="?", type=int, default=300, help="the number of plans to check"
+    )
+    parser.add_argument(
+        "--reductions",
+        action="store_true",
+        help="check plans with gradient reductions that communicate less",
     )
     parser.add_argument("--page", type=Path, help="the page to write")
     options = parser.parse_args(arguments)
@@ -161,5 +169,5 @@ def main(arguments: Sequence[str]) -> int:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    # Autograd's thread for the stand-in device would abort some processes at their end.
+    # Autograd's thread for the stand-in device would abort some processes when they end.
     os._exit(code)

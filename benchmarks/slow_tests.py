@@ -25,19 +25,19 @@ from experiments.pages.tables import narrow
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "runs" / "slow" / "tests.md"
 PYTEST = (sys.executable, "-m", "pytest", "-p", "no:benchmark", "-m", "slow")
-# Each worker has a core, as in the Makefile.
+# The options of pytest for parallel workers, one for each core, as in the Makefile.
 WORKERS = ("-n", "auto", "--dist", "worksteal")
 PACKAGES = ("torch", "numpy", "ray", "triton", "transformers")
 SLOWEST = 10
-# A path of the machine that ran the tests.
+# Matches a path on the machine that ran the tests.
 _MACHINE_S = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]+")
-# What a test came to, by the element that its case has in a file of results.
+# The outcome of a test, by the XML element in its case in a file of results.
 OUTCOMES: Mapping[str, str] = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What one test came to."""
+    """The outcome of one test."""
 
     path: str
     name: str
@@ -48,7 +48,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What the tests of one file came to, and when."""
+    """The outcomes of the tests in one file, and when they ran."""
 
     path: str
     cases: tuple[Case, ...]
@@ -56,15 +56,19 @@ class Results:
     seconds: float
 
     def count(self, outcome: str) -> int:
-        """Tests of this outcome."""
+        """The number of tests with this outcome."""
         return sum(case.outcome == outcome for case in self.cases)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what has no results yet, and write the page; 1 if a test failed."""
+    """Run the tests that have no results yet, and write the page; returns 1 if a test failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.slow_tests", description=__doc__)
-    parser.add_argument("tests", nargs="*", default=["tests"], help="files or folders")
-    parser.add_argument("--again", action="store_true", help="run what has results too")
+    parser.add_argument(
+        "tests", nargs="*", default=["tests"], help="the files or folders of tests to run"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="run also tests that have results already"
+    )
     parser.add_argument("--page", type=Path, default=PAGE, help="the page to write")
     options = parser.parse_args(arguments)
     at = revision() or "no-revision"
@@ -90,7 +94,7 @@ def slow_files(tests: Sequence[str]) -> list[str]:
 
 
 def run(path: str, folder: Path, *, again: bool) -> Path:
-    """The results of a file's slow tests, which run if there are none."""
+    """The results of a file's slow tests, which are run if there are none yet."""
     results = folder / f"{path.removesuffix('.py').replace('/', '.')}.xml"
     if again or not results.exists():
         partial = results.with_suffix(".partial")
@@ -104,7 +108,7 @@ def run(path: str, folder: Path, *, again: bool) -> Path:
 
 
 def read(path: str, results: Path) -> Results:
-    """What a file of results says."""
+    """The results in a file that pytest wrote."""
     (suite,) = ET.parse(results).getroot().iter("testsuite")
     return Results(
         path=path,
@@ -129,7 +133,7 @@ def _case(path: str, element: ET.Element) -> Case:
 
 
 def page(results: Sequence[Results], tests: Sequence[str], at: str) -> Iterator[str]:
-    """The page's lines."""
+    """The lines of the page."""
     began = sorted(result.began for result in results)
     days = sorted({day.date().isoformat() for day in began[:1] + began[-1:]})
     yield "# Slow tests"

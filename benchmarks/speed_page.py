@@ -1,4 +1,4 @@
-"""Writes docs/results/speed.md: what the benchmarks measured just now, and cold starts.
+"""Writes docs/results/speed.md from the latest benchmark results, and measures cold starts.
 
 python -m benchmarks.speed_page BENCHMARK.json; ``make benchmark`` does both.
 """
@@ -22,7 +22,7 @@ from experiments.pages.tables import narrow
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "speed.md"
 Benchmark = Mapping[str, Any]
-# Of a benchmark, what is worth a column: how it is called, and how it is written.
+# For each benchmark, the values that get a column on the page: the heading, and the format.
 RATES: Mapping[str, tuple[str, str]] = {
     "candidates_per_s": ("stage candidates a second", ",.0f"),
     "plans_per_s": ("plans a second", ",.0f"),
@@ -31,7 +31,7 @@ RATES: Mapping[str, tuple[str, str]] = {
     "times_bare_simpy": ("times bare SimPy", ".1f"),
     "times_plain": ("times plain", ".2f"),
 }
-# Curves: benchmarks by the name of their test, and what they grow with.
+# The curves of the page: benchmarks by the name of their test, and the size with which they grow.
 GROWTH: Mapping[str, str] = {
     "test_growth": "tasks",
     "test_growth_with_gpus": "nodes",
@@ -134,7 +134,7 @@ def _growth(benchmarks: Sequence[Benchmark]) -> Iterator[str]:
 
 
 def _curves(benchmarks: Sequence[Benchmark]) -> Mapping[str, list[tuple[float, float]]]:
-    """Sizes and seconds of each benchmark that grows."""
+    """The sizes and seconds of each benchmark that is measured at several sizes."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for one in benchmarks:
         test = one["name"].partition("[")[0]

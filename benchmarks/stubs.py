@@ -1,4 +1,6 @@
-"""Writes the stubs of what is made from tables, for type checkers: ``make stubs``."""
+"""Writes type stubs (.pyi) for classes that are made from tables, so that type checkers know them:
+``make stubs``.
+"""
 
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
@@ -14,7 +16,7 @@ PACKAGE_STUB = Path(mistlab.__file__).with_suffix(".pyi")
 
 
 def stub() -> str:
-    """The text of the stub."""
+    """The text of the stub file."""
     kinds = (
         dimension_fields.Offload,
         dimension_fields.StageFields,
@@ -25,7 +27,7 @@ def stub() -> str:
 
 
 def package_stub() -> str:
-    """The text of the stub of the package, whose names are imported when they are used."""
+    """The text of the stub for the package itself, whose names are imported on first use."""
     imports = (
         f"from {module} import {name} as {name}"
         for module, names in sorted(mistlab.NAMES.items())
@@ -37,7 +39,7 @@ def package_stub() -> str:
 
 
 def stub_of(doc: str, kinds: Iterable[type]) -> str:
-    """The text of a stub for made classes, as type checkers read it."""
+    """The text of a stub file for classes that are made from tables."""
     lines = [f'"""{doc}"""', "", "from dataclasses import dataclass", "from typing import Literal"]
     for kind in kinds:
         lines += ["", "@dataclass(frozen=True, slots=True, kw_only=True)"]
@@ -50,7 +52,7 @@ def stub_of(doc: str, kinds: Iterable[type]) -> str:
 
 
 def _type_words(kind: Any) -> str:
-    """A type as it is written in source."""
+    """A type as it is written in source code."""
     if get_origin(kind) is Literal:
         return f"Literal[{', '.join(map(repr, get_args(kind)))}]".replace("'", '"')
     if get_origin(kind) is tuple:

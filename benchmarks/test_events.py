@@ -1,4 +1,5 @@
-"""How many tasks a second the event simulator plays, with contention, beside bare SimPy.
+"""Measures how many tasks a second the event simulator plays, with contention, compared with bare
+SimPy.
 
 GPT-3 22B on four nodes of eight L4 in four stages with ZeRO-3 and offloading of everything, so that
 all four streams are busy and slow one another down; memory is followed over time. Rates are in
@@ -60,7 +61,7 @@ def plan_of(offloaded: str, micro_batches: int) -> Plan:
 
 
 def bare_s(timeouts: int) -> float:
-    """Seconds of as many SimPy timeouts, in as many processes as there are streams."""
+    """The seconds of equally many SimPy timeouts, in as many processes as there are streams."""
     environment = Environment()
 
     def process(count: int) -> Generator[Event, None, None]:
@@ -76,7 +77,7 @@ def bare_s(timeouts: int) -> float:
 
 
 def with_memory(simulator: EventSimulator, plan: Plan) -> Simulation:
-    """Play an iteration and follow its memory."""
+    """Simulate an iteration and track its memory."""
     simulation = simulator.simulate(plan)
     room = np.full(plan.num_stages, float(simulator.cluster.memory_bytes))
     assert len(memory_of(simulation, plan, StageModel.of(simulator.workload), room)) == STAGES

@@ -1,4 +1,4 @@
-"""What the executor adds to the host's time for a block, with nothing else that takes time.
+"""Measures how much the executor adds to the host's time for a block, if nothing else takes time.
 
 Blocks of hidden size 64 on 8 tokens. A round times, one after the other, a forward and a backward
 pass of a block by the executor and of a plain one: ``block(x).backward(g)``, or torch's own
@@ -28,8 +28,8 @@ from runtime.profiling.launches import TinyBlocks, undisturbed
 ROUNDS = 8
 
 
-# Of 32 cases of nine seconds each, those whose differences say what each choice takes; all others
-# are slow.
+# The fast cases among 32 cases of nine seconds each: their differences show what each choice costs.
+# All other cases are marked slow.
 SHOWN = {
     *(("gpt", "cuda", "kept", offloaded) for offloaded in OFFLOADS),
     *(("gpt", "cuda", "again", offloaded) for offloaded in ("nothing", "activations")),

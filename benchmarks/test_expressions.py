@@ -1,7 +1,8 @@
-"""How many candidate rows a second memory and work take: a block's expressions, and a stage's.
+"""Measures for how many candidates a second memory and work are computed, for a block and for a
+stage.
 
-The rate is in ``extra_info``; that it does not fall with the number of rows is what the sizes
-show. Run on one core: ``taskset -c 0 make benchmark``.
+The rate is in ``extra_info``; that it does not fall with the number of rows is what the sizes show.
+Run on one core: ``taskset -c 0 make benchmark``.
 """
 
 from typing import Any

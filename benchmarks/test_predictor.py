@@ -1,4 +1,4 @@
-"""How many stage candidates and whole plans a second the closed form predicts.
+"""Measures how many stage candidates, and how many whole plans, a second the closed form predicts.
 
 GPT-3 22B on four nodes of eight L4: thousands of strategies, each with every number of blocks,
 checkpointed blocks and micro-batches in flight that a stage of four can have. Rates are in
@@ -52,7 +52,7 @@ def predictor() -> SymbolicPredictor:
 
 
 def batch_of(strategies: int) -> StageBatch:
-    """Every set of layers for some of the strategies, one strategy after another."""
+    """Every set of layers for some of the strategies, one strategy after another, as one batch."""
     degrees, micro_batch, zero, *ratios = zip(*STRATEGIES[:strategies], strict=True)
     data, tensor = zip(*degrees, strict=True)
     layers, checkpointed, in_flight = (np.array(column) for column in zip(*LAYERS, strict=True))
@@ -106,7 +106,7 @@ def test_candidates_in_no_order_a_second(benchmark: Any, predictor: SymbolicPred
 
 
 def plans_of(number: int, draw: np.random.Generator, *, alike: bool) -> list[Plan]:
-    """Plans of four stages; of alike ones many share their stages, of others hardly any."""
+    """Plans of four stages; similar plans share many of their stages, different ones hardly any."""
     return [
         Plan(micro_batches=64, stages=tuple(_stage(draw, alike=alike) for _ in range(4)))
         for _ in range(number)
@@ -132,7 +132,7 @@ def _stage(draw: np.random.Generator, *, alike: bool) -> StagePlan:
 def test_plans_a_second(
     benchmark: Any, predictor: SymbolicPredictor, at_once: int, alike: bool
 ) -> None:
-    """Each round has plans that were not asked about before."""
+    """Measure whole plans a second; each round has new plans."""
     draw, number = np.random.default_rng(0), 2000
     predictor.predict_many(plans_of(500, draw, alike=alike))
 

@@ -1,4 +1,5 @@
-"""A block's backward pass whose products add gradients of weights up, beside one whose do not.
+"""Compares a block's backward pass whose GEMMs accumulate weight gradients with one whose GEMMs do
+not.
 
 Both are modules of this package with gradients that are there already, a micro-batch of several; in
 the one autograd makes each weight's gradient and adds it. They take turns within a round.
@@ -25,7 +26,7 @@ from runtime.profiling.launches import undisturbed  # noqa: E402
 from tests.runtime.worlds import workload  # noqa: E402
 
 ROUNDS = 20
-# Channels, tokens, passes a round.
+# Channels, tokens, and passes a round.
 SIZES = {"large": (512, 512, 1), "wide": (1024, 8, 2), "tiny": (64, 8, 30)}
 
 

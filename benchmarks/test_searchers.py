@@ -1,4 +1,4 @@
-"""How long searches take, and how that grows with GPUs and with blocks."""
+"""Measures how long searches take, and how that grows with the numbers of GPUs and of blocks."""
 
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,7 @@ def problem_of(
 
 
 def timed(benchmark: Any, problem: Problem, space: str) -> None:
-    """One search, the predictor's compilation among it."""
+    """Time one search, including the time to compile the predictor's expressions."""
 
     def search() -> None:
         predictor = SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
@@ -45,7 +45,7 @@ def timed(benchmark: Any, problem: Problem, space: str) -> None:
     benchmark.pedantic(search, rounds=1, warmup_rounds=0)
 
 
-# A search of ``wide`` goes on for a minute.
+# A search of space ``wide`` takes a minute.
 @pytest.mark.parametrize("space", ["mist", pytest.param("wide", marks=pytest.mark.slow)])
 def test_gpt_22b_on_32_gpus(benchmark: Any, space: str) -> None:
     timed(benchmark, problem_of("gpt3-22b", None, "l4-24gb", 4, 512), space)

@@ -1,5 +1,6 @@
-"""Writes the page that says which of the catalogue's models the runtime trains:
-``python -m benchmarks.trained_models``."""
+"""Writes the page that says which of the catalogue's models the runtime can train: ``python -m
+benchmarks.trained_models``.
+"""
 
 from pathlib import Path
 
@@ -11,7 +12,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "trained-models.md"
 
 
 def page() -> str:
-    """The page's text."""
+    """The text of the page."""
     refused: dict[str, list[str]] = {}
     names = catalog.model_names()
     for name in names:

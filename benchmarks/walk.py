@@ -1,4 +1,4 @@
-"""Counts the files and functions that a command enters: how much one reads to follow it.
+"""Counts the files and functions that a command enters: how much code one must read to follow it.
 
     python -m benchmarks.walk NAME [ARGUMENT ...]
 
@@ -23,7 +23,7 @@ PACKAGES = ("mistlab", "simulators", "searchers", "runtime", "experiments")
 
 
 class Walk:
-    """The functions entered, by file of the packages."""
+    """A profiler that records which functions are entered, by file of the packages."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self.functions: dict[str, set[str]] = defaultdict(set)
@@ -33,7 +33,7 @@ class Walk:
         self._importing = 0
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        """Profile one call or return."""
+        """Record one call or return."""
         code = frame.f_code
         if event not in ("call", "return") or not code.co_filename.startswith(self._beginnings):
             return
