@@ -1,9 +1,10 @@
 """Computes how much a pipeline stage's sends to other stages and the forward and backward passes
 that run at the same time slow each other down.
 
-A send is on the link between GPUs. It slows arithmetic and copies as any work there does. Beside a
-collective of its own stage both run at half of their speed, so together they take as long as one
-after the other: a pass that waits for its collectives also waits for the send.
+A send occupies the link between GPUs. It slows arithmetic and host copies down as any other use of
+the link does. If a collective of the same stage runs too, both get half of the link, so together
+they take as long as one after the other: a pass that waits for its collectives also waits for the
+send.
 
 Axes: C candidates, S distinct strategies, N slots; the four streams first.
 """
@@ -46,12 +47,14 @@ class BesideSend:
     """How much a pass and a send that overlaps with the whole pass slow each other down, for each
     candidate.
 
-    If the pass did nothing but compute, it would take ``computing_longer_s`` more, and
-    ``computing_sent_s`` of the send would be over at its end. With its copies and collectives it
-    takes ``longer_s`` more, and ``sent_s`` are over, which is ``late_s`` less than of a send alone.
+    If the pass only computed, it would take ``computing_longer_s`` longer, and ``computing_sent_s``
+    seconds of the send would be finished when it ends. With its host copies and collectives it
+    takes ``longer_s`` longer, and ``sent_s`` seconds of the send are finished; without the pass it
+    would be ``late_s`` more.
 
-    For a box of ratios these are the least times, and ``sent_s`` are over in a pass that is no
-    longer. In no pass of the box more than ``most_sent_s`` are over; None for a single candidate.
+    For a box (all candidates with offload ratios between given values) these are the least times,
+    and ``sent_s`` holds for the shortest pass. No pass of the box finishes more than
+    ``most_sent_s`` of a send; None for a single candidate.
     """
 
     usual_s: Floats
@@ -104,9 +107,9 @@ class BesideSend:
         """The seconds by which later forward passes lengthen the send of a stage's first
         micro-batch, for each candidate.
 
-        The send overlaps with those of the next ``passes`` that begin before it ends, one every
-        ``apart_s`` as their inputs arrive; arithmetic alone lengthens a send by the factor
-        ``slowed``.
+        The send overlaps with the forward passes of the next ``passes`` micro-batches that begin
+        before it ends; one begins every ``apart_s``, when its input arrives. Arithmetic alone
+        lengthens a send by the factor ``slowed``.
         """
         begun = np.clip(send_s / np.where(apart_s > 0, apart_s, np.inf), 1.0, passes)
         begun = np.where(apart_s > 0, begun, passes)
@@ -123,8 +126,8 @@ class BesideSend:
         return self.most_sent_s is not None
 
     def if_usually_longer(self, longer_s: Floats) -> Self:
-        """These lower bounds of how much a pass and a send slow each other down, for a pass that
-        takes ``longer_s`` seconds more even without a send.
+        """These lower bounds of how much a pass and a send slow each other down, if the pass takes
+        ``longer_s`` seconds more even without a send.
         """
         assert self.most_sent_s is not None, "only of boxes"
         hidden_s = np.minimum(longer_s, self.longer_s)
@@ -149,8 +152,8 @@ class BesideSend:
         """Compute how much passes and sends slow each other down, from sums over the layers of each
         candidate's pass.
 
-        In ``busy`` of the layers' time slots, host copies or collectives run. If there are none, a
-        send slows arithmetic only, since the stage often stalls meanwhile.
+        ``busy`` is the number of the layers' time slots in which host copies or collectives run. If
+        it is zero, a send slows only arithmetic, since the stage often stalls meanwhile.
         """
         beside = (np.where(busy > 0, one_s, 0.0) for one_s in copying)
         return cls(usual_s, computing_longer_s, computing_sent_s, *beside)
@@ -160,9 +163,9 @@ class BesideSend:
         """Lower bounds of how much passes and sends slow each other down, for all candidates whose
         offload ratios and numbers of recomputed blocks lie in given ranges.
 
-        ``ends`` are the passes with the smallest ratios, with the fewest and with the most
-        recomputed blocks. No pass with host copies in these ranges takes more than ``longest_s``
-        while a send lasts throughout it.
+        ``ends`` are the passes with the smallest offload ratios, with the fewest and with the most
+        recomputed blocks. ``longest_s`` is the longest time of a pass with host copies in these
+        ranges, if a send runs during all of it.
         """
         computing_longer_s, computing_sent_s, late_s = (
             np.minimum(*(getattr(end, name) for end in ends))
@@ -202,8 +205,8 @@ def further_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats) -> Floats
     """The seconds by which sends get longer in the second pass that they overlap with, summed over
     a stage's send of an activation and its send of a gradient, for each candidate.
 
-    A send of ``send_s`` seconds may outlast the pass that starts with it; the pass after that is of
-    the other direction.
+    A send of ``send_s`` seconds may outlast the pass that starts with it. It then overlaps with a
+    second pass, which is of the other direction (backward after forward, or the reverse).
     """
     forward, backward = (beside[phase] for phase in STEADY)
     there_s = forward.later_s(backward.left_s(send_s))
@@ -217,9 +220,10 @@ def queued_late_s(
     send had to wait for the send of the micro-batch before it; all stages of the pipeline are
     equal.
 
-    It comes a send later, when the next stage has passed the other one on (``passed_s``, forward
-    and back) and sends its gradient. So both of its passes run beside what is left of that send,
-    and so do its passes after them, until it is late enough.
+    The micro-batch arrives one send later. By then the next stage has passed the micro-batch before
+    it on (``passed_s``, forward and back) and sends its gradient. So both passes of the later
+    micro-batch overlap with the rest of that send, and so do its passes after them, until it is
+    late enough.
     """
     forward, backward = (beside[phase] for phase in STEADY)
     left_s = np.minimum(passed_s[0] + passed_s[1], send_s)
@@ -250,8 +254,8 @@ def slots_beside_sends(
     """The numbers for each layer of a pass whose sums over the pass ``BesideSend.of_sums`` takes,
     for each strategy.
 
-    Shapes: the result is (6, N, S). A slot takes ``usual_s`` (N, S) without a send; its tasks on
-    the four streams would take ``alone`` (4, N, S) one by one.
+    Shapes: the result is (6, N, S). Without a send, a layer's time slot takes ``usual_s`` (N, S);
+    its tasks on the four streams would take ``alone`` (4, N, S) if they ran one by one.
     """
     computing, sending = _beside_arithmetic(seconds)
     computed_s = alone[COMPUTE] * computing
@@ -270,8 +274,8 @@ def slots_beside_sends(
 
 
 def sends_beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:
-    """The factor by which arithmetic lengthens a send, and the share of their overlap by which both
-    a pass and the send before it are delayed, for each strategy.
+    """The factor by which arithmetic lengthens a send, and the share of the time of their overlap
+    by which both a pass and the send that runs beside it are delayed, for each strategy.
     """
     computing, sending = _beside_arithmetic(seconds)
     lost = sending * (1 - 1 / computing) + sending - 1
@@ -366,10 +370,10 @@ def times_beside_sends(
     """The pass times of stages, lengthened where a stage's sends run at the same time as its next
     pass.
 
-    A pass is slowed by the send of the pass before it; no gradients are sent before the first
-    forward. Sends to the next stage and back run beside the passes of stages that are taken to be
-    alike. The last micro-batch's gradient goes back beside what is left of reductions in place, for
-    ``rest_s`` (C), so both are done later.
+    A pass is slowed by the send of the pass before it; no gradient is sent before the first forward
+    pass. The passes that overlap with a stage's sends to the next stage and back are assumed to be
+    equal on both stages. The last micro-batch's gradient is sent while the last gradient reductions
+    still run, for ``rest_s`` (C), so both end later.
     """
     sent, received, in_place = outside.sent_s, outside.received_s, outside.in_place
     forward, backward = (beside_sends[phase] for phase in STEADY)
@@ -443,7 +447,8 @@ def within_round_s(send_s: Floats, slowed: Floats, stages: Ints) -> Floats:
     For K equal stages, in units of one send, with u(i) the gap of stage i before its forward pass,
     and ``slowed`` the share of their overlap that a pass and a send lose:
 
-    u(0) = 0, u(K) = 2, u(i+1) = u(i) + short + slowed (max(1 - u(i), 0) + max(u(i+1) - 1, 0))
+    A round trip that begins at the stage in front contains one stage more than one that begins at
+    this stage.
 
     where a micro-batch takes ``short`` less than both passes and both sends of a stage in sequence.
     The first stage sends nothing back, and so loses nothing. A round is therefore 2 - K short
@@ -473,8 +478,9 @@ def beside_sends(seconds: TaskSeconds, alone: Floats) -> Bools:
     """Whether a send starts in the time between two passes, and not with the next pass, for each
     strategy.
 
-    True where a layer computes in that time, or waits for a collective that shares the link with
-    the send. The tasks of that time would take ``alone`` (4, ..., S) by themselves.
+    True if a layer computes in the time between two passes, or waits there for a collective that
+    shares the link with the send. The tasks of that time would take ``alone`` (4, ..., S) one by
+    one.
     """
     waits = (alone[LINK] > 0) & (seconds.zero >= SHARDED_WEIGHTS)
     return np.asarray(waits | (alone[COMPUTE] > 0))

@@ -144,7 +144,8 @@ def stage_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
     """The seconds that each candidate stage spends on each part of the breakdown in an iteration: a
     row for each name in ``NAMES``, a column for each candidate.
 
-    Nothing sends and no host waits in the model, so a stage works for the sum of all seconds.
+    The model of task times has no sends and no waits for hosts, so a stage works for the sum of all
+    seconds.
     """
     slots = StageSlots.of(model.tasks, batch)
     return _parts_of_slots(slots, model.of_slots(slots))
@@ -251,12 +252,12 @@ _BESIDE_OTHERS = ("data_parallel_s", "copies_s")
 def breakdown_of(job: Job, whole_s: float | None = None) -> Breakdown:
     """The breakdown of an iteration of a job into seconds by cause, for each stage.
 
-    Time that several causes share counts once: as arithmetic where there is any, otherwise as
-    exposed time (``share_of_link``). Host-bound time is how much shorter the iteration would be if
-    hosts took no time; the time of sends is how much shorter it would be if sends took none. In the
-    rest a stage works or waits for its pipeline: every stage has the pipeline bubble, and stages
-    with less work than the busiest also have imbalance. ``whole_s`` is the predicted time of the
-    iteration if it is already known.
+    Time that several causes share counts once: as arithmetic if there is any, otherwise as exposed
+    time (``share_of_link``). Host-bound time is how much shorter the iteration would be if hosts
+    took no time; the time of sends is how much shorter it would be if sends took no time. In the
+    rest of the iteration, a stage works or waits for its pipeline: all stages have the pipeline
+    bubble, and stages with less work than the busiest one also have imbalance. ``whole_s`` is the
+    predicted iteration time if it is already known.
     """
     own_s, late_s = _step_and_late_s(job)
     whole_s = own_s if whole_s is None else whole_s - late_s
@@ -308,8 +309,8 @@ def binding_tiers(job: Job, stage: int) -> tuple[BindingTier, ...]:
 
 
 def _step_and_late_s(job: Job) -> tuple[float, float]:
-    """The seconds of an iteration, and the mean seconds by which exchanges of weights lengthen it
-    where they overlap with later iterations but end too late.
+    """The seconds of an iteration, and the mean seconds by which exchanges of weights lengthen it:
+    they overlap with later iterations, but may end too late.
     """
     model = _model(job, None)
     own_s = _iteration_s(model, job.plan)
@@ -385,8 +386,8 @@ def _within(work: Mapping[str, float], seconds: float) -> dict[str, float]:
     """One stage's seconds for each part of the breakdown; if together they exceed the iteration's
     ``seconds``, those of reductions and host copies are scaled down.
 
-    Where a stage has several parts of the model, what sticks out of one part may run beside passes
-    of another: then so much less sticks out.
+    If a stage has several parts of the model, exposed time of one part may overlap with passes of
+    another part; then it is not exposed after all.
     """
     parts = {name: work[name] for name in _OF_WORK}
     longer_s = sum(parts.values()) - seconds

@@ -14,7 +14,7 @@ import numpy as np
 from mistlab.core.arrays import Bools, Floats, Ints
 from mistlab.stages.stage_batch import TIMES, times_of
 
-# Takes sums and maxima of durations that are numbers, columns of candidates, or expressions of a
+# Sums and maxima of durations of any kind: numbers, columns of candidates, or expressions of a
 # linear programme (``searchers.exact.milp``).
 
 
@@ -88,8 +88,8 @@ class IssuedChains(Generic[Length]):
     """The durations from the beginning of an iteration until a stage's host has issued certain
     passes; empty tuples if the host delays no pass.
 
-    They end when the ``first`` backward's turn has come, with the ``last`` forward, with ``every``
-    pass, and with the stage's own extras after them (``ended``).
+    They end when the host comes to the ``first`` backward pass, or has issued the ``last`` forward
+    pass, ``every`` pass, or also the stage's work after them (``ended``).
     """
 
     first: Sequence[Length] = ()
@@ -159,11 +159,11 @@ class Chains(Generic[Length]):
     """The longest chains of dependent passes through a pipeline stage and all stages after it, by
     how they begin and end.
 
-    ``around`` is for a steady micro-batch, ``around_first`` for the first and ``around_last`` for
-    the last; ``nearest`` is around the foremost stage alone. A chain that begins with an extra is
-    called ``begun``, a chain that ends with an extra ``ended``, and a chain that does both
-    ``whole``. No chain becomes shorter if a chain of the stages after it, or a time of a stage,
-    becomes longer.
+    ``around`` is for a micro-batch in the steady state, ``around_first`` for the first and
+    ``around_last`` for the last micro-batch; ``nearest`` is around the foremost stage only. A chain
+    that begins with work that occurs once an iteration is called ``begun``, a chain that ends with
+    such work ``ended``, and a chain that does both ``whole``. No chain becomes shorter if a chain
+    of the stages after it, or a time of a stage, becomes longer.
     """
 
     nearest: Length
@@ -223,16 +223,16 @@ class Counts:
     In a round trip, or round, a micro-batch goes to later stages and back, and a forward pass waits
     for it. The numbers are integers, or columns of candidates.
 
-    The stage runs ``in_flight`` forwards ahead, and ``alternating`` forwards after its first
-    backward. ``is_short`` says whether there are more stages than micro-batches, ``alternates``
-    whether any forward waits for a backward.
+    Before its first backward pass the stage runs ``in_flight`` forward passes, and afterwards
+    ``alternating`` more. ``is_short`` says whether there are more stages than micro-batches,
+    ``alternates`` whether any forward pass waits for a backward pass.
 
-    Of the stage's forwards, M are left for rounds between the rounds of the first and the last
-    micro-batch. A round takes as many of them as it has stages. So there are ``near`` rounds of two
-    stages, or ``far`` rounds of all k stages. M is seldom a multiple of k, so some of these rounds
-    are ``nested``: in such a round the next stage goes round once more, and the round takes k - 1
-    forwards. Rounds of two stages leave ``left_near`` of the M forwards, rounds of all stages
-    ``left_far``.
+    Of the stage's forward passes, M lie between the round trips of the first and of the last
+    micro-batch. A round trip takes as many of them as it has stages. So there are ``near`` round
+    trips over two stages, or ``far`` round trips over all k stages. M is seldom a multiple of k, so
+    some of the latter are ``nested``: the next stage makes one more round trip within, and the
+    round trip takes k - 1 forward passes. Round trips over two stages leave ``left_near`` of the M
+    passes, those over all stages ``left_far``.
     """
 
     in_flight: int | Ints
@@ -450,10 +450,10 @@ class _OwnWork(Generic[Length]):
         """The durations of the chains of passes from the end of a stage's first forward pass to the
         arrival of its gradient, or from the last forward pass to the last gradient.
 
-        The micro-batch goes ``around``. Or the stage does all its passes ahead, ``each`` so long,
-        with what comes ``before`` them.
-        Or it does all but one of them, and then waits for the next stage alone; with fewer
-        micro-batches than stages the next stage runs as many ahead, so the stage does all.
+        The micro-batch goes ``around``, through the later stages and back. Or the stage runs all
+        the passes that it runs ahead, each of which takes ``each``, after the work ``before`` them.
+        Or it runs all of these but one, and then waits for the next stage alone; with fewer
+        micro-batches than stages, the next stage runs as many ahead, so the stage runs all.
         """
         ahead = self.counts.in_flight - 1
         all_but_one = ahead - 1 + self.counts.is_short
@@ -484,9 +484,9 @@ class _OwnWork(Generic[Length]):
 class _QueuedSends(Generic[Length]):
     """The durations of the chains of passes that wait for a stage's queued sends.
 
-    ``there_s`` is a send to the next stage, ``back_s`` one to the stage in front. Where no send
-    takes longer than a pass, sends never queue, so such chains are never the longest and are left
-    out; ``waits`` is a mask of where they may queue.
+    ``there_s`` is a send to the next stage, ``back_s`` a send to the stage in front. If no send
+    takes longer than a pass, sends never queue, and these chains are never the longest, so they are
+    left out; ``waits`` is a mask of the candidates in which sends may queue.
     """
 
     def __init__(
@@ -533,7 +533,7 @@ class _QueuedSends(Generic[Length]):
     ) -> list[Length]:
         """The durations of the chains of passes and sends through a stage whose sends queue.
 
-        Arguments as in ``_OwnWork.ways``.
+        The arguments are those of ``_OwnWork.ways``.
         """
         work, counts = self.work, self.work.counts
         every = counts.in_flight + counts.alternating

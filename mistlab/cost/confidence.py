@@ -1,17 +1,19 @@
 """Computes the range in which a measured time or memory peak is expected, given its prediction,
 from how far measured runs of the same kind were from their predictions.
 
-A source is a cluster, a stack and a writer. It is off as a whole, and its rows scatter around that:
-what a further source's runs are is said by both, learned over all sources that were measured. What
-a prediction can be wrong about is the time in which GPUs do not compute the model: slow kernels,
-messages, bubbles, hosts. So both are counted in roots of the *way*, the logarithm of the predicted
-time over that of the model's arithmetic at the GPUs' peak rate. A run at 50 % of the peak has a
-short way (a factor of 2); a tiny model that waits for its host has a long one (a factor of 50).
+A source of measurements is one cluster with one software stack, reported by one author. The errors
+of a source have a common part, and its rows scatter around that; both are learned from all measured
+sources, and give the expected errors of a new source. A prediction can only be wrong about the time
+in which GPUs do not compute the model: slow kernels, messages, bubbles, hosts. So errors are
+divided by the square root of the *way*, the logarithm of the predicted time over the time of the
+model's arithmetic at the GPUs' peak rate. A run at 50 % of the peak has a short way (a factor of
+2); a tiny model that waits for its host has a long one (a factor of 50).
 
-Both belong to the kind of run, which is known before it runs: the engine that it is predicted as,
-the kinds of its blocks, the bits of its products, and what it is run for. A kind is told by its own
-sources, and by the next wider kind as by a few sources more. A source's own runs tell how far it is
-off, in closed form: bounds of its further runs narrow to their scatter.
+Errors depend on the kind of run, which is known before it runs: the engine that predicts it, the
+kinds of its blocks, the bits of its GEMMs, and its purpose. They are estimated from the sources of
+that kind and, with the weight of a few more sources, from the next wider kind. If runs of a source
+are known, they show its common error, in closed form: the bounds of its further runs narrow to the
+scatter.
 """
 
 import math
@@ -30,8 +32,8 @@ from mistlab.machine.hardware import EngineCalibration, Hardware, MeasuredAt, Ow
 from mistlab.plan.workload import Workload
 
 Blocks = Literal["dense", "experts", "hybrid", "adapters"]
-# What a run is for: to be timed, to train on real data as users do, or to test that a tiny model's
-# loss does not change.
+# The purposes of a run: to be timed, to train on real data as users do, or to test that a tiny
+# model's loss does not change.
 Purpose = Literal["benchmark", "training", "functional test"]
 
 # The bounds of a predicted time lie this many standard deviations above and below the expected
@@ -83,7 +85,7 @@ class RunKind:
     def names(self) -> tuple[str, ...]:
         """The names of the kinds that a run belongs to, the narrowest first.
 
-        The last two are for any engine. Models with experts and hybrid models are one kind.
+        The last two kinds are for any engine. Models with experts and hybrid models form one kind.
         """
         blocks = "not dense" if self.blocks in ("experts", "hybrid") else self.blocks
         purpose = "" if self.purpose == "benchmark" else f", {self.purpose}"
@@ -112,8 +114,9 @@ class Spread:
 
     Errors are divided by the square root of the run's ``way`` (``RunKind.way``).
 
-    A source lies ``offset`` above its predictions, give or take ``between``; its rows lie
-    ``within`` of that. Bounds reach ``stretch`` times as far as for as many GPUs as were measured.
+    The mean error of a source is ``offset``, with the standard deviation ``between``; errors of its
+    rows scatter around that by ``within``. Bounds are wider by the factor ``stretch`` if a run has
+    more GPUs than were measured.
     """
 
     offset: float
@@ -184,9 +187,9 @@ class Sureness:
     """All measured kinds of run with the errors that predictions are expected to have, and the
     sources of the measurements.
 
-    ``datasheet`` says how far predictions by rates of another GPU, scaled by datasheets, lie from
-    those by a GPU's own rates; its sources are GPUs. ``peaks`` are kinds of peaks of memory, whose
-    spreads are plain logarithms.
+    ``datasheet`` has the differences between predictions by scaled rates of another GPU and
+    predictions by a GPU's measured rates; its sources are GPUs. ``peaks`` are kinds of memory
+    peaks, whose spreads are plain logarithms, not divided by a way.
     """
 
     source: str
@@ -226,7 +229,8 @@ class Sureness:
     def words(self, kind: RunKind) -> str:
         """A note for the user that says which measured runs the bounds of a prediction come from.
 
-        They are the runs of its narrowest kind, and it says how much they count beside wider kinds.
+        These are the runs of the narrowest measured kind; the note also says how much they count
+        beside those of wider kinds.
         """
         narrowest = self._kind_of(kind)
         runs = f"{_counted(narrowest.runs, 'measured run')} of kind {narrowest.name!r}"
@@ -269,11 +273,12 @@ class PredictionBounds:
 
     Bounds widen with the distance to the nearest measured run, in doublings of width, GPUs and
     sequence length. At distance zero they cover the errors of runs that were left out of the fit
-    while runs near them were in it. At one doubling they cover the errors of whole model widths
-    that were left out. Each further doubling adds half as much again.
+    while similar runs were in it. At one doubling they cover the errors when all runs of a model
+    width were left out. Each further doubling adds half as much again.
 
-    Where a hardware file has no calibration of an engine, the bounds are those of measured runs of
-    the same kind: of the engine, or of any engine, on any hardware. A note names the kind.
+    If a hardware file has no calibration of an engine, the bounds come from measured runs of the
+    same kind on any hardware: runs of the engine or, failing that, of any engine. A note names the
+    kind.
 
     None of this covers slow clusters. On a cluster without a profile, a run may take as long as on
     the slowest cluster on which its engine was measured, so the upper bound is that cluster's; the
@@ -518,8 +523,9 @@ def peak_bounds(
     """The probability that a plan fits and the bounds of its memory peak, for an engine family, or
     for any engine if the name is empty; ``rooms`` are the bytes available on a GPU of each stage.
 
-    A source's peaks are off together, so the stage with the least room decides. A plan that
-    ``lacks_host`` memory does not fit, whatever the GPUs' peaks turn out to be.
+    The memory peaks of a source have a common error, so the stage with the least free memory
+    decides. A plan that ``lacks_host`` memory does not fit, whatever the GPUs' peaks turn out to
+    be.
     """
     spread = known_sureness().peak_spread(family)
     peaks = [max(1, stage.peak_reserved_bytes) for stage in prediction.stages]

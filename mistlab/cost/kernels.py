@@ -194,8 +194,8 @@ def with_dequantised(compute: Compute, hardware: Hardware, workload: Workload) -
     """The hardware's rates with slower GEMMs for frozen weights that are stored in few bits, such
     as 4.
 
-    Before each GEMM its weights are read and written in 16 bits at the memory bandwidth, for a
-    micro-batch of one sequence.
+    Before each GEMM, its weights are read and written in 16 bits at the memory bandwidth. The
+    factor is that of a micro-batch of one sequence.
     """
     if workload.train == "all" or workload.base == "16bit":
         return compute
@@ -227,7 +227,7 @@ def host_of(engine: Engine, block_operators: float, compute: Compute) -> HostTim
 def slowdown_of(peaks: PeakTflops, precision: Precision) -> float:
     """The factor by which arithmetic in a precision is slower than in 16 bits.
 
-    With 8-bit and 4-bit products everything else is in 16 bits.
+    In 8-bit and 4-bit training, only GEMMs are in that precision; all else is in 16 bits.
     """
     peak: float | None = peaks.bf16 if precision in ("fp8", "fp4") else getattr(peaks, precision)
     return 1.0 if peak is None else peaks.fp16 / peak
@@ -324,7 +324,7 @@ def _flop(graph: StoredGraph, columns: tuple[str, ...], train: Train) -> Compile
     """The floating-point operations of the GEMMs in the embedding, in a block of each kind, and in
     the head.
 
-    If only adapters are trained, without GEMMs that compute weight gradients.
+    If only adapters are trained, GEMMs that compute weight gradients are not counted.
     """
     is_all = train == "all"
     flop = {

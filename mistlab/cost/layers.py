@@ -50,9 +50,9 @@ CLASSES: tuple[OperatorClass, ...] = (
     *OPERATOR_CLASSES,
     *(name for name in AS_ANOTHER if name != "step"),
 )
-# The operator class in which GEMMs that run while a tensor-parallel collective does are counted a
-# second time: GEMMs for a weight's gradient in this class, those for a layer's input gradient in
-# the next.
+# The operator classes in which GEMMs that overlap with a tensor-parallel collective are counted a
+# second time: GEMMs for a weight's gradient in this class, GEMMs for the gradient of a layer's
+# input in the next one.
 BESIDE = "beside"
 BESIDE_INPUT = "beside input"
 BESIDES: Mapping[Beside, str] = {"weights": BESIDE, "input": BESIDE_INPUT}
@@ -74,8 +74,8 @@ class Pass:
     """The costs of one layer's forward or backward pass, for each candidate: seconds of kernels,
     and messages.
 
-    ``exchanged`` has the numbers of messages, and their bytes in all, by the names of
-    ``EXCHANGES``. ``beside_s`` of ``compute_s`` can run while messages of each kind are under way.
+    ``exchanged`` has the number of messages and their total bytes, by the names of ``EXCHANGES``.
+    ``beside_s`` is the part of ``compute_s`` that can overlap with messages of each kind.
     """
 
     compute_s: Floats
@@ -98,8 +98,9 @@ class Pass:
 class LayerFigures:
     """The costs of one layer for each candidate: its passes, parameters on a rank, and bytes.
 
-    ``experts`` are the parameters of experts among all. ``again`` is the part of the forward pass
-    that runs once more before its backward pass. Types of layers with equal passes share them.
+    ``experts`` is the part of the parameters that is in experts. ``again`` is the part of the
+    forward pass that runs once more before the backward pass. Types of layers with equal passes
+    share them.
     """
 
     passes: Mapping[Phase, Pass]
@@ -115,9 +116,9 @@ class LayerWork:
     """Functions that compute the operations, bytes, kernels and messages of a model's layers from
     columns of sizes.
 
-    Expressions of a pass are named after the first type of layer that has it. The numbers of
-    ``compiled`` say, for each pass of each type, the place of its name among these names. With
-    sequence parallelism layers have the work of the graph ``split``, if the model has one.
+    The expressions of a pass are named after the first type of layer that has the pass.
+    ``compiled`` has the index of its name for each pass of each type. With sequence parallelism,
+    layers have the operations of the graph ``split``, if the model has one.
     """
 
     graph: StoredGraph
@@ -238,8 +239,9 @@ def work_of(graph: StoredGraph, rules: KernelRules, split: StoredGraph | None = 
 class LayerModel:
     """Computes the times of a model's layers under one engine on one GPU.
 
-    ``slowdown`` is how many times slower the workload's arithmetic is than 16-bit arithmetic, for
-    which rates are given; ``of_8_bits`` is the same of 8-bit products without a rate of their own.
+    ``slowdown`` is the factor by which the workload's arithmetic is slower than 16-bit arithmetic,
+    for which rates are given; ``of_8_bits`` is the same factor for 8-bit GEMMs without a rate of
+    their own.
     """
 
     work: LayerWork
@@ -370,9 +372,9 @@ def _goes_on_beside(operator: Operator) -> Beside | None:
     """The gradient that a GEMM computes (a weight's, or the layer's input's) if a tensor-parallel
     collective can run at the same time; otherwise None.
 
-    They exchange the gradient of a layer's input beside a product that makes the gradient of a
-    weight whose rows are split over the ranks. They gather the input again beside the product that
-    makes the input's gradient.
+    Ranks exchange the gradient of a layer's input while a GEMM computes the gradient of a weight
+    whose rows are split over the ranks. They gather the input again while the GEMM for the input's
+    gradient runs.
     """
     if operator.kind != "matmul" or operator.phase != "backward":
         return None
@@ -568,10 +570,10 @@ def waits_for_hosts_s(
     """The seconds for which the GPU waits for its host in a pass of each type of layer, for each
     strategy.
 
-    In each block with experts the host waits until the GPU has told it how many tokens each expert
-    gets, so it never issues kernels a block ahead: a pass of the block takes the longer of GPU time
-    and issue time, even on a rank that has all experts. Only experts of fixed capacity spare the
-    host this wait.
+    In each block with experts, the host waits until the GPU has reported how many tokens each
+    expert gets, so it never issues kernels a block ahead. A pass of the block therefore takes the
+    longer of GPU time and issue time, even on a rank that has all experts. Only experts of fixed
+    capacity need no such wait.
 
     The host takes ``operator_s`` to issue an operator; the pass's collectives take ``exchanged_s``
     (T, S).

@@ -1,9 +1,9 @@
 """Computes the seconds of transfers between GPUs and between a GPU and its host: collectives, sends
 between stages, host copies.
 
-The times of a shape of group that was not measured follow from the nearest measured shape. Over R
-ranks a collective moves (R - 1) / R of its message past each link, so the rate of the links carries
-over between shapes. Inside a node this rate is taken as it is. Across nodes all groups of a node
+Times for a shape of group that was not measured follow from the nearest measured shape. Over R
+ranks a collective moves (R - 1) / R of its message past each link, so the rate of the links is the
+same for all shapes. Inside a node this rate is used as it is. Across nodes, all groups of a node
 share its network, so a group's rate is proportional to the number of its ranks in the node. If
 nothing was measured across nodes, the rate is the datasheet's.
 
@@ -93,8 +93,8 @@ class LinkTimes:
     ) -> LinkTime:
         """The time of a collective over groups of this shape (GPUs in a node, nodes).
 
-        ``units`` is the number of units (racks, for one) of each tier above the nodes' network that
-        a group is spread over.
+        ``units`` is the number of units (such as racks) of each network tier above the nodes that
+        the group spans.
         """
         if kind == "all_to_all" and nodes > 1:
             return self.to_all(gpus_in_node=gpus_in_node, nodes=nodes, units=units)
@@ -157,9 +157,10 @@ class LinkTimes:
     ) -> LinkTime:
         """The time of an all-to-all collective, in which each rank sends equal parts to all others.
 
-        Parts for the own node go over its links, parts for other nodes over the rank's own share of
-        the network, all at once: unlike a ring's, no message waits for another one. If rows are so
-        many ``copies`` of tokens, a token goes to each node once.
+        Parts for ranks of the same node go over the node's links, parts for other nodes over the
+        rank's share of the network, all at once: unlike in a ring, no message waits for another
+        one. If a token is sent in several ``copies`` (to several experts), it goes to each node
+        only once.
         """
         if nodes == 1:
             return self._over_nodes("all_to_all", gpus_in_node, 1)
@@ -198,9 +199,10 @@ class LinkTimes:
     ) -> LinkTime:
         """The time of a collective inside a layer, where messages are small.
 
-        Gathers and scatters are often measured on large messages alone, and then their line says
-        too much of small ones. Half of an all-reduce, which has both, is another estimate. Inside a
-        node an all-to-all moves as many bytes as a gather; across nodes it moves more.
+        All-gathers and reduce-scatters are often measured with large messages only, and a line
+        through these overestimates small messages. Half of an all-reduce, which consists of both,
+        is a second estimate. Inside a node an all-to-all moves as many bytes as an all-gather;
+        across nodes it moves more.
         """
         link = self.collective(kind, gpus_in_node=gpus_in_node, nodes=nodes, units=units)
         if kind == "all_reduce" or (kind == "all_to_all" and nodes > 1):
@@ -335,7 +337,7 @@ def _measured(group: GroupTransfers, kind: Collective) -> _Measured | None:
     a collective that was not measured, derived from another one's.
 
     An all-reduce is a reduce-scatter and an all-gather, which move equal bytes. An all-to-all moves
-    as many bytes past each link as an all-gather of a message as large as one rank's rows.
+    as many bytes past each link as an all-gather whose message has the size of one rank's rows.
     """
     fitted: Line | None = getattr(group, kind)
     half = group.reduce_scatter or group.all_gather
@@ -413,8 +415,8 @@ def transfer_s(size_bytes: Floats, line: Line) -> Floats:
 
 
 def late_s(value: Callable[[str], NDArray[Any]], cluster: Cluster, global_batch: int) -> Floats:
-    """The seconds by which a send between stages takes longer on a cluster with a profile (a
-    measured slowness of its own), for each strategy.
+    """The seconds by which a send between stages takes longer on a cluster with a profile (its
+    measured slowness), for each strategy.
     """
     ranks = np.asarray(ranks_of("tensor", value)).astype(np.int64)
     profile, gpus = cluster.profile, cluster.num_gpus
@@ -493,7 +495,7 @@ def exchanged_s(
     """Make the function that gives the seconds in which ranks with different experts exchange
     tokens in a pass, for each strategy.
 
-    ``shape`` says how each group lies, as in ``Shapes.groups``.
+    ``shape`` is the shape of each group (GPUs in a node, nodes), as in ``Shapes.groups``.
     """
     experts = model.experts
     copies = experts.active if experts is not None and exchange.once_a_node else 0

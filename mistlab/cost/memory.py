@@ -36,9 +36,9 @@ Runs = tuple[Floats, Ints]
 class WalkedLayers:
     """The bytes that one layer of each type has on the GPU for one micro-batch, for each candidate.
 
-    It ``keeps`` some until its backward pass; the ``moving`` ones among its activations are on the
-    host meanwhile. It has ``left`` others from its backward pass until W. If its backward pass is
-    ``in_w`` (T, 1), W runs it whole.
+    It ``keeps`` some bytes until its backward pass; those ``moving`` are activations that are on
+    the host meanwhile. It has other bytes ``left`` from its backward pass to its separate
+    weight-gradient pass (W). If its backward pass is ``in_w`` (T, 1), W runs all of it.
     """
 
     keeps: Floats

@@ -1,8 +1,5 @@
-"""Stages that offload weights: layers whose weights are copied from the host and then gathered, and
-first forward passes whose micro-batch comes late.
-
-Axes: C cases or candidates, S distinct strategies, J sets of layers, R runs of equal layers, L
-layers, T types of layers; the four streams first.
+"""Computes the times of stages that offload weights: of layers whose weights are copied from the
+host and then gathered, and of a first forward pass whose micro-batch comes late.
 """
 
 from itertools import pairwise
@@ -69,8 +66,8 @@ def least_ends_if_gathered(
 
     The slowdown factors are ``lowered`` (docs/decisions/0035-searches-that-prove.md).
 
-    With greater copies the link may gather at any later time. So the copies here are slowed by no
-    gathering. Arithmetic is slowed as little as it is while the link gathers, whatever else runs.
+    If the copies are longer, the gather may come at any later time. So in the bound no gather slows
+    the copies, and arithmetic is slowed only as much as by a gather, whatever else runs.
     """
     left, offset = alone.copy(), slowed.place(sets_of(alone > 0))
     left[LINK] = np.maximum(alone[LINK] - gathered, 0.0)
@@ -103,11 +100,10 @@ def least_ends_if_gathered(
 
 
 # Computes the first forward pass of a micro-batch that comes late.
-#
-# When the micro-batch arrives, two blocks have run their optimizer steps, since the buffers have no
-# room for more, and the states of a third block have been fetched. The other blocks step while the
-# micro-batch passes through. Of a long row of equal layers only some are simulated: the others take
-# as long as the mean of these.
+# When the micro-batch arrives, two blocks have run their optimizer steps and the states of a third
+# block have been fetched; the buffers have no room for more. The other blocks run their steps while
+# the micro-batch passes through. Of a long row of equal layers only some are simulated: the others
+# take as long as the mean of these.
 
 
 # The most layers that are simulated in a row of equal layers, and in a whole stage. In a longer
@@ -123,7 +119,7 @@ def late_first_s(seconds: TaskSeconds, strategies: Distinct, stages: Distinct) -
     computed its forward pass, for each candidate (C) that offloads weights and waits for its
     micro-batch.
 
-    Zero for other candidates, and for stages of very many unlike layers.
+    Zero for other candidates, and for stages with very many different layers.
     """
     types, strategy, stage = seconds.model.types, strategies.index, stages.index
     columns = dict(zip(types.columns, stages.columns, strict=True))

@@ -1,21 +1,21 @@
 """Computes the memory of pipeline stages in any order of passes, also where the formula of
 ``StageModel`` (for 1F1B) does not hold.
 
-The closed form counts the most micro-batches held at once, as if all blocks were equal, and the
-head's activations for one micro-batch. But chunks hold different layers, and a head may hold
-several micro-batches.
+The closed form (the formula for 1F1B) counts the largest number of micro-batches in flight as if
+all blocks were equal, and the head's activations for one micro-batch. But chunks hold different
+layers, and a head may hold several micro-batches.
 
-Where gradients of weights have passes of their own (W), recomputed and offloaded activations are on
-the GPU from the backward pass until W. Then most is held at another moment than the fullest layer
-runs. And offloaded activations come back beside a layer of their chunk, not beside any other. Where
-chunks do not go round, most is held while one chunk runs, and another chunk recomputes or has the
-head. So the passes of these stages are walked (``mistlab.cost.memory``). They need no less
-than the closed form says for the micro-batches that all chunks hold at once.
+If weight gradients have separate passes (W), recomputed and offloaded activations are on the GPU
+from the backward pass to W, so the memory peak need not be where the largest layer runs. Offloaded
+activations are fetched while a layer of the same chunk runs. If chunks do not follow one another in
+a loop, the peak is while one chunk runs and another recomputes or has the head. So the passes of
+these stages are simulated one by one (``mistlab.cost.memory``). They need at least what the closed
+form gives for the micro-batches that all chunks hold at once.
 
-*Bounds.* The closed form's bytes never grow with larger ratios or with more recomputed blocks, if a
-stage holds a whole micro-batch or more. What chunks keep between their forward and backward passes
-does not grow either, and what they keep after these does not change. So all stages with smaller
-ratios or fewer recomputed blocks have bounds:
+*Bounds.* If a stage holds one or more whole micro-batches, the closed form's bytes never grow with
+offload ratios or with the number of recomputed blocks. Nor do the bytes that chunks keep between
+their forward and backward passes; those kept afterwards do not change. So all stages with smaller
+ratios or fewer recomputed blocks have these lower bounds:
 
 - where passes are walked: the closed form for the micro-batches that all chunks hold at once, and
   what is kept at any moment, without what a layer takes while it runs;
@@ -130,7 +130,7 @@ def _sent_beyond(placement: Placement, stage: int) -> float:
     """The share of a stage's chunks that send their output to another stage, minus the share that
     the formula for 1F1B assumes.
 
-    That is 1, or 0 for the stage with the head.
+    The share assumed is 1, or 0 for the stage with the head.
     """
     if placement.is_loop:
         return 0.0
@@ -143,8 +143,9 @@ def whole_types(plan: Plan, model: StageModel) -> Mapping[str, str]:
     between its backward pass and its separate weight-gradient pass; empty if there are no such
     passes.
 
-    A block that was recomputed is whole then, but the backward pass has freed attention's scores,
-    which no weight needs.
+    For example, a recomputed block then keeps all activations of a block that is not recomputed,
+    except attention's scores: the backward pass has freed them, since no weight gradient needs
+    them.
     """
     if not any(of_stage.splits_backward for of_stage in moments_of_plan(plan)):
         return {}
@@ -341,9 +342,9 @@ def left_bytes(
 
     ``sums`` are over a stage's layers.
 
-    W makes all of the embedding's gradient from the gradient of its output. Where ranks split
-    tokens, the gradients of a block's row-split products were gathered: in our runtime they stay
-    whole until W.
+    The separate weight-gradient pass computes all of the embedding's gradient from the gradient of
+    its output. If tensor-parallel ranks split tokens, the gradients at a block's row-split GEMMs
+    were gathered for the backward pass; this project's runtime keeps them whole until that pass.
     """
     left = sums[sum_name(whole[name], "saved_bytes")]
     output_bytes = sums[sum_name(name, "output_bytes")]

@@ -28,11 +28,11 @@ class TurnTimes:
     """How much longer a stage's pass takes if the pass before it still reduces gradients: for a
     forward pass, and for any other pass.
 
-    The pass before it is of the given part of the model; shapes are (C, P). Where a stage has
-    several chunks, a backward pass may follow another backward pass, and a forward pass another
-    forward pass. The last gradients of a backward pass are reduced while the first layer of the
-    next pass runs, or before it where weights are fetched (``mistlab.cost.slot_work``). After a
-    forward pass there is nothing to reduce.
+    The pass before it is of the given part of the model; shapes are (C, P). If a stage has several
+    chunks, a backward pass may follow another backward pass, and a forward pass another forward
+    pass. The last gradients of a backward pass are reduced while the first layer of the next pass
+    runs, or before it if weights must be fetched (``mistlab.cost.slot_work``). A forward pass
+    leaves no gradients to reduce.
     """
 
     forward_s: Floats
@@ -46,8 +46,8 @@ class TurnTimes:
 class SplitTimes:
     """The seconds of separate weight-gradient passes, and how much shorter backward passes get.
 
-    ``weights_s`` are the seconds of the passes for weights, ``less_s`` those by which the backward
-    passes are shorter.
+    ``weights_s`` are the seconds of the weight-gradient passes; ``less_s`` are those by which the
+    backward passes are shorter.
     """
 
     weights_s: Floats
@@ -58,7 +58,8 @@ class SplitTimes:
 class HostTimes:
     """The seconds in which hosts issue a forward and a backward pass of each part of the model.
 
-    It issues them block by block; ``blocks`` (C, P) are at least one.
+    A host issues a part's pass block by block; ``blocks`` (C, P), the number of blocks, is at least
+    one.
     """
 
     forward_s: Floats
@@ -83,11 +84,11 @@ class EndTimes:
     """The gradient reductions and optimizer steps that each part of the model needs once an
     iteration, after its last backward pass.
 
-    ``reductions_s`` are the seconds to reduce all gradients, as far as this begins in a part's last
-    backward pass: a stage reduces one part after another, beside passes of other parts.
-    ``tied_s`` are those of a tied table's exchange, which comes after all reductions of its stage,
-    ``steps_s`` those of what a stage does for a part when all of its passes and reductions are
-    over, one part after another.
+    ``reductions_s`` are the seconds to reduce all gradients of a part, if this begins in its last
+    backward pass: a stage reduces one part after another, beside passes of other parts. ``tied_s``
+    is the exchange of a tied embedding table, which comes after all reductions of its stage.
+    ``steps_s`` is the work of a stage for a part after all of its passes and reductions, one part
+    after another.
     """
 
     reductions_s: Floats
@@ -99,8 +100,8 @@ class EndTimes:
         """The seconds of gradient reductions that are left when the last backward pass of each part
         of the model has computed.
 
-        Gradients of weights that have passes of their own are reduced from the first layer of the
-        last one on, those of others from the first layer of the whole backward pass on.
+        If weight gradients have separate passes, their reduction begins in the first layer of the
+        last such pass; otherwise in the first layer of the last backward pass.
         """
         rests_s = np.maximum(times.end_s - self.steps_s, 0.0)
         if split is None:
@@ -125,7 +126,7 @@ class OrderPath:
     that occurs once an iteration, as in ``mistlab.cost.pipeline``. Where weight gradients have
     separate passes, the backward pass is shorter by their time.
 
-    Where a host issues passes, it issues a stage's passes in sequence from the beginning, without
+    If a host issues passes, it issues a stage's passes in sequence from the beginning, without
     waiting for the GPU: while a stage waits for its input, its host gets ahead.
 
     With ``steps_apart`` a stage begins the next iteration when its own passes are over, so the
@@ -250,8 +251,8 @@ class _StageEnds:
     def add(self, stage: int, part: int, computed: Any, last_block: Any) -> None:
         """Record that the last backward pass of a part of the model has computed.
 
-        If a host issues passes, only its ``last_block`` has just computed: the gradients of the
-        other blocks were reduced while the pass waited for its host.
+        If a host issues passes, only the ``last_block`` of the part has just computed: the
+        gradients of the other blocks were reduced while the pass waited for its host.
         """
         queued = self.reduced.get(stage, 0.0) + self.reductions_s[part] + self.tied_s[part]
         self.reduced[stage] = self.maximum(computed + self.rests_s[part], queued)
@@ -296,7 +297,7 @@ class _PassSeconds:
     """The seconds of each pass: those for which it occupies its stage, and those from the arrival
     of its input to its output.
 
-    Those of one candidate alone are numbers.
+    For a single candidate, these are plain numbers instead of columns.
     """
 
     def __init__(
@@ -419,8 +420,8 @@ def order_bound_s(
     overlap with a pass that waits for its host. A stage's sends are in sequence too, from the end
     of its first pass.
 
-    An order ``splits`` backward passes if gradients of weights have passes of their own: together
-    the two are at least as long. With ``steps_apart`` no stage waits for the beginning of another.
+    A backward pass is ``split`` if weight gradients have separate passes: together the two take at
+    least as long as one. With ``steps_apart`` no stage waits for the beginning of another.
     """
     goes_back = not (splits or steps_apart)
     of_chunks = _OfChunks(times, placement, issued_s)
@@ -513,9 +514,9 @@ def in_front_s(
     They are the fields ``through``, ``through_begun`` and ``whole`` of ``Chains``, whose other
     fields are zero. ``sent_s`` are the seconds of sends to the next stage and back.
 
-    ``through`` begins when the first micro-batch arrives. It ends when the last gradient is sent
-    back; if none is waited for, when all stages are over. ``through_begun`` ends there too, and
-    begins with the iteration.
+    ``through`` begins when the first micro-batch arrives, and ends when the last gradient is sent
+    back or, if no stage waits for it, when all stages have finished. ``through_begun`` ends at the
+    same time, and begins with the iteration.
     """
     through_s, issued_s = stage.all_s, stage.issued_within_s(steps_apart=steps_apart)
     begun_s = np.zeros_like(through_s)

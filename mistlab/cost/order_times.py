@@ -114,10 +114,10 @@ def task_models(
 ) -> tuple[TaskModel, ...]:
     """The models of task times for each group of equal nodes in a cluster.
 
-    ``altered`` changes them before those that two groups share are set to the slower group's. A
-    stage has the times of its own group. Only stages at a border between two groups depend on both:
-    a send takes the slower side's time, and so does the reduction of an embedding table that the
-    first and the last stage share.
+    ``altered`` changes the task times before those that two groups share are set to the slower
+    group's times. A stage has the times of its group. Only stages at a border between two groups
+    depend on both: a send takes as long as on the slower side, and so does the reduction of an
+    embedding table that the first and the last stage share.
     """
     alone = tuple(
         TaskModel.of(workload, group, engine, overlap_communication=overlap_communication)
@@ -251,8 +251,9 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
 def extended_s(few_s: Floats, more_s: Floats, groups: Floats, least_s: Floats) -> Floats:
     """Extrapolate iteration times to more micro-batches, and raise them to a lower bound.
 
-    They are known without (``few_s``) and with (``more_s``) one further group of micro-batches; the
-    lower bound ``least_s`` still holds if another stage becomes the slowest.
+    ``few_s`` and ``more_s`` are the iteration times without and with one further group of
+    micro-batches. The lower bound ``least_s`` holds even if another stage becomes the slowest with
+    more micro-batches.
     """
     return np.maximum(few_s + (more_s - few_s) * groups, least_s)
 
@@ -305,8 +306,9 @@ def _networks(
     """The networks of nodes and racks that the sends of several stages share; None if no sends of
     different stages can overlap there.
 
-    A send takes the share of a link that the sending ranks of a node or unit ask for together.
-    Ranks of neighbouring stages are taken to be alike, as for the size of sends.
+    A send takes the share of a link that the sending ranks of a node or unit (such as a rack) ask
+    for together. Ranks of neighbouring stages are assumed to be placed alike, as for the size of
+    sends.
     """
     cluster = model.cluster
     if cluster.nodes == 1 or placement.num_stages < 3 or model.tasks.template.sends in IN_TURN:

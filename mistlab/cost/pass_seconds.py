@@ -54,12 +54,12 @@ class FirstPass:
     """The seconds of each candidate's first forward pass, with and without the optimizer steps that
     run in it.
 
-    For ``unawaited`` at the ends of its slots no layer waits, for ``after`` the stage's next pass
-    waits. ``stepped`` is the time inside the pass if all layers stepped before, for stages that
-    offload state or weights. ``block_steps`` and ``end_steps`` are the steps' arithmetic, without
-    the first layer's: of blocks with offloaded weights, and of other layers beside them; in lower
-    bounds ``passing`` is the pass's arithmetic. ``late`` is the time of a micro-batch that comes
-    late, zero where the other fields give it.
+    No layer waits for the ``unawaited`` ends of its slots; the stage's next pass waits for
+    ``after``. ``stepped`` is the time inside the pass if all layers ran their optimizer steps
+    before, for stages that offload state or weights. ``block_steps`` and ``end_steps`` are the
+    arithmetic of the steps without the first layer's: of blocks with offloaded weights, and of
+    other layers beside them. ``passing`` is the pass's arithmetic, in lower bounds. ``late`` is the
+    time of a micro-batch that comes late, zero if the other fields give it.
     """
 
     unawaited: Floats
@@ -95,8 +95,8 @@ class FirstPass:
         they run ahead of a first micro-batch that comes late. With offloaded weights there is room
         for two blocks that have stepped; meanwhile the states of a third block are fetched.
 
-        Of a stage with offloaded weights, a few blocks have stepped. For one of the others, state
-        is there.
+        If a stage offloads weights, few of its blocks have stepped before; of one more, state is
+        there.
         """
         others = np.maximum(blocks - 1, 1)
         ahead = np.minimum(1.0, AHEAD / others)
@@ -199,13 +199,14 @@ class PassSlots:
     """The seconds of each layer in a pass, with the transfers that overlap with it, and those of
     the transfers before and after a pass.
 
-    Time slots ``inside`` a pass (P, K', S) are those in which layers compute, in each phase; those
-    ``below`` it (4, K', S) come before its first layer, in three phases and between passes; those
-    ``above`` it (1, K', S) after its last layer, between passes. Where a slot between passes is
-    merged into the first layer's slot, it has the seconds by which it lengthens that slot.
+    Time slots ``inside`` a pass (P, K', S) are those in which layers compute, in each phase. Slots
+    ``below`` it (4, K', S) come before its first layer, in three phases and between passes. Slots
+    ``above`` it (1, K', S) come after its last layer, between passes. If a slot between passes is
+    merged into the first layer's slot, its value is the seconds by which it lengthens that slot.
 
-    ``is_inside``, ``is_below`` and ``is_above`` are masks (K) of their kinds. ``has_turns`` says
-    whether any strategy has work outside of passes where the stage turns round.
+    ``is_inside``, ``is_below`` and ``is_above`` are masks (K) of these kinds of slots.
+    ``has_turns`` says whether any strategy has work between a backward pass and the next forward
+    pass.
     """
 
     def __init__(self, seconds: TaskSeconds, kinds: Ints, kept: Kept = "own") -> None:
@@ -260,8 +261,8 @@ class PassSlots:
     def through_backward(self) -> Floats:
         """The seconds of each layer in a steady backward pass until its gradient can be sent back.
 
-        Of the last slot, only those until its layer has computed. Where gradients are offloaded or
-        layers are fetched further ahead, the whole slot counts. The result is (K', S).
+        Of the last slot, only the time until its layer has computed counts; but if gradients are
+        offloaded or layers are fetched further ahead, the whole slot counts. The result is (K', S).
         """
         if self._seconds.model.template.depth != 1:
             return np.asarray(self.inside[_BACKWARD])
@@ -312,8 +313,8 @@ class PassSlots:
         """The numbers from which the slowdown by sends is computed, for each layer of the steady
         passes and for the time between passes.
 
-        As in ``slots_beside_sends``: steady passes (2, 6, K', S), and between them (7, K', S),
-        usual seconds first.
+        The numbers are those of ``slots_beside_sends``: for steady passes (2, 6, K', S), and
+        between them (7, K', S), where the first row is the usual seconds.
         """
         steady = self._rows_inside(_FORWARD, _BACKWARD)
         turning = self._turning if self.has_turns else slice(0, 0)
@@ -388,19 +389,20 @@ class PassSlots:
 class PassSeconds:
     """The seconds of each candidate stage inside its passes, by phase, and between its passes.
 
-    The time inside the ``first`` forward pass leaves out what no layer of it waits for.
+    The time inside the ``first`` forward pass does not include ends of slots for which no layer
+    waits.
 
-    ``through`` is the time inside steady passes of a micro-batch for which its stage was idle: a
-    backward pass may go on when its gradient has been computed.
+    ``through`` is the time inside the steady passes of a micro-batch for which its stage was idle;
+    a backward pass ends for the previous stage when its gradient has been computed.
     ``last_computed`` is the time inside the last backward pass without reductions, which go on
     after it. ``opening`` comes before a steady forward pass by itself, ``first_opening`` before the
-    first forward, ``last_closing`` after the last backward. By ``turn_at_first_layer`` a forward
-    pass is longer that follows a backward pass. ``beside_sends`` says what sends cost steady passes
-    and shared turns; it is empty if no stage sends beside its passes.
+    first forward pass, ``last_closing`` after the last backward pass. A forward pass that follows a
+    backward pass is longer by ``turn_at_first_layer``. ``beside_sends`` says how much sends slow
+    passes and the time between them; it is empty if no stage sends meanwhile.
 
     ``computing`` and ``step_computing`` are the times of arithmetic alone, in steady passes and in
-    the step; ``computed_forward`` and ``computed_backward`` those of steady passes with the
-    collectives that layers wait for.
+    the optimizer step; ``computed_forward`` and ``computed_backward`` are those of steady passes
+    with the collectives that layers wait for.
     """
 
     inside: Mapping[Phase, Floats]
@@ -446,8 +448,8 @@ _ALONE = "computing", "step_computing", "computed_forward", "computed_backward"
 class PassSums:
     """Sums over the layers of each candidate stage, from which its pass times are computed.
 
-    ``queued`` (2, C) are seconds of last backward passes whose reductions queue, until all layers
-    have computed and until all but the last layer's gradients are reduced; zero for others.
+    ``queued`` (2, C) are seconds of last backward passes whose reductions queue: until all layers
+    have computed, and until all but the last layer's gradients are reduced; else zero.
     """
 
     values: Floats
@@ -508,8 +510,8 @@ def pass_sums(
 ) -> PassSums:
     """Sum up the seconds of stages' passes over their layers, using the function ``summed``.
 
-    Passes may overlap with ``sends``. With ``kept`` "least" they are lower bounds over any greater
-    work on the same streams.
+    Passes may overlap with ``sends``. With ``kept`` "least" the sums are lower bounds for this work
+    and any greater work on the same streams.
     """
     slots = PassSlots(seconds, kinds, kept)
     steps = slots.of_steps()
@@ -546,7 +548,7 @@ def longest_beside_sends(seconds: TaskSeconds, kinds: Ints, summed: Sums) -> Map
     """Upper bounds of the seconds of steady passes and of the time between passes if a send runs
     all the time, for each candidate.
 
-    They hold for any lesser work on the same streams.
+    The bounds hold for this work and any smaller work on the same streams.
     """
     is_inside = kinds[:, HERE] != NOTHING
     is_below = ~is_inside & (kinds[:, UPPER] != NOTHING)

@@ -155,7 +155,7 @@ def in_front(
 ) -> Published[Length]:
     """The terms of the Mist paper's iteration time with one more stage in front.
 
-    It takes ``own_s`` and ``own_extra_s``.
+    The stage takes ``own_s`` for a steady micro-batch, and ``own_extra_s`` for first and last ones.
     """
     return Published(
         slowest=algebra.longest("slowest", after.slowest, own_s),

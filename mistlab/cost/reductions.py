@@ -40,9 +40,9 @@ class SendLink(Protocol):
 class ReductionTimes:
     """Computes the times of a workload's gradient reductions under each way to reduce them.
 
-    ``over`` gives the seconds of a collective over a group. Whole gradients have ``gradient`` bytes
-    a value, and ``remembered`` ones stay of what was cut off. A kernel takes ``moved_s`` for each
-    byte that it reads or writes.
+    ``over`` gives the seconds of a collective over a group. A whole gradient has ``gradient`` bytes
+    a value; the error memory of compression has ``remembered`` bytes a value. A kernel takes
+    ``moved_s`` for each byte that it reads or writes.
     """
 
     how: Reduction

@@ -55,17 +55,6 @@ def _derived(
 ) -> GroupSlowdowns:
     """The slowdown factors of streams while a group of this shape communicates, derived from those
     of the measured shapes.
-
-    A shape changes the joint throughput of the streams, and its distribution over them. Both are
-    assumed to change smoothly with the size of the group, and determine the factors. Each set of
-    busy streams is treated separately. Of stream j, u_j is its work, in the time that a copy of its
-    length would take alone, and f_j is its slowdown factor, so that it runs at speed 1 / f_j. C is
-    the joint throughput of copies and communication: the sum of u_j / f_j. Logarithms of the f_j
-    and of C are averaged over the measured shapes, with a slope in the size; the f_j are then
-    scaled together to a throughput of C. Compute is not part of C.
-
-    If the shape crosses nodes, they are derived from shapes that cross nodes, if there are any; if
-    it does not, from shapes that do not.
     """
     alike = [group for group in groups if (group.nodes > 1) == (nodes > 1)] or groups
     influence = _influence([(g.gpus_in_node, g.nodes) for g in alike], (gpus_in_node, nodes))
@@ -187,8 +176,9 @@ def factors_of(group: GroupSlowdowns) -> Floats:
 def lowered(factors: Floats) -> Floats:
     """Lower bounds of slowdown factors, which never decrease if more streams are busy.
 
-    A row is for the set A of streams that had work at first (times 16) and the set S that is still
-    busy. It has the least factor of each stream over all sets T, where S is in T and T is in A.
+    A row is for two sets of streams: the set A that had work at first (times 16), and the set S
+    that is still busy. It has the smallest factor of each stream over all sets T that contain S and
+    are contained in A.
     """
     sets = np.arange(len(factors))
     tables = []
@@ -234,8 +224,8 @@ def overlapped(alone: Floats, factors: Floats, awaited: Sequence[str] = STREAMS)
 def until(awaited: Sequence[str], ends: Floats, alone: Floats) -> Floats:
     """The seconds until the ``awaited`` streams have ended, from the ``ends`` of all streams.
 
-    At least the longest work of the awaited ones ``alone``, at most the work of all streams in
-    sequence. All arrays have the streams first.
+    They take at least the longest work of an awaited stream ``alone``, and at most the work of all
+    streams in sequence. All arrays have the streams first.
     """
     chosen = [STREAMS.index(stream) for stream in awaited]
     least, last = (one if awaited is STREAMS else one[chosen] for one in (alone, ends))
@@ -311,7 +301,8 @@ def link_after(alone: Floats, slowed_by: SlowedBy, first: str) -> Floats:
     """The seconds until the link between GPUs has ended, if it runs beside one other stream at
     first, and beside all of them afterwards.
 
-    The others start when the stream ``first`` has ended. Zero where the link ends before ``first``.
+    The other streams start when the stream ``first`` has ended. The result is zero if the link ends
+    before ``first``.
     """
     after_s = np.zeros(alone.shape[1])
     stream = STREAMS.index(first)
@@ -336,8 +327,9 @@ def link_behind(
 
     The result is (2, C).
 
-    ``tasks`` are computed one after another, each for so many seconds (C) alone, and then the link
-    works for so many. Beside one another both take ``computing`` and ``linking`` (C) times as long.
+    ``tasks`` are computed one after another; each is a pair of times (C): of its computation alone,
+    and of the link's work after it. While both run, the computation is slowed by the factor
+    ``computing`` (C), and the link by ``linking`` (C).
     """
     elapsed = np.zeros_like(computing)
     left, after = np.zeros_like(computing), np.zeros_like(computing)
@@ -435,7 +427,8 @@ class StepTask(NamedTuple):
     """A task of every block in the first forward pass: its stream, and how many blocks ahead of the
     computing block it runs.
 
-    It waits until tasks of other names have ended for the block so many places behind its own one.
+    It waits until tasks of other names have ended: for each name, of the block a given number of
+    places behind its own block.
     """
 
     name: str
@@ -489,12 +482,12 @@ class Lanes:
     """The tasks of all streams in order, one stream after another, with the tasks that each waits
     for.
 
-    Each has the row of ``work`` with its seconds, the counts that it ``needs``, and what its end
-    and its start add to the counts.
+    Each task has the row of ``work`` with its seconds, the counts of ended tasks that it ``needs``,
+    and what its start and its end add to the counts.
 
-    ``first`` (4) is each stream's first task, ``late`` (4) its first one after a micro-batch that
-    comes late; a task that is never ready follows its last. ``passes`` are the blocks' forward
-    passes.
+    ``first`` (4) is each stream's first task, ``late`` (4) its first task after a micro-batch that
+    comes late; each stream's last task is followed by one that never becomes ready. ``passes`` are
+    the blocks' forward passes.
     """
 
     work: Ints
@@ -543,8 +536,9 @@ def played(
     block ``last`` of each case.
 
     The streams begin with the tasks ``at`` (4, C), when the tasks counted in ``ended`` (C) have
-    ended. ``work`` as in ``stepping_s``. The tasks of consecutive blocks are simulated in order of
-    time: on each stream one after another, each as soon as its dependencies have ended.
+    ended. ``work`` is as in ``stepping_s``. The tasks of consecutive blocks are simulated in order
+    of time: on each stream one after another, each as soon as the tasks that it waits for have
+    ended.
     """
     cases = work.shape[-1]
     work, column = np.ravel(work), np.arange(cases)

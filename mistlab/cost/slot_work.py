@@ -61,7 +61,8 @@ def slot_counts(sizes: Floats, types: Ints, depth: int) -> tuple[Ints, Floats]:
     computes. The three types change where a run ends, or ``depth`` before or after it; between two
     such points all time slots are of one kind.
 
-    ``sizes`` are how many layers the runs have (R, J), ``types`` theirs (R, J or R, 1).
+    ``sizes`` (R, J) are the numbers of layers in the runs, ``types`` (R, J or R, 1) the types of
+    these layers.
     """
     ends = np.cumsum(sizes, axis=0)
     edges = np.concatenate([np.zeros_like(ends[:1]), ends])
@@ -181,7 +182,7 @@ class SlotWork:
     def alone(self, phases: Sequence[Phase] = PHASES, without: Collection[str] = ()) -> Floats:
         """The seconds of each stream's tasks by themselves, ``without`` tasks of some kinds.
 
-        Shape (4, P, K, S), for these phases.
+        The shape is (4, P, K, S), for the given phases.
         """
         seconds, template = self.seconds, self.seconds.model.template
         alone = np.zeros((len(STREAMS), len(phases), len(self.kinds), len(seconds.zero)))
@@ -205,7 +206,8 @@ class SlotWork:
 
         Shape (2, P, K, S).
 
-        If layers are fetched further ahead, the two tasks are in slots of their own.
+        If layers are fetched further ahead, the copy and the gather are in different slots, and
+        nothing needs to be added.
         """
         seconds, template = self.seconds, self.seconds.model.template
         fetched = np.zeros((2, len(phases), len(self.kinds), len(seconds.zero)))
@@ -227,7 +229,7 @@ class SlotWork:
 
         The tasks are ``alone`` (4, K', S').
 
-        A layer computes when the gradients whose buffer it takes have left.
+        A layer computes only when the gradients have been offloaded whose buffer it reuses.
         """
         slowed = in_slots(self.seconds.slowed_by(), alone, self.evicts)
         flat = link_after(alone.reshape(len(STREAMS), -1), slowed, "device_to_host")
@@ -268,7 +270,7 @@ def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats
     """The seconds of each layer in a whole backward pass, in its input-gradient part and in its
     weight-gradient part, and those of waits that weight-gradient GEMMs hid before.
 
-    The result is (4, K, S); arguments as in ``split_pass_seconds``.
+    The result is (4, K, S); the arguments are those of ``split_pass_seconds``.
     """
     here = work.kinds[:, HERE]
     products, waits = (of_layers(one, here) for one in (weights_s, unhidden_s))
@@ -293,8 +295,9 @@ def split_pass_seconds(
     """The seconds of separate weight-gradient passes with their gradient reductions, and how much
     shorter backward passes are without them.
 
-    The products take ``weights_s`` (T, S). For ``unhidden_s`` tensor-parallel ranks wait for one
-    another, which these products hid before. Both passes together are never shorter than one.
+    The weight-gradient GEMMs take ``weights_s`` (T, S). In ``unhidden_s``, tensor-parallel ranks
+    wait for collectives that these GEMMs hid before. Both passes together are never shorter than
+    one.
     """
     is_inside = kinds[:, HERE] != NOTHING
     split = split_slots(SlotWork(seconds, kinds[is_inside]), weights_s, unhidden_s)
@@ -315,10 +318,10 @@ def _lasting(work: SlotWork, alone: Floats) -> Floats:
 def least_together(work: Floats, slowed_by: SlowedBy) -> Floats:
     """The least seconds in which the four streams can do their work, in whatever order.
 
-    ``work`` is (4, C). While a set of streams is busy, each runs at one over its slowdown. A
-    weighted sum of the work is a lower bound if no set of streams processes more than one second of
-    it per second. The largest of these sums is the least time (the dual of a linear programme); its
-    weights are a vertex of a polytope that depends on the slowdowns alone.
+    ``work`` is (4, C). While a set of streams is busy, each of them runs at one over its slowdown
+    factor. A weighted sum of the work is a lower bound if no set of streams can process more than
+    one second of it per second. The largest of these sums is the least time (the dual of a linear
+    programme); its weights are a vertex of a polytope that depends on the slowdown factors alone.
     """
     least = np.zeros(work.shape[1])
     for first in np.unique(slowed_by.first).tolist():
@@ -406,12 +409,13 @@ def slots_of_first_layers(work: SlotWork, usual_s: Floats) -> Floats:
     """The seconds of each layer if its offload starts as soon as it has computed, which lengthens
     the first layer of a pass.
 
-    They take ``usual_s`` (N, S) if it starts with the next slot, in each phase of ``_LEAVING``.
+    Layers take ``usual_s`` (N, S) if the offload starts with the next slot, in each phase of
+    ``_LEAVING``.
 
-    Beside its own offload, the first slot of a pass waits longer for its copies, while the turn
-    after the pass has less left to offload. Where a pass through equal layers and its turn take
-    longer together, the first slot takes all of the difference. Steady backward passes stay as
-    they are: their bounds would be loose (docs/decisions/0058-what-played-plans-have.md).
+    While its own data is offloaded, the first slot of a pass waits longer for its copies, and the
+    time between passes has less left to offload. If a pass through equal layers and the time after
+    it together take longer, the first slot gets all of the difference. Steady backward passes are
+    not changed: their lower bounds would be loose (docs/decisions/0058-what-played-plans-have.md).
     """
     seconds, kinds, longer = work.seconds, work.kinds, usual_s.copy()
     for number, (phase, kind) in enumerate(_LEAVING.items()):
@@ -464,7 +468,7 @@ def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Flo
     A layer's slot takes ``usual_s`` (K, S) if all tasks start with it. The mean is used for equal
     blocks if it is longer, for two alternating types of blocks always.
 
-    If ``is_least``, lower bounds of this work and any greater one.
+    With ``is_least``, the results are lower bounds for this work and any greater work.
     """
     seconds, kinds = work.seconds, work.kinds
     leaves = seconds.alone("P", ">") + seconds.alone("O", ">")
@@ -540,12 +544,12 @@ class SharedTurns:
     """The time between a backward and the next forward pass, for strategies in which it overlaps
     with the forward pass's first layer.
 
-    Of all ``strategies``, these are ``rows`` (S'): all tasks ``alone`` (4, K, S'), and the layer's
-    own time (K, S'). The last gradients of a backward pass are reduced or offloaded while none of
-    its layers computes any more. At most two layers are in progress
-    (``mistlab.stages.pass_tasks``), so only the second layer of the forward pass waits for this:
-    the first one computes meanwhile. A send of the backward pass overlaps with both, and half of
-    the link is the reduction's.
+    ``rows`` (S') are the indices of these among all ``strategies``; ``alone`` (4, K, S') are the
+    seconds of all tasks by themselves, ``layer_s`` (K, S') those of the layer. The last gradients
+    of a backward pass are reduced or offloaded when none of its layers computes any more. At most
+    two layers are in progress (``mistlab.stages.pass_tasks``), so only the second layer of the
+    forward pass waits for this, while the first one computes. A send of the backward pass overlaps
+    with both, and shares the link equally with the reduction.
     """
 
     rows: Rows
@@ -583,9 +587,9 @@ def are_shared(seconds: TaskSeconds) -> Bools:
     """A mask of the strategies in which the time between two passes overlaps with the first layer
     of the next.
 
-    They fetch no weights, and in each pass either reduce or offload gradients, but not both. In
-    others it is separate: the first layer waits for weights to be fetched, and an offloaded
-    gradient waits until it is reduced.
+    These strategies fetch no weights, and in each pass either reduce or offload gradients, but not
+    both. In other strategies that time is separate: the first layer waits for weights to be
+    fetched, and an offloaded gradient waits until it is reduced.
     """
     columns = seconds.columns
     fetches = (seconds.zero >= SHARDED_WEIGHTS) | (columns["offload_weights"] > 0)

@@ -85,10 +85,9 @@ class Issued:
     ) -> Mapping[str, Floats]:
         """The seconds in which hosts issue stages' passes, by the names in ``ISSUED``.
 
-        The last pass and what comes after it take the first of ``last_s``; the second is what
-        surely comes after its last block. During ``sends``, from or to the stage in front and from
-        or to the next one, hosts issue nothing: before the passes' first blocks and after their
-        last ones.
+        The last pass and the work after it take the first of ``last_s``; the second is what
+        certainly comes after its last block. During ``sends`` (from or to the stages in front and
+        behind), hosts issue nothing before the first block of a pass or after its last one.
         """
         if not self:
             return dict.fromkeys(ISSUED, np.zeros(len(blocks)))
@@ -115,8 +114,9 @@ def _late_s(
     """The seconds from when a host goes on after issuing a pass, until the GPU has computed that
     pass.
 
-    The host took ``issued_s`` for the pass. The GPU needs ``first_s`` after its first block was
-    issued, ``last_s`` after its last one. Before going on the host is blocked for ``held_s``.
+    The host took ``issued_s`` to issue the pass. The GPU needs ``first_s`` after the pass's first
+    block was issued, and ``last_s`` after its last block. The host is blocked for ``held_s`` before
+    it goes on.
     """
     return np.maximum(issued_s / blocks + first_s - issued_s, last_s) - held_s
 
@@ -147,14 +147,14 @@ def with_host(
 ) -> PassSeconds:
     """The times of passes that take at least as long as their host needs to issue them.
 
-    ``ends`` are the candidates alone. No host gets a pass ahead where ranks of a block wait for the
-    slowest of their hosts, as on a cluster with a profile, or where hosts wait for each message of
-    a pipeline. A forward and a backward pass together then take the longer of the host's time for
-    both and the GPU's.
+    ``ends`` are the candidates alone. A host cannot run a pass ahead if the ranks of a block wait
+    for the slowest of their hosts, as on a cluster with a profile, or if hosts wait for each
+    message of a pipeline. A forward and a backward pass together then take the longer of two times:
+    the host's for both passes, and the GPU's.
 
-    The host's time is shared among layers by what they compute. Where weights are gathered or
-    gradients reduced beside the passes of layers, a layer's slot lasts for the longer of both. Only
-    the layer beside which nothing is gathered or reduced waits for its host in any case.
+    The host's time is divided among layers in proportion to their computation. While weights are
+    gathered or gradients reduced during a layer's passes, the layer's slot takes the longer of this
+    and the host's time. Only a layer without such collectives waits for its host in every case.
     """
     (batch,) = ends
     inside = dict(passes.inside)
@@ -188,8 +188,8 @@ def least_with_host(
 
     ``ends`` are the ends of the ranges with the fewest and the most recomputed blocks.
 
-    A host makes no pass shorter. But a steady pass that waits for its host is longer, so what a
-    first or a last pass takes beyond a steady one may be nothing.
+    A host makes no pass shorter. But if a steady pass gets longer by waiting for its host, the
+    extra time of a first or last pass beyond it may fall to zero.
     """
     inside = dict(passes.inside)
     forward, backward = inside["forward"], inside["backward"]
@@ -207,7 +207,7 @@ def least_with_host(
 def is_never_ahead(host: HostTime, batch: StageBatch, cluster: Cluster) -> Bools:
     """A mask of the candidates whose hosts are never ahead of their GPUs.
 
-    Their ranks wait for the slowest of their hosts, or hosts wait for a pipeline's messages.
+    Either the ranks wait for the slowest of their hosts, or hosts wait for a pipeline's messages.
     """
     of_ranks_late = peculiar_s(batch.value, cluster) > 0
     in_pipeline = num_gpus(batch.value) < cluster.num_gpus
@@ -339,7 +339,7 @@ class StageTimeModel:
     ) -> StageSeconds:
         """The stage times of each candidate, whose passes wait for the engine's host if it has one.
 
-        ``ends`` as in ``held_by_host``.
+        ``ends`` are those of ``held_by_host``.
         """
         passes, issued = held_by_host(passes, self.tasks.host, ends, self.tasks.cluster)
         return self._put_together(ends[0], passes, outside, issued)
@@ -518,8 +518,8 @@ def _times(
     """The times of each candidate's steady-state passes, and of its first and last pass.
 
     While a stage waits for a transfer, it fetches its next layers. A transfer counts at its
-    receiver, whose micro-batch passes through when it is done; if both ends are in the transfer
-    (``meeting`` is 1), it also keeps the sender from its next pass.
+    receiver, whose micro-batch can pass through when the transfer is done. If the transfer occupies
+    both stages (``meeting`` is 1), it also delays the sender's next pass.
     """
     inside = passes.inside
     before_forward = np.maximum(passes.turn_at_first_layer, received)
@@ -568,10 +568,12 @@ def queued_reductions(
     """The seconds of last backward passes until all layers have computed, and until all gradients
     but the last layer's are reduced.
 
-    For pairs of a ``strategy`` and a set of layers ``stage`` (indices, C), (2, C). Zero if a
-    strategy copies, or layers wait for reductions; ``runs`` are sizes and types (R, J).
+    The arguments are pairs of a ``strategy`` and a set of layers ``stage`` (indices, C), and the
+    sizes and types of the layers in ``runs`` (R, J); the result is (2, C). It is zero if a strategy
+    has host copies, or if layers wait for reductions.
 
-    If a block takes longer to reduce than the next one to compute, further blocks are slowed too.
+    If a block's reduction takes longer than the next block's computation, further blocks are slowed
+    too.
     """
     columns = seconds.columns
     copies = np.logical_or.reduce([columns[name] > 0 for name in OFFLOADS])

@@ -85,7 +85,7 @@ class TaskModel:
     """Computes the times of a workload's tasks on a cluster of equal nodes, under one engine's
     schedule.
 
-    ``meet`` changes those of stages next to another kind of nodes. Sends between stages take
+    ``meet`` changes the times of stages next to another kind of nodes. Sends between stages take
     ``send_factor`` times as long as usual.
     """
 
@@ -459,9 +459,10 @@ class TaskSeconds:
         """The seconds in which a micro-batch's activations are sent between stages, for each
         strategy.
 
-        They go through the network tiers numbered ``places`` (S); 0 on a single GPU.
+        They go through the network tiers with the indices ``places`` (S); the time is 0 on a single
+        GPU.
 
-        Each receiver gets all activations, or a part, and then gathers the parts with the others.
+        Each receiver gets all activations, or gets a part and gathers the other parts.
         """
         size_bytes = self.layers["block"].output_bytes
         seconds = np.zeros_like(size_bytes)
@@ -486,8 +487,8 @@ class TaskSeconds:
     def _tied(self) -> Floats:
         """The seconds in which two stages reduce the gradient of their shared embedding table.
 
-        Each rank reduces with its peer of the other stage, in another node if there is one. If the
-        two stages differ, the first stage's time counts.
+        Each rank reduces with the corresponding rank of the other stage, which is in another node
+        if there is one. If the two stages differ, the first stage's time counts.
         """
         workload, cluster = self.model.workload, self.model.cluster
         if not workload.model.head_has_table or cluster.num_gpus == 1:
@@ -537,9 +538,9 @@ def _work_of(workload: Workload, rules: KernelRules, memory: EngineMemory) -> La
 def weight_gradients_s(seconds: TaskSeconds) -> Floats:
     """The seconds of all weight-gradient GEMMs, for each type of layer and strategy.
 
-    They are the GEMMs whose result has no token dimension. The rest stays in the backward pass:
-    gradients of vectors, the second forward pass of a recomputed block, and launch time in excess
-    of compute time.
+    These are the GEMMs whose result has no token dimension. Everything else stays in the backward
+    pass: gradients of vectors, the second forward pass of a recomputed block, and launch time in
+    excess of compute time.
     """
     model, columns = seconds.model, seconds.columns
     treatments = tuple((name, TREATMENTS[name]) for name in model.types.treatments)

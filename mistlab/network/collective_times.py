@@ -1,8 +1,8 @@
 """The times of collectives over the links of GPUs and nodes, by a model of latencies and rates.
 
-A collective takes its latency, the transfer of its bytes, and a part of the root of their product:
-a message that is sent in chunks pays latency for each, and the best number of chunks leaves twice
-that root. Arrays have an entry for each collective.
+A collective takes its latency, the transfer of its bytes, and a multiple of the square root of
+their product: a message sent in chunks pays the latency for each chunk, and with the best number of
+chunks this costs twice that root. Arrays have an entry for each collective.
 """
 
 from collections.abc import Mapping
@@ -38,11 +38,11 @@ class GpuLinks:
     """A GPU's links to the other GPUs of its node, and its node's links to other nodes, from
     datasheets.
 
-    ``gbytes_per_s`` counts one direction. ``kind`` is ``switched`` where GPUs reach one another at
-    this rate, and ``pcie`` where they go through the host. GPUs of one ``generation`` have like
-    latencies; ``adds_in_switch`` says that switches add up what all-reduces sum. GPUs that are sold
-    with network ``cards`` of their own reach one another by these, in clouds too; those of
-    workstations (``at_desk``) over sockets by the Ethernet of their boards.
+    ``gbytes_per_s`` counts one direction. ``kind`` is ``switched`` if GPUs reach one another at
+    this rate, and ``pcie`` if they go through the host. GPUs of one ``generation`` have similar
+    latencies; ``adds_in_switch`` says that switches can add up all-reduces. GPUs that are sold with
+    network ``cards`` use these between nodes, in clouds too; GPUs of workstations (``at_desk``) use
+    sockets over the Ethernet of their boards.
     """
 
     gbytes_per_s: float
@@ -97,9 +97,10 @@ class Fitted:
     """The result of fitting collective times: numbers for all GPUs, and factors on latencies by GPU
     generation and kind of network.
 
-    ``latency`` multiplies what GPUs wait for, ``host`` what their hosts take for an eager call,
-    ``network`` what messages between nodes wait for, by the kind of network.
-    ``bounds`` are 5 % and 95 % of measured over predicted seconds of clusters left out of the fit.
+    ``latency`` multiplies the latencies of GPUs, ``host`` the time that hosts take for an eager
+    call, ``network`` the latencies of messages between nodes, by the kind of network. ``bounds``
+    are the 5 % and 95 % quantiles of measured over predicted seconds, for clusters left out of the
+    fit.
     """
 
     numbers: CollectiveNumbers
@@ -114,9 +115,10 @@ class Collectives:
     """Collectives as columns: the operation, the calling software, the number of ranks, the message
     size and the links of each.
 
-    ``size_bytes`` is the message as nccl-tests counts it: what every rank has after an all-gather,
-    before a reduce-scatter, and sends in an all-to-all. Rates are GB/s in one direction; those of
-    the network are of a node and of one of its cards; of sockets, what their processes reach.
+    ``size_bytes`` is the message size as in nccl-tests: what every rank has after an all-gather,
+    has before a reduce-scatter, and sends in an all-to-all. Rates are GB/s in one direction.
+    Network rates are those of a node and of one of its cards; for sockets, the rate that their
+    processes reach.
     """
 
     operation: Column
@@ -297,8 +299,6 @@ def socket_rates(tier: str, streams: float) -> float:
     """The rate in GB/s at which a cloud node sends over sockets (TCP) to another node.
 
     ``streams`` processes send; ``tier`` is the distance between the nodes.
-
-    ``tier`` says how far the other node is.
     """
     numbers = _catalogue()["sockets"][tier]
     return float(numbers["gbytes_per_s"] * streams ** numbers["power"])

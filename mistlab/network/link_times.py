@@ -1,10 +1,11 @@
 """The times of messages and collectives over a network in which tiers of switches (racks, pods,
 sites) join the nodes.
 
-A group of ranks lies in one unit of a tier or in several. What crosses the border of a unit shares
-the unit's link with what other groups send, as all groups of a cluster run the same collective at
-once. Each rank of a ring sends as many bytes to the next rank, and a ring over units that ranks
-fill in order leaves each of them once; over ``scattered`` units every message leaves one.
+A group of ranks is in one unit of a tier or in several. Messages across the border of a unit share
+the unit's link with the messages of other groups, since all groups of a cluster run the same
+collective at once. In a ring each rank sends equally many bytes to the next rank. If ranks fill
+units in order, a ring leaves each unit once; if they are ``scattered``, every message leaves a
+unit.
 
 Axes: C transfers.
 """
@@ -33,8 +34,8 @@ NAMES = ("node", "network")
 class LinkTime:
     """The time of a message or collective over links: a latency, and seconds per byte.
 
-    A message takes the other way ``instead``, if this is given and faster. Large messages wait for
-    the links of a ``tier``.
+    A message takes the alternative ``instead``, if this is given and faster. Large messages are
+    limited by the links of a ``tier``.
     """
 
     latency_s: float
@@ -173,8 +174,8 @@ class TierTimes:
         """The time of an all-to-all over all tiers that its group crosses, from its time ``link``
         without the higher tiers.
 
-        Each rank sends equal parts to all others at once, but to other units only the share
-        ``reached`` of them.
+        Each rank sends equal parts to all others at once. Of the parts for other units, only the
+        share ``reached`` is sent.
         """
         ranks = shape.ranks
         for index, units in self._crossed(shape):
@@ -215,7 +216,7 @@ class TierTimes:
         """The share of each higher tier's uplink that messages at the rate of ``link`` need while
         ``senders`` GPUs of a stage send.
 
-        Of the tiers above the one between nodes, up to ``index``.
+        The tiers are those above the one between nodes, up to ``index``.
         """
         return [
             min(float(senders), self._gpus_of_unit(level))
@@ -270,7 +271,8 @@ class TierTimes:
         """The index of the highest tier that messages from a stage to the next one cross, if each
         has ``ranks`` ranks.
 
-        The first stage begins at rank ``first``; ``NODE`` if all are in one node.
+        The first stage begins at rank ``first``. The result is ``NODE`` if all ranks are in one
+        node.
         """
         gpus = self.gpus_per_node
         highest = np.full_like(first, NODE)

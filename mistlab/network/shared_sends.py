@@ -26,9 +26,9 @@ _MET = 2
 class SharedNetworks:
     """Which sends between stages share a network, and how much they delay one another there.
 
-    For each route (sending and receiving stage), ``weights`` has for each other route the seconds
-    by which a send is delayed per second in which sends on both routes run. ``lost`` has for each
-    stage the seconds by which a second of a send lengthens a forward and a backward pass.
+    A route is a sending and a receiving stage. For each pair of routes, ``weights`` has the seconds
+    by which a send on the first is delayed per second in which sends on both run. For each stage,
+    ``lost`` has the seconds by which a second of a send lengthens a forward and a backward pass.
     """
 
     weights: Mapping[Way, Mapping[Way, Floats | float]]
@@ -39,10 +39,10 @@ class SharedNetworks:
         """Derive how much sends on each pair of routes delay each other, from the nodes, racks and
         other network units that the stages are on.
 
-        ``levels`` are nodes, then the units (racks, ...) of each network tier. Each level has the
-        node or unit that each stage is on (C, stages), and the share of its links that a send on
-        each route needs, zero inside a node or unit. Two sends delay each other by the level whose
-        links they overload most.
+        ``levels`` are nodes, then the units (such as racks) of each network tier. Each level has
+        the node or unit that each stage is on (C, stages), and the share of its links that a send
+        on each route needs, which is zero inside a node or unit. The delay of two sends is that of
+        the level whose links they overload most.
         """
         weights: dict[Way, dict[Way, Floats | float]] = {}
         for way in levels[0][1]:

@@ -2,7 +2,7 @@
 sites.
 
 Each tier joins units of the tier below: GPUs to a node, nodes to a leaf, leaves to a spine, and so
-on. What leaves a unit goes through the unit's link into the tier, which all of its GPUs share.
+on. Messages that leave a unit use the unit's link into the tier, which all of its GPUs share.
 """
 
 from dataclasses import dataclass, field
@@ -33,13 +33,13 @@ class Tier(Checked):
 
     It connects ``gpus`` GPUs.
 
-    ``gbytes_per_s`` is what a unit of the tier below sends into the tier, in one direction; or that
-    is what its own units send into it over the ``oversubscription``. A message through the tier
-    takes ``latency_us`` in all. Switches that ``reduces`` add up what all-reduces sum. A unit's
-    nodes may be ``scattered``: numbered over the units in turn, so that neighbours in a ring are in
-    different units. On ``rails`` every GPU of a node has a switch of its own, which it shares with
-    the GPUs in the same place of other nodes: messages to other places are forwarded inside nodes
-    first, where the node's tier ``forwards``, or pass through the tier above.
+    ``gbytes_per_s`` is the rate at which a unit of the tier below sends into the tier, in one
+    direction. Or it is the sum of the rates inside that unit, divided by the ``oversubscription``.
+    A message through the tier has a total latency of ``latency_us``. Switches with ``reduces`` can
+    add up all-reduces. A unit's nodes may be ``scattered``: numbered over the units in turn, so
+    that neighbours in a ring are in different units. With ``rails``, the GPUs at the same position
+    of all nodes share a switch: messages to other positions are first forwarded inside nodes, if
+    the node's tier ``forwards``, or pass through the tier above.
     """
 
     name: str
@@ -151,7 +151,7 @@ class Network:
     def latency_s(self, index: int, of_network_s: float) -> float:
         """The latency of a message through the tier with this index.
 
-        It is the one that the highest tier up to it states, otherwise ``of_network_s``.
+        It is the latency stated by the highest tier up to this one, otherwise ``of_network_s``.
         """
         stated = (self.tiers[one].latency_us for one in range(index, NODE, -1))
         latency_us = next((one for one in stated if one is not None), None)

@@ -1,7 +1,7 @@
 """Lists the ways in which context-parallel ranks exchange keys and values for attention, and how
 many kernels each needs.
 
-Beside its messages each way launches kernels that a single rank does without. Their numbers are
+Each way launches messages and further kernels that a single rank does not need. Their numbers are
 those of Transformer Engine's ``context_parallel.py`` (``AttnFuncWithCPAndKVP2P``,
 ``AttnFuncWithCPAndKVAllGather``, ``AttnFuncWithCPAndQKVOA2A``), for causal attention in 16 bits.
 """

@@ -70,8 +70,8 @@ class PipelineOrder:
         """The stage and chunk that compute the input of a stage's pass, or None if no pass computes
         it.
 
-        That is in a forward pass of the first part of the model, in a backward pass of the last,
-        and for weight gradients.
+        None is returned for a forward pass of the model's first part, a backward pass of the last
+        part, and weight gradients.
         """
         return self._beside(stage, of, -1)
 

@@ -29,7 +29,7 @@ def zb_v_text(num_stages: int, micro_batches: int) -> str:
     its first pass and its last, and each stage has as many micro-batches in flight as the first
     stage of 1F1B.
 
-    With fewer micro-batches than it takes to fill the pipeline, passes of the missing ones are left
+    If there are too few micro-batches to fill the pipeline, the passes of the missing ones are left
     out.
 
     >>> print(zb_v_text(1, 2), end="")
@@ -61,7 +61,7 @@ class _Line:
 
     An added pass takes the next micro-batch for its kind and chunk.
 
-    ``later`` are gradients of weights that are put off: their chunks and micro-batches.
+    ``later`` are the weight gradients that are postponed, as chunks and micro-batches.
     """
 
     passes: list[tuple[str, int, int]] = field(default_factory=list)
@@ -375,11 +375,12 @@ def zero_bubble(num_stages: int, micro_batches: int, *, ahead: int = 1, put_off:
 
     ZB-H2 and ZB-2p have twice as many micro-batches in flight.
 
-    A stage runs ``ahead`` forwards ahead for each stage after it, and puts ``put_off`` gradients of
-    weights off for each stage before it. ZB-H1 holds as much as the first stage of 1F1B, ZB-H2 (2
-    and 2) twice as much. With equal stages of F, B and W seconds, every stage of ZB-H2 waits (S -
-    1)(F + B - 2 W). With B freeing half of what a micro-batch holds, stages may put off more: none
-    waits long if ``put_off`` W are as long as F + B.
+    A stage runs ``ahead`` forward passes ahead for each stage after it, and postpones ``put_off``
+    weight gradients for each stage before it. ZB-H1 has as many micro-batches in flight as the
+    first stage of 1F1B; ZB-H2 (2 and 2) has twice as many. If F, B and W take the same seconds on
+    all stages, every stage of ZB-H2 waits for (S - 1)(F + B - 2 W). If B frees half of a
+    micro-batch's memory, stages may postpone more: none waits long if ``put_off`` W take as long as
+    F + B.
 
     >>> print(zero_bubble(2, 2), end="")
     Fm0 Fm1 Bm0 Wm0 Bm1 Wm1

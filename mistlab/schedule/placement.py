@@ -152,8 +152,8 @@ class Placement:
     def shares_of_blocks(self, blocks: int, stage: int) -> tuple[int, ...]:
         """The number of blocks of each chunk of a stage that has this many ``blocks``.
 
-        The rest goes to the first chunks, but on the first stage of a loop, whose first part has
-        the embedding too, to the last ones.
+        Remaining blocks go to the first chunks. On the first stage of a loop they go to the last
+        chunks, since its first chunk has the embedding too.
         """
         return blocks_of_chunks(blocks, self.chunks, is_first=self.is_loop and stage == 0)
 

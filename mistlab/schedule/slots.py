@@ -29,11 +29,11 @@ class Action:
     """A task of a stage for one layer and one micro-batch, such as ``2F.7m0``; layers and
     micro-batches are counted from 0.
 
-    Kinds: F forward, B backward, W gradients of weights (if B computes only the input's), S
+    Kinds: F forward, B backward, W weight gradients (if B computes only the input's gradient), S
     optimizer step, U parameter all-gather, R gradient reduction, X send, Y receive. P, G, O and A
-    swap parameters, gradients, optimizer state and activations into (``<``) or out of (``>``) the
+    swap parameters, gradients, optimizer states and activations into (``<``) or out of (``>``) the
     GPU. Layers count through the whole model, the embedding first and the head last. An action
-    without a layer is the whole stage's.
+    without a layer belongs to the whole stage.
 
     >>> str(Action(stage=2, kind="F", layer=7, micro_batch=0))
     '2F.7m0'
