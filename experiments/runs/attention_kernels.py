@@ -15,11 +15,11 @@ AttentionKernel = Literal["flash2", "flash3", "cudnn", "sdpa", "triton", ""]
 # The file has the rate of each GPU's best kernel: FlashAttention 2 on Ampere, cuDNN's on later
 # GPUs. On later GPUs FlashAttention 2 is slower, since it uses Ampere's instructions (`mma.sync`),
 # which have 0.62 of the rate of Hopper's (`wgmma`) and 0.31 of Blackwell's (`tcgen05`). On H100 it
-# reaches 35 % of the peak (arXiv 2407.08608); the file has 550 of 989 TFLOP/s. torch calls it by
-# default.
+# reaches 35 % of the peak (paper arXiv 2407.08608); the file has 550 of 989 TFLOP/s. torch calls it
+# by default.
 _FLASH_2: Mapping[ArchitectureName, float] = {"hopper": 0.64, "blackwell": 0.39}
 # The rate of each kernel over the attention rate in the hardware file, by GPU architecture.
-# FlashAttention 3 runs on Hopper only, a fifth faster than the file's rate (arXiv 2407.08608). The
+# FlashAttention 3 runs on Hopper only, a fifth faster than the file's rate (same paper). The
 # Triton kernel is llm-foundry's; its factor is fitted (mistlab/catalog/engines.yaml).
 SHARES: Mapping[AttentionKernel, Mapping[ArchitectureName, float]] = {
     "flash2": _FLASH_2,

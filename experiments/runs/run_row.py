@@ -58,7 +58,7 @@ class RunRow:
 
     cells: Mapping[str, str]
 
-    # The software that ran.
+    # The software that ran the training.
     software: str = "other"
     # The engine that predicts runs of this software; empty if it has none of its own.
     engine: str = ""
@@ -68,9 +68,9 @@ class RunRow:
     year: int = 0
     month: int = 0
 
-    # The variant of FSDP's engine that predicts the run.
+    # The variant of the engine for FSDP that predicts the run.
     variant: str = "fsdp"
-    # A date, and the variant of FSDP's engine that predicts runs before it.
+    # A date, and the variant of the engine for FSDP that predicts runs before this date.
     variant_before: tuple[str, str] = ("", "")
     rowwise: bool = False
     whole_logits: bool = False
@@ -79,7 +79,7 @@ class RunRow:
     by_pipeline_engine: bool = False
     adapters: bool = False
     targets: AdapterTargets = "all"
-    # Whether the inputs of adapters pass a dropout.
+    # Whether the inputs of LoRA adapters pass through a dropout.
     drops_adapter_inputs: bool = False
     # Whether the query, key and value projections are one GEMM.
     fused_queries: bool = False
@@ -93,8 +93,8 @@ class RunRow:
     returns_keys: bool = False
     # Whether frozen weights are sharded in 32 bits and gathered in 16 bits.
     wide_shards: bool = False
-    # Whether the head's weights are gathered once more for a loss that is computed outside of the
-    # sharded model.
+    # Whether the weights of the head are gathered once more, because the loss is computed outside
+    # of the sharded model.
     gathers_head: bool = False
     base: Base = "16bit"
     moments: Optimizer = "adamw"
@@ -104,20 +104,21 @@ class RunRow:
     # How tokens are sent to experts: "flex" (overlapped), "alltoall", or "" if the row does not
     # say.
     dispatcher: str = ""
-    # How much of an iteration is captured as a CUDA graph: "whole", "some" or "" for nothing.
-    # Recipes for racks capture all of it from some release on; without a graph, hosts of these GPUs
+    # How much of an iteration is captured as a CUDA graph: "whole", "some", or "" for nothing. From
+    # some release on, recipes for racks capture all of it; without a graph, the hosts of these GPUs
     # issue kernels too late.
     graph: str = ""
     recipe: bool = False
     whole_graphs_from: tuple[int, int] = (0, 0)
     eager_on: tuple[str, ...] = ()
     drops_tokens: bool = False
-    # The measured TFLOP/s of GEMMs on one machine by GPU, with those of the hardware file.
+    # The GEMM rates of one machine in TFLOP/s, by GPU: the measured rate, and that in the hardware
+    # file.
     products_tflops_on: Mapping[str, tuple[float, float]] | None = None
 
-    # The pipeline schedule that the engine's name gives; empty if it gives none.
+    # The pipeline schedule that the name of the engine implies; empty if it implies none.
     order: str = ""
-    # The pipeline schedule that the notes of the row give; empty if they give none.
+    # The pipeline schedule that the notes of the row name; empty if they name none.
     noted_order: str = ""
     overlaps: bool = True
     # The number of blocks on the first pipeline stage.
@@ -127,7 +128,7 @@ class RunRow:
     # The numbers of layers of the stages, such as 7+9+9+9, with embedding and head counted as
     # layers.
     stage_layers: str = ""
-    # The sequences of a rank with which the pipeline is filled once.
+    # The sequences of a rank for which the pipeline is filled and drained once.
     local_batch: int | None = None
     data_ranks: int | None = None
 
@@ -136,7 +137,7 @@ class RunRow:
     # Whether FSDP shards the model states.
     by_fsdp: bool = False
     by_megatron_fsdp: bool = False
-    # How many copies of the sharded states there are, in hybrid sharding.
+    # The number of copies of the sharded states, in hybrid sharding.
     replicas: int | None = None
     shards: int | None = None
     shards_in_node: bool = False
@@ -156,16 +157,17 @@ class RunRow:
     loads_whole: bool = False
     # Whether gradients are kept unsharded until the last micro-batch.
     whole_gradients: bool = False
-    # Whether the sequence lengths of the row are exact, in tables that say so.
+    # How the sequence lengths of the row are known, in tables that say so: whether they are exact.
     lengths: Lengths = ""
-    # The tokens of the longest sample in the data set, if the data set is well known and the row
-    # only states at which length samples are cut.
+    # The tokens of the longest sample in a well-known data set, for rows that only state the length
+    # at which samples are cut.
     longest_sample: int | None = None
-    # The tokens of a sequence in the example files of the software, used if a row states none.
+    # The sequence length in the software's example files, in tokens; it is used if the row states
+    # none.
     usual_length: int | None = None
-    # The sequences of a micro-batch in the example files of the software.
+    # The sequences of a micro-batch in the software's example files.
     usual_micro_batch: int | None = None
-    # The rank of adapters in the example files of the software.
+    # The rank of LoRA adapters in the software's example files.
     usual_rank: int | None = None
     # Whether the batch of a step may be divided into several micro-batches.
     accumulates: bool = True
@@ -174,7 +176,8 @@ class RunRow:
     offload: bool | None = None
     states_stay: bool = False
     offload_text: str = ""
-    # Whether settings of the software llmq say what a block keeps for its backward pass.
+    # Whether the row has the settings of the software llmq that say what a block keeps for its
+    # backward pass.
     keeps_by_settings: bool = False
     # Whether the outputs of normalisations are recomputed instead of kept.
     redoes_norms: bool = False
@@ -188,7 +191,7 @@ class RunRow:
     recompute: Recomputed = ""
     recomputed_blocks: int = 0
     recompute_text: str = ""
-    # The recomputation that the software's recipes use for models above a size.
+    # The recomputation that the software's recipes use for models above a certain size.
     recipe_recompute: Recomputed = ""
     # The number of parameters above which the software's recipes recompute.
     recipe_recompute_above: float = 0.0
@@ -200,9 +203,9 @@ class RunRow:
     # Sizes of a similar model, for a model that is not known by name.
     near_model: Mapping[str, Any] | None = None
     near_note: str = ""
-    # The name of a model that is built in the same way.
+    # The name of a catalogue model whose blocks are built like those of the row's model.
     alike: str = ""
-    # The billions of parameters, for a model of which only the size is known.
+    # The billions of parameters, for a model of which the row states only the size.
     billions: float | None = None
     millions: float | None = None
     # Whether each token uses only some of the parameters.
@@ -253,7 +256,7 @@ class RunRow:
     rounded_up: bool = False
     # Whether all memory is assigned before the run, as XLA does, so that no allocator caches any.
     plans_buffers: bool = False
-    # Whether a run gives cached memory back before the step that needs most.
+    # Whether the run frees cached memory before the part of the step that needs most memory.
     empties_cache: bool = False
 
     def count(self, column: str) -> int | None:

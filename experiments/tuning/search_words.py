@@ -67,7 +67,7 @@ TERMS: Mapping[str, str] = {
 
 
 def cells_of(row: Mapping[str, Any]) -> list[str]:
-    """The cells of one row of the table, in the order of ``HEAD``."""
+    """The cells of one row of the table of results, in the order of the headings ``HEAD``."""
     return [
         row["searcher"],
         row["engine"],

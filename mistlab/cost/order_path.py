@@ -282,9 +282,9 @@ class _HostSeconds:
     def least_s(self, stage_pass: StagePass, part: int, through: Any) -> tuple[Any, Any]:
         """Two lower bounds of the time at which the pass ends that a stage's host issues next.
 
-        The pass computes for ``through`` seconds: all of its blocks after its first block was
-        issued, or its last block after that block was issued. Weight gradients are issued together
-        with their backward pass.
+        The host issues a pass block by block. After its first block was issued, the pass takes at
+        least the time of all its blocks; after its last block was issued, at least that of one
+        block (``through``). Weight gradients are issued together with their backward pass.
         """
         before = self.issued_s.get(stage_pass.stage, 0.0)
         issue_s = 0.0 if stage_pass.kind == "W" else self.of_kind[stage_pass.kind][part]

@@ -339,7 +339,7 @@ class StageTimeModel:
     ) -> StageSeconds:
         """The stage times of each candidate, whose passes wait for the engine's host if it has one.
 
-        ``ends`` are those of ``held_by_host``.
+        ``ends`` are the candidates or, for lower bounds, the ends of ranges of choices.
         """
         passes, issued = held_by_host(passes, self.tasks.host, ends, self.tasks.cluster)
         return self._put_together(ends[0], passes, outside, issued)

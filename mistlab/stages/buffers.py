@@ -13,8 +13,8 @@ from mistlab.stages.stage_shape import StageShape
 
 Buffer = tuple[str | int, ...]
 Buffers = tuple[Buffer, ...]
-# The names of ring buffers, whose entries the layers use one after another; in a key such as
-# ("weight slot", 1) the number is that of the entry, not of the layer.
+# The names of ring buffers, whose entries the layers use in turn. In the key of such a buffer, as
+# in ("weight slot", 1), the number is that of the entry, not of the layer.
 RINGS = frozenset(
     {
         *("weight slot", "gradient slot", "sum slot", "optimizer slot", "leaving", "returned"),
@@ -250,10 +250,10 @@ class Hazards:
     ) -> tuple[int, ...]:
         """Add the next task of a queue, and return the tasks that it must wait for.
 
-        Each of them is given as the number of tasks that it was issued before this one.
+        Each of these tasks is given as the number of tasks that were issued since it.
 
-        Whatever buffers the next task touches, it comes after the tasks ``after``. Other rules
-        already let it begin only when the tasks ``ended`` have ended and ``started`` have started.
+        The next task comes after the tasks ``after``, whatever buffers it uses. Other rules let it
+        begin only when the tasks ``ended`` have ended and the tasks ``started`` have started.
         """
         number, own_lane = len(self._lanes), self._numbers[lane]
         clock = self._known(lane, ended, started)

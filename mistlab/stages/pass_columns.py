@@ -330,11 +330,11 @@ class Uses:
 class PassWaits:
     """The tasks of one pass as columns, and which of them later passes of the stage may wait for.
 
-    ``computing`` are the tasks F or B of its layers. ``kinds`` has the first and the last task of
-    each name. ``releases`` are the tasks of the last layers that ``make_room`` for other layers.
-    ``brought`` are layers and the tasks that fetch their activations from the host; ``sent`` are
-    layers and the tasks that carry them there and may be late. Layers and entries of rings count
-    from zero.
+    ``computing`` are the tasks F or B of the pass's layers. ``kinds`` has the first and the last
+    task of each name. ``releases`` are the tasks of the last layers that free buffers
+    (``make_room``) for other layers. ``brought`` has layers with the tasks that fetch their
+    activations from the host; ``sent`` has layers with the tasks that offload them, which may end
+    late. Layers and entries of rings count from zero.
     """
 
     def __init__(self, shape: PassShape, columns: PassColumns) -> None:
@@ -385,7 +385,7 @@ class PassWaits:
     def late_uses(self, entries: int, first_layer: int) -> Mapping[Buffer, Uses]:
         """The last tasks of the pass to use each buffer, of those that may end late.
 
-        Arguments as in ``first_uses``.
+        The arguments are those of ``first_uses``.
         """
         key = entries, first_layer
         if key not in self._late:
@@ -400,8 +400,8 @@ class PassWaits:
         return self._late[key]
 
     def moved(self, buffer: Buffer, entries: int, layers: int) -> Buffer:
-        """The name of the buffer ``entries`` further in its ring or, if it is no ring buffer,
-        ``layers`` layers further.
+        """The name of the same buffer for a later layer: ``entries`` further in its ring or, if it
+        is no ring buffer, ``layers`` layers further.
         """
         name, number = buffer
         assert isinstance(number, int)

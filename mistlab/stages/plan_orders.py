@@ -61,7 +61,8 @@ def named_order(name: str, num_stages: int, micro_batches: int) -> PipelineOrder
 
     Refuses numbers of stages and micro-batches for which it is not defined.
 
-    What the package makes itself is not checked each time: that takes longer than making it.
+    Orders that the package itself writes are not checked each time, since that would take longer
+    than writing them.
     """
     if num_stages * micro_batches > MOST_OF_ORDER:
         refuse(
@@ -147,7 +148,7 @@ def _check_no_circle(order: PipelineOrder) -> None:
 def _refuse_circle(order: PipelineOrder, stopped: Mapping[int, StagePass]) -> NoReturn:
     """Refuse an order with a deadlock, naming its passes.
 
-    Each waits for an input that the next one delays.
+    Each of these passes waits for an input that the next one delays.
     """
     seen = []
     waiting = next(iter(stopped.values()))
@@ -205,7 +206,7 @@ def check_order(plan: Plan) -> None:
 def order_of_plan(plan: Plan) -> PipelineOrder:
     """The order in which each stage of a plan runs its passes.
 
-    Refuses one in which stages cannot run.
+    Refuses an order in which the stages cannot run their passes.
     """
     if plan.order in ORDERS:
         check_order(plan)
@@ -307,8 +308,9 @@ class PassMoments:
 
     The numbers are (K, 2 V).
 
-    ``held`` counts micro-batches as ``HeldMoments`` does. Layers step beside passes that are
-    ``first_forward``. Activations of chunk ``leaving``, if any, are on their way to the host.
+    ``held`` counts micro-batches as ``HeldMoments`` does. During passes with ``first_forward``,
+    layers also run their optimizer steps. If a chunk is ``leaving``, its activations are still
+    being offloaded.
     """
 
     kind: PassKind
@@ -443,7 +445,7 @@ def _fullest(moments: Sequence[tuple[int, ...]]) -> Ints:
     """The Pareto frontier of points in an order by micro-batches in flight: at no other point are
     as many in flight in every chunk.
 
-    Those with the most in all come first.
+    Points with the most micro-batches in total come first.
     """
     import numpy as np  # noqa: PLC0415
 

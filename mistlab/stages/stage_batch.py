@@ -78,15 +78,17 @@ class StagesInOrder:
 # Columns that say where in the pipeline a candidate is, each with its symbol in expressions (empty
 # if it has none).
 POSITIONS: Mapping[str, str] = {
-    "in_flight": "q",  # micro-batches whose activations are held at once
-    "has_embedding": "e",  # 1 on the stage that has it, else 0
-    "has_head": "t",  # 1 on the stage that has it, else 0
+    "in_flight": "q",  # micro-batches whose activations are held at once, including the running one
+    "has_embedding": "e",  # 1 on the stage that has the embedding, else 0
+    "has_head": "t",  # 1 on the stage that has the head, else 0
     "first_rank": "",
-    "first_block": "",  # of the model's blocks, counted from 0; it matters where kinds take turns
+    # the index of the stage's first block in the model; it matters if kinds of blocks take turns
+    "first_block": "",
     "micro_batches": "",  # that the pipeline runs; 0 where it does not matter to the stage
-    "comes_from": "",  # the step to the stage that sends its input: -1, 0 (itself) or 1
-    "goes_to": "",  # the step to the stage that takes its outcome
-    "shares_table": "",  # 1 where embedding and head are two parts of one stage, else 0
+    # the step from this stage to the one that sends its input: -1, 0 (itself) or 1
+    "comes_from": "",
+    "goes_to": "",  # the step from this stage to the one that takes its output
+    "shares_table": "",  # 1 if embedding and head are two parts of one stage, else 0
 }
 
 

@@ -71,7 +71,7 @@ def _has(given: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
 
 @cache
 def _kind(column: str) -> type:
-    """The type (int, float or str) of the typed column with this name."""
+    """The type (int, float or str) of the values in the typed column of this name."""
     hint = get_type_hints(RunRow)[column]
     return next(kind for kind in (int, float, str) if kind in (hint, *get_args(hint)))
 
