@@ -135,7 +135,10 @@ class Documented:
             )
         assert self.end is not None
         if not isinstance(sequences, TokenFile):
-            reject(f"--lengths ends:{self.end}: random tokens have no ends: give --data FILE")
+            reject(
+                f"--lengths ends:{self.end}: synthetic data has no token that ends documents: give "
+                "--data FILE"
+            )
         return EndedDocuments.of(sequences, self.end, cuts=self.cuts)
 
 

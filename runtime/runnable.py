@@ -93,28 +93,34 @@ def check_documents(job: Job, device: str, *, kernel: str, captures: bool) -> No
     model, workload = job.workload.model, job.workload
     kinds = {
         "code of its own": model.family == "custom",
-        "tokens that see all tokens": model.is_encoder,
+        "attention to all tokens (an encoder)": model.is_encoder,
         "latent attention": model.latent,
-        "states beside attention": model.state_space,
+        "state-space layers": model.state_space,
         "heads for further tokens": model.further_tokens,
     }
     for kind, is_there in kinds.items():
         if is_there:
-            reject(f"workload.model: {kind} with documents is not trained yet: leave --lengths out")
+            reject(
+                f"workload.model: a model with {kind} cannot be trained on packed documents yet: "
+                "leave --lengths out"
+            )
     if workload.averages_weights or workload.reduction.asynchronous:
         reject(
-            f"workload.reduction.kind: {workload.reduction.kind}, whose ranks step by losses "
-            "of their own, and documents give them unequal tokens: leave it out, or leave "
-            "--lengths out"
+            f"workload.reduction.kind: with {workload.reduction.kind} each rank steps by the mean "
+            "loss of its own tokens, and packed documents give ranks unequal numbers of them: "
+            "leave workload.reduction or --lengths out"
         )
     for number, stage in enumerate(job.plan.stages):
         if (ranks := stage.token_split.ranks) > 1:
             reject(
-                f"plan.stages[{number}].context_parallel: {ranks} ranks that share documents are "
-                f"not trained yet: give 1, or leave --lengths out"
+                f"plan.stages[{number}].context_parallel: packed documents cannot be divided among "
+                f"{ranks} ranks yet: give 1, or leave --lengths out"
             )
     if captures:
-        reject("--cuda-graphs: a step's documents differ: leave it out, or leave --lengths out")
+        reject(
+            "--cuda-graphs: documents have other lengths in each step, and a captured step repeats "
+            "its lengths: leave out --cuda-graphs or --lengths"
+        )
     if device != "cpu" and workload.attention == "flash" and not (model.window or model.sinks):
         _check_varied(workload, device, kernel)
 
@@ -123,18 +129,19 @@ def _check_varied(workload: Workload, device: str, kernel: str) -> None:
     """Refuse documents of unequal lengths that FlashAttention-2 cannot compute."""
     if kernel != "flash":
         reject(
-            f"--attention-kernel {kernel}: documents run in flash: leave it out, or "
-            f"leave --lengths out"
+            f"--attention-kernel {kernel}: attention within packed documents has only the kernel "
+            "flash: leave out --attention-kernel or --lengths"
         )
     if workload.precision == "fp32":
         reject(
-            f"workload.precision: fp32 on {device}, whose kernel for documents has 16 bits: give "
-            f"bf16, attention: math, or leave --lengths out"
+            f"workload.precision: fp32, but on {device} attention within packed documents has only "
+            "a 16-bit kernel: give bf16 or workload.attention: math, or leave --lengths out"
         )
     if (channels := workload.model.head_dim) % 8:
         reject(
-            f"workload.model.head_dim: {channels} on {device}, whose kernel for documents takes "
-            f"multiples of 8: give one, attention: math, or leave --lengths out"
+            f"workload.model.head_dim: {channels}, but on {device} the attention kernel for packed "
+            "documents needs a multiple of 8: give one or workload.attention: math, or leave "
+            "--lengths out"
         )
 
 
@@ -149,9 +156,10 @@ def _check_blocks_of_moments(plan: Plan, workload: Workload) -> None:
     sizes = [model.padded_vocab(one) // one * model.hidden for one in degrees if one > 1]
     if len({*degrees}) > 1 and any(size % SCALED_TOGETHER for size in sizes):
         reject(
-            f"workload.optimizer: adamw-8bit: {degrees[0]} and {degrees[1]} tensor-parallel ranks "
-            f"cut the tied table within blocks of {SCALED_TOGETHER}, and differently: give first "
-            "and last stage the same tensor_parallel, or adamw-bf16"
+            f"workload.optimizer: adamw-8bit scales blocks of {SCALED_TOGETHER} values, and "
+            f"{degrees[0]} tensor-parallel ranks of the first stage cut the tied embedding table "
+            f"into other blocks than {degrees[1]} of the last: give both stages the same "
+            "tensor_parallel, or optimizer: adamw-bf16"
         )
 
 
@@ -169,14 +177,15 @@ def _check_reduction(plan: Plan, workload: Workload) -> None:
         )
     if workload.model.head_has_table and not shares_table(plan):
         reject(
-            "workload.model.tied_embeddings: the table of the first stage and that of the last "
-            "would get different gradients: give tied_embeddings: false, or one stage"
+            "workload.model.tied_embeddings: with an asynchronous server the embedding table of "
+            "the first stage and its copy on the last would get different gradients: give "
+            "tied_embeddings: false, or one stage"
         )
     for number, stage in enumerate(plan.stages):
         if (ranks := ranks_of("context", stage.degree)) > 1:
             reject(
-                f"plan.stages[{number}]: {ranks} ranks share a sequence, and an asynchronous "
-                "server gives them different weights: give context_parallel: 1"
+                f"plan.stages[{number}].context_parallel: {ranks} ranks would compute parts of a "
+                "sequence with the different weights that an asynchronous server gives them: give 1"
             )
 
 
@@ -190,19 +199,20 @@ def check_norms(plan: Plan, workload: Workload, asked_by: str) -> None:
     for number, stage in enumerate(plan.stages):
         if plan.data_ranks[number] != first:
             reject(
-                f"{asked_by}: an asynchronous server clips and skips each rank's gradients, and "
-                f"plan.stages[{number}].data_parallel is {plan.data_ranks[number]}, but {first} in "
-                f"the first stage: give all stages the same, or leave {asked_by} out"
+                f"{asked_by}: an asynchronous server needs the norm of each data-parallel rank's "
+                f"gradients over all stages, but plan.stages[{number}].data_parallel is "
+                f"{plan.data_ranks[number]}, and {first} in the first stage: give all stages the "
+                f"same, or leave {asked_by} out"
             )
         tensor, *of_experts = (
             ranks_of(group, stage.degree) for group in ("tensor", "experts", "expert tensor")
         )
         if workload.model.experts and prod(of_experts) != tensor:
             reject(
-                f"{asked_by}: an asynchronous server clips and skips each rank's gradients, and "
-                f"each rank of plan.stages[{number}] has all experts once where expert_parallel "
-                f"times expert_tensor_parallel is {tensor}, as tensor parallelism: give degrees "
-                f"with that product, or leave {asked_by} out"
+                f"{asked_by}: an asynchronous server needs the norm of each data-parallel rank's "
+                f"gradients, all experts included: give plan.stages[{number}] expert_parallel and "
+                f"expert_tensor_parallel whose product is tensor_parallel {tensor}, or leave "
+                f"{asked_by} out"
             )
 
 
@@ -241,9 +251,9 @@ def _check_tokens(plan: Plan) -> None:
     for number, (parts_here, before) in enumerate(zip(parts[1:], parts, strict=False), start=1):
         if parts_here != before:
             reject(
-                f"plan.stages[{number}].sequence_parallel: stages whose ranks have {before} and "
-                f"{parts_here} parts of a sequence can be predicted but not trained yet: give all "
-                "stages equal sequence_parallel and tensor_parallel"
+                f"plan.stages[{number}].sequence_parallel: this stage cuts sequences into "
+                f"{parts_here} parts and the stage before into {before}, which can be predicted "
+                "but not trained yet: give all stages equal sequence_parallel and tensor_parallel"
             )
 
 
@@ -422,8 +432,8 @@ def _check_dropped_shares(workload: Workload) -> None:
     if model.dropped_shares and (with_parts or workload.attention != "math"):
         remedy = "" if with_parts else ", or workload.attention: math"
         reject(
-            f"workload.model.attention_dropout: {model.dropped_shares:g} within the kernel of "
-            f"attention with {with_parts[0] if with_parts else workload.attention} can be "
+            f"workload.model.attention_dropout: {model.dropped_shares:g} with "
+            f"{with_parts[0] if with_parts else f'attention: {workload.attention}'} can be "
             f"predicted but not trained yet: give 0{remedy}"
         )
 
@@ -436,8 +446,8 @@ def check_usual(workload: Workload) -> None:
     for name, value in usual.items():
         if (given := getattr(workload, name)) != value:
             reject(
-                f"workload.{name}: {given} can be predicted but not run by this yet: give {value}, "
-                "or leave it out"
+                f"workload.{name}: {given} can be predicted, but this command cannot run it yet: "
+                f"give {value}, or leave it out"
             )
 
 

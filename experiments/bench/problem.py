@@ -55,8 +55,8 @@ def check_equal(job: Job, path: Path) -> None:
     """Refuse a plan on different kinds of nodes, for a command that supports only equal nodes."""
     if job.cluster.others:
         reject(
-            f"{path}: cluster.hardware: {job.cluster.name}: this command takes equal nodes "
-            "alone: give one hardware, or ask tune, compare_searchers or predict"
+            f"{path}: cluster.hardware: {job.cluster.name}: this command supports only nodes "
+            "that are all alike: give one hardware name, or use tune, compare_searchers or predict"
         )
 
 

@@ -16,7 +16,7 @@ from experiments.cli.commandline import DONE, NO_ANSWER, progress
 from experiments.cli.live import Live
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, table_of
-from mistlab.core.files import read_yaml
+from mistlab.core.files import about, read_yaml
 from mistlab.core.values import InputError, reject
 from mistlab.economy.bill import gpu_hours_of, steps_of
 from mistlab.economy.price_table import (
@@ -93,8 +93,10 @@ class RentedRun:
 
 def rented(options: argparse.Namespace, tokens: float) -> int:
     """The training on every kind and number of GPUs in the table of prices."""
-    table = PriceTable.of_file(read_yaml(options.prices), str(options.prices))
-    _check_names(table, options.prices)
+    content = read_yaml(options.prices)
+    with about(options.prices):
+        table = PriceTable.of_content(content)
+        _check_names(table)
     now = datetime.now().astimezone() if options.starting is None else _start(options.starting)
     hours = None if options.by is None else hours_until(options.by, now)
     if options.under is not None and not 0 < options.under < math.inf:
@@ -113,12 +115,12 @@ def rented(options: argparse.Namespace, tokens: float) -> int:
     return study.end(report, DONE if is_answered else NO_ANSWER)
 
 
-def _check_names(table: PriceTable, path: Path) -> None:
+def _check_names(table: PriceTable) -> None:
     for index, price in enumerate(table.gpus):
         try:
             hardware_from(price.hardware, Path())
         except InputError as error:
-            reject(f"{path}: gpus[{index}].hardware: {error}")
+            reject(f"gpus[{index}].hardware: {error}")
 
 
 def _start(text: str) -> datetime:

@@ -81,7 +81,8 @@ def megatron_runs(paths: Sequence[Path], folds: Sequence[str]) -> Step:
         for fold in folds:
             if fold not in known:
                 reject(
-                    f"--folds: {fold} is not a fold of the table: give some of {', '.join(known)}"
+                    f"--folds: the tables have no runs of {fold} (nodes x GPUs): give some of "
+                    f"{', '.join(known)}"
                 )
         progress(f"fitting {sum(run.fold in folds for run in runs)} of {len(runs)} runs")
         fits = fit_launch_and_sustained(runs, hardware, folds)

@@ -34,7 +34,10 @@ def export(options: argparse.Namespace) -> int:
     with about(options.plan):
         made = exported(job, target)
     if options.check and target.name in RECIPES:
-        reject(f"--check: {target.title}'s own classes are not asked here: leave it out")
+        reject(
+            f"--check: files for {target.title} cannot be checked by {target.title} itself: leave "
+            "--check out"
+        )
     if options.check:
         from runtime.baselines.accepted import check_accepted  # noqa: PLC0415 (needs frameworks)
 

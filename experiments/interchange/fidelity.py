@@ -137,12 +137,14 @@ def _misread(job: Job, back: Job | InputError) -> Remark:
     does.
     """
     if isinstance(back, InputError):
-        text = f"import_plan does not read it: {back}"
+        text = f"import_plan cannot read the exported text: {back}"
     else:
         others = sorted({remark.choice for remark in changes(job, back, "")})
-        text = f"import_plan reads it as another plan: {', '.join(others)} differ"
+        differing = ", ".join(others)
+        text = f"import_plan reads another plan from the exported text: it differs in {differing}"
         if not others:
-            text = f"it names no engine: import_plan takes {back.plan.engine} without --engine"
+            assumed = back.plan.engine
+            text = f"the text names no engine: import_plan assumes {assumed} without --engine"
     return Remark(kind="noted", choice="text", text=text)
 
 
@@ -163,7 +165,7 @@ def fitting_form(form: Nearest, near: Prediction, target: Target) -> Nearest | N
     """
     job, lacks = form.job, _most_lacking(form.job, near)
     what = f"{lacks / GIB_BYTES:.2f} GiB on a GPU" if lacks > 0 else "host memory"
-    because = f"so that it fits; the nearest form lacks {what}"
+    because = f"so that the plan fits; without this change it lacks {what}"
     seen = {job}
     for _ in range(STEPS):
         forms = list(_predicted_forms(job, target, seen))

@@ -94,7 +94,10 @@ def kernels_of(path: Path) -> Iterator[Kernels]:
     column = next((name for name in FORMATS if name in columns), None)
     if column is None:
         names = ", ".join((*FORMATS, PROFILE))
-        reject(f"{path}: has none of the columns {names}: give a table of kernels")
+        reject(
+            f"{path}: has none of the columns {names}, one of which every table of measured "
+            "kernels has: give such a table"
+        )
     operators, precision, count = FORMATS[column]
     for name in dict.fromkeys(row["hardware"] for row in rows):
         if (gpu := _gpu_of(name)) is None:
@@ -195,7 +198,10 @@ def kernel_lines(paths: Sequence[Path]) -> Iterator[str]:
     """
     every = from_datasheets([kernels for path in paths for kernels in kernels_of(path)])
     if not every:
-        reject("--kernels: no table has a GPU whose rates were measured: give other tables")
+        reject(
+            "--kernels: the tables have no kernels of a GPU that has a hardware file in the "
+            "catalogue: give tables of such GPUs, or leave --kernels out"
+        )
     inside = inside_bounds(every)
     yield "\n\n".join(beside("report_runs-kernels")) + "\n"
     medians = [_median(group.lent) for group in every]

@@ -122,7 +122,9 @@ def _memory(job: Job, name: str, goal: str | None) -> Solved:
     """The smallest GPU memory with which the plan fits."""
     if goal is not None:
         refuse(
-            "--for", f"{goal}: {name} finds where the plan fits and takes no goal: leave --for out"
+            "--for",
+            f"{goal}: --solve {name} finds the least memory with which the plan fits, which has no "
+            "goal: leave --for out",
         )
     prediction = _predicted(job)
     free = (job.cluster.keep_free_gib or 0.0) * GIB_BYTES

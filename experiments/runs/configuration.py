@@ -331,17 +331,14 @@ def _divisor(experts: int, ranks: int, parts: int, notes: list[str]) -> int:
     """The expert-parallel degree, reduced until it divides the number of ranks of a stage."""
     shared = math.gcd(experts, ranks // parts) if ranks % parts == 0 else 0
     if not shared:
-        refuse("etp", f"{parts} does not divide tp x cp x dp {ranks}: correct one of them")
+        refuse("etp", f"{parts} does not divide tp x cp x dp = {ranks}: give a divisor of {ranks}")
     if shared != experts:
         notes.append(f"ep {experts} does not divide tp x cp x dp: {shared} assumed")
     return shared
 
 
 def _ranks(
-    row: RunRow,
-    degrees: Mapping[str, int],
-    of_experts: int,
-    notes: list[str],
+    row: RunRow, degrees: Mapping[str, int], of_experts: int, notes: list[str]
 ) -> tuple[int, int]:
     """The number of GPUs of a run and its data-parallel degree; refuses contradictory rows.
 
@@ -364,13 +361,14 @@ def _ranks(
         notes.append(f"gpus is empty: {gpus} assumed ({named})")
     if data is None:
         if gpus % split:
-            refuse("gpus", f"{gpus} is not a multiple of {product} = {split}: correct one of them")
+            refuse("gpus", f"{gpus} is not a multiple of {product} = {split}: give a multiple")
         data = gpus // split
         notes.append(f"dp is empty: {data} assumed (gpus / (tp pp cp))")
     if split * data != gpus:
         refuse(
             "dp",
-            f"{product} x dp {data} = {split * data}, but gpus is {gpus}: correct one of them",
+            f"{product} x dp {data} = {split * data}, but gpus is {gpus}: give degrees whose "
+            f"product is {gpus}, or gpus {split * data}",
         )
     return gpus, data
 
@@ -395,11 +393,9 @@ def _micro_batches(row: RunRow, micro_batch: int, data: int, notes: list[str]) -
         notes.append(f"global_batch is empty: {sequences} assumed ({micro_batches} micro-batches)")
         return micro_batches
     if given is not None and given * at_once != batch:
-        refuse(
-            "global_batch",
-            f"{batch} is not micro_batch {micro_batch} x dp {data} x grad_accumulation {given}: "
-            "correct one of them",
-        )
+        product = f"micro_batch {micro_batch} x dp {data} x grad_accumulation {given}"
+        wanted = f"{given * at_once}, or leave grad_accumulation empty"
+        refuse("global_batch", f"{batch} is not {product}: give {wanted}")
     if batch % at_once:
         notes.append(
             f"global_batch {batch} is not a multiple of micro_batch x dp = {at_once}: predicted as "
@@ -525,7 +521,7 @@ def replicas_of(row: RunRow, data: int, context: int, gpus_per_node: int) -> tup
         note = f"shards lie inside a node: {replicas} replicas assumed"
     if data % replicas:
         text = shown(row.text("zero"))
-        refuse("zero", f"{text}: {replicas} replicas do not divide dp {data}: correct one")
+        refuse("zero", f"{text}: {replicas} replicas do not divide dp {data}: give a divisor")
     return replicas, note
 
 
@@ -596,5 +592,6 @@ def batches_at_once(row: RunRow, micro_batch: int, of_step: int, stages: int) ->
         return of_step
     at_once = max(1, row.local_batch // micro_batch)
     if of_step % at_once:
-        refuse("notes", f"LBS {row.local_batch} does not divide a rank's batch: give a divisor")
+        part = "a rank's part of the global batch"
+        refuse("notes", f"LBS {row.local_batch} does not divide {part}: give a divisor")
     return at_once

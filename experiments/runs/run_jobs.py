@@ -125,7 +125,8 @@ def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
             refuse(
                 "pp",
                 f"{layers} blocks, less those of the first and last stage ({run.ends[0]} and "
-                f"{run.ends[1]}), do not divide over the {stages - 2} stages between: correct one",
+                f"{run.ends[1]}), cannot be divided equally among the {stages - 2} stages between "
+                "them: give another pp, or other blocks of the first or last stage",
             )
         blocks = [run.ends[0], *([inner] * (stages - 2)), run.ends[1]]
     elif run.short_ends:

@@ -387,7 +387,7 @@ def _experts_of_row(row: RunRow, like: Experts | None, sizes: Mapping[str, int])
     if active is None:
         refuse("topk", f"is empty: give how many of {experts} experts a token takes")
     if active > experts:
-        refuse("topk", f"{active} is more than experts {experts}: correct one of them")
+        refuse("topk", f"{active} is more than the {experts} experts: give at most {experts}")
     if row.pads_experts:
         active = busiest(experts, active)
     shared, dense = row.shared_ffn, row.dense_blocks

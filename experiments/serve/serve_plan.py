@@ -120,7 +120,10 @@ def served(options: argparse.Namespace, *, plays: bool = True) -> dict[str, Any]
     most of the time.
     """
     if options.fewest:
-        refuse("fewest", "True, but only the command searches for it: mistlab serve_plan --fewest")
+        refuse(
+            "fewest",
+            "only the command line can search for the fewest GPUs: run mistlab serve_plan --fewest",
+        )
     with as_options():
         question = _question(options)
     timed = _timed(question, options.gpus)

@@ -302,7 +302,7 @@ def _layouts(
         if gpus and gpus % layout.gpus:
             refuse(
                 "gpus",
-                f"{gpus} is not a multiple of the {layout.gpus} of a replica (tp x pp x dp): "
+                f"{gpus} is not a multiple of the {layout.gpus} GPUs of a replica (tp x pp x dp): "
                 "give a multiple, or leave it empty",
             )
         if gpus and gpus > layout.gpus:
@@ -324,8 +324,8 @@ def _layouts(
     if (gpus := _count(cells, "gpus", MOST_NODES)) not in (None, of_workers):
         refuse(
             "gpus",
-            f"{gpus}, but workers of these layouts have {of_workers}: give prefill_workers, "
-            "decode_workers and their degrees",
+            f"{gpus}, but the prefill and decode workers of this row have {of_workers} GPUs "
+            "together: give prefill_workers, decode_workers and degrees with that number of GPUs",
         )
     return decode, prefill, workers
 

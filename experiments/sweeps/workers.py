@@ -73,8 +73,8 @@ def check_equal(worker: str, theirs: Version, ours: Version) -> None:
     ]
     if other:
         message = (
-            f"worker {worker} has {', '.join(other)}: install there what is here, since answers "
-            "of two versions do not belong in one table"
+            f"worker {worker} has other versions: {', '.join(other)}: install the same versions "
+            "there, since answers of two versions do not belong in one table"
         )
         raise OtherVersionError(message)
 

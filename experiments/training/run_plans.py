@@ -115,8 +115,8 @@ def _found(folder: Path, *, quick: bool) -> list[Path | Row]:
     """
     if not folder.is_dir():
         reject(
-            f"{folder}: {'is a file' if folder.exists() else f'is not there{_near(folder)}'}: give "
-            "a folder of plan files, or of results of run_plans"
+            f"{folder}: {'is a file' if folder.exists() else f'does not exist{_near(folder)}'}; "
+            "give a folder of plan files, or of results of run_plans"
         )
     if (folder / "rows.jsonl").is_file():
         return [*read_rows(folder / "rows.jsonl")]

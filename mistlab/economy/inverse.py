@@ -32,7 +32,11 @@ def least_that(holds: Callable[[float], bool], low: float, high: float) -> float
     answers = [holds(low * step**place) for place in range(PROBES)]
     if sorted(answers) != answers:
         numbers = [f"{low * step**place:.3g}" for place, yes in enumerate(answers) if yes]
-        message = f"the answer is yes at {', '.join(numbers)} and no between: ask for each apart"
+        message = (
+            f"of {PROBES} values tried, the goal is met at {', '.join(numbers)}, but not at others "
+            "between or above them, so no single smallest value exists: predict each value by "
+            "itself"
+        )
         raise TurnsTwiceError(message)
     if not answers[-1]:
         return math.inf

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, Self
 
-from mistlab.core.values import bounded, check_fields, from_mapping, refuse, reject, shown, within
+from mistlab.core.values import bounded, check_fields, from_mapping, refuse, reject, shown
 from mistlab.economy.bill import OF_AN_HOUR
 
 # The fields that a file of GPU prices must have, with what to write in each; a price is useless
@@ -71,21 +71,20 @@ class PriceTable:
             refuse("gpus", f"{', '.join(twice)} is listed twice: give each kind one price")
 
     @classmethod
-    def of_file(cls, plain: Any, where: str) -> Self:
+    def of_content(cls, plain: Any) -> Self:
         """The price table that a file's content describes; refuses content without date, source or
         prices.
         """
-        with within(where):
-            if not isinstance(plain, Mapping):
-                reject("is not a mapping: give date, source and gpus")
-            for name, remedy in _NEEDED.items():
-                if plain.get(name) in (None, ""):
-                    refuse(name, f"missing: give {remedy}")
-            if not _is_list_of_mappings(plain["gpus"]):
-                kinds = shown(plain["gpus"])
-                refuse("gpus", f"{kinds} cannot be read: give {_NEEDED['gpus']}")
-            # YAML parses a date as a date object, which is turned back into text.
-            return from_mapping(cls, {**plain, "date": str(plain["date"])})
+        if not isinstance(plain, Mapping):
+            reject("is not a mapping: give date, source and gpus")
+        for name, remedy in _NEEDED.items():
+            if plain.get(name) in (None, ""):
+                refuse(name, f"missing: give {remedy}")
+        if not _is_list_of_mappings(plain["gpus"]):
+            kinds = shown(plain["gpus"])
+            refuse("gpus", f"{kinds} cannot be read: give {_NEEDED['gpus']}")
+        # YAML parses a date as a date object, which is turned back into text.
+        return from_mapping(cls, {**plain, "date": str(plain["date"])})
 
 
 def _is_list_of_mappings(plain: object) -> bool:

@@ -167,14 +167,14 @@ def _check_nests(below: Tier, tier: Tier) -> None:
         near = " or ".join(f"{one}" for one in (down, down + below.gpus) if one)
         refuse(
             "gpus",
-            f"{tier.gpus} of tier {tier.name} do not nest: units of tier {below.name} have "
-            f"{below.gpus} GPUs, so give a multiple of that, such as {near}",
+            f"{tier.gpus} GPUs of tier {tier.name} are not a whole number of units of tier "
+            f"{below.name}, which have {below.gpus} GPUs each: give a multiple, such as {near}",
         )
     if tier.gpus == below.gpus:
         refuse(
             "gpus",
-            f"{tier.gpus} of tier {tier.name} are one unit of tier {below.name}: give several, or "
-            "leave the tier out",
+            f"{tier.gpus} GPUs of tier {tier.name} are a single unit of tier {below.name}: give a "
+            "larger multiple, or leave the tier out",
         )
 
 
@@ -208,7 +208,9 @@ def _check_place(tier: Tier, index: int) -> None:
                 )
         return
     if tier.rails and index != NETWORK:
-        refuse("rails", "only the tier between nodes has rails: give them to the second tier")
+        refuse(
+            "rails", "only the tier between nodes can have rails: move the key to the second tier"
+        )
     if not tier.forwards and not tier.rails:
         refuse("forwards", f"False, but tier {tier.name} has no rails: leave it out")
     if tier.scattered and index == NETWORK:
@@ -227,7 +229,8 @@ def _check_rate(tier: Tier, index: int) -> None:
     if index == NETWORK and over is not None:
         refuse(
             "oversubscription",
-            f"{over:g}, but the tier between nodes has none: give gbytes_per_s, a node's rate",
+            f"{over:g}, but the tier between nodes has no tier of links below it to compare with: "
+            "give gbytes_per_s, a node's rate",
         )
     if over is not None and rate is not None:
         refuse("oversubscription", f"{over:g}, and gbytes_per_s gives the rate too: leave one out")

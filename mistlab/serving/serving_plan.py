@@ -42,8 +42,9 @@ class ServingPlan:
         if two != (self.prefill is not None):
             refuse(
                 "prefill",
-                f"{self.prefill} with {self.scheduler}: "
-                f"{'give the parallel degrees for prefill' if two else 'leave it out'}",
+                f"missing, but {self.scheduler} needs it: give the parallel degrees for prefill"
+                if two
+                else f"given, but {self.scheduler} has one layout for both phases: leave it out",
             )
         if self.scheduler == "disaggregated" and not self.prefill_replicas:
             refuse("prefill_replicas", "0 with disaggregated: give at least 1")

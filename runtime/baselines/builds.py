@@ -49,6 +49,9 @@ def check_installed(package: str) -> None:
     try:
         installed = version(name)
     except PackageNotFoundError:
-        reject(f"{name} is not installed, and this needs it: pip install {package}")
+        reject(f"{name} is not installed, and this command needs it: pip install {package}")
     if installed != wanted:
-        reject(f"{name} {installed} is installed, and this knows {wanted}: pip install {package}")
+        reject(
+            f"{name} {installed} is installed, and this command supports only {wanted}: pip "
+            f"install {package}"
+        )

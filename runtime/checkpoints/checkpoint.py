@@ -128,7 +128,10 @@ def load(executor: Executor, path: Path) -> None:
     except UnreadableError as error:
         raise DamagedError(path, str(error)) from error
     except UnlikeError as error:
-        message = f"--resume {path}: {error}: it is of another sequence_length: give another"
+        message = (
+            f"--resume {path}: {error}: it was written with another workload.sequence_length: "
+            "give a checkpoint of this length, or the plan that length"
+        )
         raise InputError(message) from error
     executor.set_counts(counts.values)
 
@@ -213,8 +216,8 @@ def _averages_problem(executor: Executor, names: Collection[str], path: Path) ->
     if not missing:
         return None
     return InputError(
-        f"--resume {path}: it has no {missing[0]}: give a checkpoint of a run with the plan's "
-        "workload.reduction and ranks"
+        f"--resume {path}: it lacks the state {missing[0]}, which the plan's workload.reduction "
+        "keeps on this rank: give a checkpoint of a run with equal workload.reduction and ranks"
     )
 
 

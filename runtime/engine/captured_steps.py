@@ -40,23 +40,30 @@ def check_captures(job: Job, training: Training, device: str) -> None:
         )
     if training.steps_on_host:
         reject(
-            "--cuda-graphs: the host waits for gradients: leave out --step-on-cpu or --cuda-graphs"
+            "--cuda-graphs: with --step-on-cpu the host waits for gradients in each step, which a "
+            "CUDA graph cannot capture: leave out --step-on-cpu or --cuda-graphs"
         )
     obstacles = {
         "workload.model.experts": (model.experts, "the host reads how many rows each expert gets"),
         "workload.model.dropout": (
             model.dropout or model.attention_dropout,
-            "masks follow from the step's number, which a replay would repeat",
+            "masks depend on the step's number, and a replayed step would repeat them",
         ),
-        "workload.model.family": (model.family == "custom", "its code may do anything"),
+        "workload.model.family": (
+            model.family == "custom",
+            "code of the model itself may read values on the host",
+        ),
         "workload.reduction": (
             not workload.reduces_plainly,
-            "what ranks exchange changes from step to step",
+            "the data that ranks exchange change from step to step",
         ),
     }
     for field, (is_there, why) in obstacles.items():
         if is_there:
-            reject(f"{field}: {why}, so no iteration can be captured: leave --cuda-graphs out")
+            reject(
+                f"{field}: {why}, so an iteration cannot be captured in a CUDA graph: leave "
+                "--cuda-graphs out"
+            )
 
 
 def own_compute(device: torch.device, *, captures: bool) -> AbstractContextManager[object]:

@@ -125,7 +125,7 @@ def test_megatron_runs_are_fitted_on_whole_folds(
     assert compute.sustained == pytest.approx(0.9, rel=0.03)
     assert run(calibrate.main, [*arguments, "--folds", "3x4"]) == 2
     assert (
-        "--folds: 3x4 is not a fold of the table: give some of 2x4, 4x4, 8x6"
+        "--folds: the tables have no runs of 3x4 (nodes x GPUs): give some of 2x4, 4x4, 8x6"
         in capsys.readouterr().err
     )
 

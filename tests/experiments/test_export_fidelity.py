@@ -107,7 +107,7 @@ def test_a_text_without_a_flag_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> 
 
     made = exported(job, replace(MEGATRON, write=forgetful(MEGATRON.write)))
     assert not made.is_exact
-    assert "import_plan reads it as another plan: zero differ" in str(made.found.remarks[-1])
+    assert "from the exported text: it differs in zero" in str(made.found.remarks[-1])
 
 
 def test_a_plan_that_does_not_fit_any_more_ends_with_a_status_of_its_own(
@@ -138,9 +138,9 @@ def test_a_form_that_fits_is_written_where_the_nearest_one_does_not(
     made = exported(job, TARGETS["accelerate"])
     assert fits(made.given)
     assert fits(made.near)
-    (told, *_) = [str(each) for each in made.found.remarks if "so that it fits" in each.text]
+    (told, *_) = [str(each) for each in made.found.remarks if "so that the plan fits" in each.text]
     assert told.startswith("approximated: ")
-    assert "the nearest form lacks " in told
+    assert "without this change it lacks " in told
     back = predicted(read_back(made.target, made.text, made.found.job))
     assert fits(back)
     monkeypatch.setattr(fidelity, "STEPS", 0)

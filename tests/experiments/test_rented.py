@@ -76,7 +76,7 @@ def test_a_question_that_nothing_answers_says_so(
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"date": None}, r"prices.yaml.date: missing: give the day of the prices"),
+        ({"date": None}, r"prices.yaml: date: missing: give the day of the prices"),
         ({"date": "last week"}, r"date: 'last week' is not a day: give the day"),
         ({"source": None}, r"source: missing: give where the prices are from"),
         ({"gpus": []}, r"gpus: is empty: give a list of kinds"),
@@ -140,5 +140,5 @@ def test_the_choice_is_by_price_and_then_by_time() -> None:
 
 
 def test_a_table_says_how_many_gpus_there_are() -> None:
-    table = PriceTable.of_file(TABLE, "")
+    table = PriceTable.of_content(TABLE)
     assert [one.counts() for one in table.gpus] == [(1, 2), (1,), (1,)]

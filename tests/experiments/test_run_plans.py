@@ -157,9 +157,9 @@ def test_in_haste_the_first_plans_of_a_folder_run_and_the_others_are_named(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([str(TINY.with_name("tinny"))], "tinny: is not there: did you mean 'tiny'?: give a"),
-        (["nowhere"], "nowhere: is not there: give a folder of plan files"),
-        ([str(TINY / "plain.yaml")], "plain.yaml: is a file: give a folder"),
+        ([str(TINY.with_name("tinny"))], "tinny: does not exist: did you mean 'tiny'?; give a"),
+        (["nowhere"], "nowhere: does not exist; give a folder of plan files"),
+        ([str(TINY / "plain.yaml")], "plain.yaml: is a file; give a folder"),
         ([str(TINY.parents[1] / "cli")], "cli: has no plan files"),
         ([str(TINY), "--steps", "0"], "--steps: 0 is not above 0"),
         ([str(TINY), "--seconds", "-1"], "--seconds: -1 is not above 0"),

@@ -113,7 +113,10 @@ def test_a_plan_for_many_gpus_says_how_long_it_takes(
         ({"plan": {"engine": "megatron"}}, "plan.engine: megatron runs in its own framework"),
         ({"plan": {"engine": "mist"}}, "plan.engine: mist runs in its own framework"),
         ({"model": {"dropout": 1}}, "workload.model: this model can be predicted but not"),
-        ({"model": {"dropout": 0.1}}, "workload.model.attention_dropout: 0.1 within the kernel"),
+        (
+            {"model": {"dropout": 0.1}},
+            "workload.model.attention_dropout: 0.1 with attention: flash",
+        ),
     ],
 )
 def test_what_cannot_run_is_said_before_anything_runs(

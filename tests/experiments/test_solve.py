@@ -105,7 +105,7 @@ def test_the_fewest_gpus_take_no_longer_than_was_asked() -> None:
 
 
 def test_an_answer_that_turns_twice_is_refused() -> None:
-    with pytest.raises(TurnsTwiceError, match="no between"):
+    with pytest.raises(TurnsTwiceError, match="no single smallest value"):
         least_that(lambda number: not 3 < number < 30, 1.0, 100.0)
 
 

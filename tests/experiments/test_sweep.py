@@ -296,7 +296,7 @@ def test_answers_of_other_sources_or_questions_are_not_taken_up(small: Path) -> 
 def test_a_worker_of_another_version_is_refused() -> None:
     check_equal("far", versions_here(), here())
     for name in ("python", "numpy", "mistlab", "sources"):
-        with pytest.raises(OtherVersionError, match=f"worker far has {name} 0 instead of"):
+        with pytest.raises(OtherVersionError, match=f"other versions: {name} 0 instead of"):
             check_equal("far", {**versions_here(), name: "0"}, here())
 
 

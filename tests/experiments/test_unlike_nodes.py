@@ -57,7 +57,10 @@ def test_a_plan_on_unlike_nodes_is_refused_where_only_equal_ones_are_known(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(analyse.main, [str(EXAMPLE)]) == 1
-    assert "l4-24gb:1,a100-40gb:1: this command takes equal nodes" in capsys.readouterr().err
+    assert (
+        "l4-24gb:1,a100-40gb:1: this command supports only nodes that are all alike"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_plan_is_found_and_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -272,8 +272,11 @@ def test_examples_are_networks_and_plan_files_keep_them() -> None:
 @pytest.mark.parametrize(
     ("tiers", "words"),
     [
-        ([{"name": "leaf", "gpus": 100}], "tiers.1.gpus: 100 of tier leaf do not nest.* 96 or 104"),
-        ([{"name": "leaf", "gpus": 8}], "one unit of tier node: give several"),
+        (
+            [{"name": "leaf", "gpus": 100}],
+            "tiers.1.gpus: 100 GPUs of tier leaf are .* 96 or 104",
+        ),
+        ([{"name": "leaf", "gpus": 8}], "single unit of tier node: give a larger"),
         ([], "1 is too few: give one inside a node and one between nodes"),
         ([{"name": "leaf", "gpus": 16, "oversubscription": 2}], "give gbytes_per_s, a node's rate"),
         (
@@ -300,7 +303,7 @@ def test_examples_are_networks_and_plan_files_keep_them() -> None:
                 {"name": "leaf", "gpus": 16},
                 {"name": "rail", "gpus": 64, "oversubscription": 1, "rails": True},
             ],
-            "only the tier between nodes has rails",
+            "only the tier between nodes can have rails",
         ),
     ],
 )

@@ -101,7 +101,10 @@ def test_without_gpus_and_dp_there_is_one_pipeline() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"dp": "3"}, "dp: tp 2 x pp 4 x cp 1 x dp 3 = 24, but gpus is 16: correct one of them"),
+        (
+            {"dp": "3"},
+            "dp: tp 2 x pp 4 x cp 1 x dp 3 = 24, but gpus is 16: give degrees whose product is 16",
+        ),
         ({"layers": ""}, "layers: is empty, and the catalogue has no model 'llama-like 1.3B'"),
         ({"sequence_length": ""}, "sequence_length: is empty"),
         (
@@ -268,9 +271,9 @@ def test_notes_say_what_of_a_model_is_different() -> None:
     ("changes", "problem"),
     [
         ({"topk": ""}, "topk: is empty: give how many of 256 experts a token takes"),
-        ({"topk": "300"}, "topk: 300 is more than experts 256"),
+        ({"topk": "300"}, "topk: 300 is more than the 256 experts: give at most 256"),
         ({"ep": "3"}, "ep: 3 does not divide experts 256"),
-        ({"etp": "3"}, "etp: 3 does not divide tp x cp x dp 8"),
+        ({"etp": "3"}, "etp: 3 does not divide tp x cp x dp = 8: give a divisor of 8"),
     ],
 )
 def test_experts_that_contradict_are_refused(changes: dict[str, str], problem: str) -> None:

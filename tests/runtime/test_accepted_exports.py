@@ -111,9 +111,11 @@ def test_a_framework_that_is_missing_or_another_version_is_told_with_its_install
     with pytest.raises(InputError) as missing:
         check_installed("no-such-framework==1.2")
     assert str(missing.value) == (
-        "no-such-framework is not installed, and this needs it: pip install no-such-framework==1.2"
+        "no-such-framework is not installed, and this command needs it: "
+        "pip install no-such-framework==1.2"
     )
     with pytest.raises(
-        InputError, match=r"is installed, and this knows 0\.0\.1: pip install numpy=="
+        InputError,
+        match=r"is installed, and this command supports only 0\.0\.1: pip install numpy==",
     ):
         check_installed("numpy==0.0.1")

@@ -231,7 +231,7 @@ def job_of(tiny_job: Job, **fields: Any) -> Job:
     [
         ({}, WARM, "cpu", r"--cuda-graphs: cpu has no graphs: give --device cuda"),
         ({}, replace(WARM, steps_on_host=True), "cuda", "leave out --step-on-cpu or --cuda-graphs"),
-        ({"dropout": 0.1}, WARM, "cuda", "workload.model.dropout: masks follow"),
+        ({"dropout": 0.1}, WARM, "cuda", "workload.model.dropout: masks depend"),
         (
             {"experts": {"count": 4, "active": 2, "ffn": 24}},
             WARM,

@@ -243,7 +243,9 @@ def test_documents_of_a_file_end_with_their_token(tmp_path: Any) -> None:
     assert EndedDocuments.of(short, 9, cuts=True).lengths(0, 4).max() == 4
     with pytest.raises(InputError, match=r"ends:0: no token of --data .* is 0: give the token"):
         EndedDocuments.of(open_tokens(path, length=5, vocab=10, seed=1), 0, cuts=False)
-    with pytest.raises(InputError, match="random tokens have no ends: give --data FILE"):
+    with pytest.raises(
+        InputError, match="synthetic data has no token that ends documents: give --data FILE"
+    ):
         Documented(filling="packed", end=9).source(Synthetic(length=5, vocab=10, seed=1), 5)
 
 
@@ -283,16 +285,31 @@ def test_tokens_see_their_own_document_alone() -> None:
 @pytest.mark.parametrize(
     ("fields", "degrees", "options", "message"),
     [
-        ({}, {"context_parallel": 2}, {}, r"stages\[0\].context_parallel: 2 .*: give 1, or leave"),
-        ({"further_tokens": 1}, {}, {}, "heads for further tokens with documents .* --lengths out"),
-        ({}, {}, {"captures": True}, "--cuda-graphs: a step's documents differ: leave it out"),
-        ({}, {}, {"device": "cuda"}, "precision: fp32 on cuda, .*: give bf16"),
-        ({}, {}, {"device": "cuda", "kernel": "cudnn"}, "--attention-kernel cudnn: documents run"),
+        (
+            {},
+            {"context_parallel": 2},
+            {},
+            r"stages\[0\].context_parallel: .* among 2 ranks .*: give 1, or leave",
+        ),
+        (
+            {"further_tokens": 1},
+            {},
+            {},
+            "heads for further tokens cannot .* --lengths out",
+        ),
+        ({}, {}, {"captures": True}, "--cuda-graphs: documents have other lengths .*: leave out"),
+        ({}, {}, {"device": "cuda"}, "precision: fp32, but on cuda .*: give bf16"),
+        (
+            {},
+            {},
+            {"device": "cuda", "kernel": "cudnn"},
+            "--attention-kernel cudnn: attention within",
+        ),
         (
             {"head_dim": 10, "precision": "bf16"},
             {},
             {"device": "cuda"},
-            "head_dim: 10 on cuda, .*multiples of 8",
+            "head_dim: 10, but on cuda .*multiple of 8",
         ),
     ],
 )

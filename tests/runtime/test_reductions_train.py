@@ -416,7 +416,7 @@ def test_a_checkpoint_without_what_ranks_remember_is_refused(
         own = Ran(work_of(text), plan_of(2), steps=0).executors[1]
         problem = checkpoint._problem_of(own, path)
         assert isinstance(problem, InputError)
-        assert "give a checkpoint of a run with the plan's workload.reduction" in str(problem)
+        assert "give a checkpoint of a run with equal workload.reduction" in str(problem)
 
 
 def written(ran: Ran, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -61,7 +61,7 @@ def test_a_way_to_train_that_is_not_there_is_refused() -> None:
 def test_other_systems_train_in_the_usual_way_alone(change: dict[str, Any]) -> None:
     ((name, value),) = change.items()
     work = replace(workload(catalog.model("llama-7b")), **change)
-    with pytest.raises(InputError, match=f"workload.{name}: {value} can be predicted but not"):
+    with pytest.raises(InputError, match=f"workload.{name}: {value} can be predicted, but .*"):
         FirstWeights(work, seed=0)
 
 
@@ -89,7 +89,7 @@ def test_blocks_that_cannot_be_trained_are_refused_with_what_to_give(name: str) 
     ("reduction", "precision", "context", "words"),
     [
         ("server:asynchronous=true,shards=2", "bf16", 1, "reduction.shards: 2 asynchronous"),
-        ("server:asynchronous=true", "bf16", 2, r"stages\[0\]: 2 ranks share"),
+        ("server:asynchronous=true", "bf16", 2, r"stages\[0\].context_parallel: 2 ranks"),
     ],
 )
 def test_what_a_server_that_waits_for_no_rank_cannot_know_is_refused(
@@ -139,7 +139,7 @@ def test_norms_of_ranks_that_share_experts_are_refused(
     if is_trained:
         check_norms(plan, work, "--clip-norm")
     else:
-        with pytest.raises(InputError, match=r"--clip-norm: .*plan.stages\[0\] has all exp.*give"):
+        with pytest.raises(InputError, match=r"--clip-norm: .*all experts.*plan.stages\[0\]"):
             check_norms(plan, work, "--clip-norm")
     check_norms(plan, replace(work, model=catalog.model("llama-7b")), "--clip-norm")
     check_norms(plan, work, "")

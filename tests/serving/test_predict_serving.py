@@ -75,7 +75,10 @@ def test_what_was_measured_changes_no_answer(
             PLAIN.format("", "").replace("Llama-3.1-70B", "gpt2-xl").replace(",4,1,1", ",1,1,1"),
             "isl: 921.6, with 921.6 of output, is more than the context of 1024 of gpt2-xl",
         ),
-        (SPLIT.replace("B200,16", "B200,72"), "gpus: 72, but workers of these layouts have 16"),
+        (
+            SPLIT.replace("B200,16", "B200,72"),
+            "gpus: 72, but the prefill and decode workers of this row have 16 GPUs",
+        ),
         (SPLIT.replace("1,8,1,8", "1,7,1,8"), "prefill_tp: 7 does not divide heads 128"),
         (f"{SPLIT},none", "1 more cells than columns"),
     ],

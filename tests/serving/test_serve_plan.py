@@ -332,7 +332,7 @@ def test_command_lines_of_separate_gpus_say_their_phase(engine: str) -> None:
 
 
 def test_a_plan_of_two_layouts_is_checked() -> None:
-    with pytest.raises(InputError, match="prefill: None with disaggregated"):
+    with pytest.raises(InputError, match="prefill: missing, but disaggregated needs it"):
         ServingPlan(layout=LAYOUT, scheduler="disaggregated")
     with pytest.raises(InputError, match="two layouts with equally many GPUs"):
         ServingPlan(layout=LAYOUT, scheduler="changing layouts", prefill=LAYOUT, prefill_replicas=2)
