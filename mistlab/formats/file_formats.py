@@ -105,6 +105,18 @@ _REFUSED_ROWS: tuple[tuple[str, str, str, str], ...] = (
         "it describes a model, not a run: give it by --model beside the file of a run",
     ),
     (
+        "plan",
+        "a plan file of this package",
+        "workload cluster plan",
+        "it needs no import: give it to predict, will_it_fit, tune --from or export as it is",
+    ),
+    (
+        "prices",
+        "a table of prices",
+        "gpus date source",
+        "it holds no run: give it by estimate --prices",
+    ),
+    (
         "olmo",
         "OLMo",
         (

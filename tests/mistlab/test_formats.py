@@ -34,6 +34,8 @@ RECOGNISED = {
     "deepspeed": '{"train_batch_size": 8, "bf16": {"enabled": true}}',
     "megatron": "torchrun pretrain_gpt.py --num-layers 12",
     "kubernetes": "apiVersion: v1\nkind: Pod\n",
+    "plan": "workload: {model: gpt2}\ncluster: {nodes: 1}\nplan: {stages: []}\n",
+    "prices": "date: 2026-11-28\nsource: x\ngpus: [{hardware: l4-24gb, usd_per_gpu_hour: 1}]\n",
     "maxtext": "base_config: base.yml\nper_device_batch_size: 4\n",
     "torchtune": "model: {_component_: a.b}\noptimizer: {_component_: c}\n",
 }
@@ -42,6 +44,18 @@ RECOGNISED = {
 @pytest.mark.parametrize("name", RECOGNISED)
 def test_a_file_is_recognised_by_its_own_keys(name: str) -> None:
     assert format_of(LaunchFile(text=RECOGNISED[name])).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("plan", "it needs no import: give it to predict, will_it_fit, tune --from or export"),
+        ("prices", "it holds no run: give it by estimate --prices"),
+    ],
+)
+def test_a_file_of_this_package_is_told_where_it_goes(name: str, remedy: str) -> None:
+    with pytest.raises(InputError, match=remedy):
+        imported(RECOGNISED[name])
 
 
 @pytest.mark.parametrize("ending", ["", ".txt", ".template"])
