@@ -1,9 +1,9 @@
 """Serving that switches all GPUs between parallel degrees for prefill and for decoding (Seesaw):
 the time of a batch of requests, in closed form.
 
-A round reads as many prompts as both tiers hold, changes to decoding, decodes what waits in the
-host's tier, and changes back; the last round decodes everything. Copies to the host run beside the
-reading of prompts, copies back beside decoding.
+A round prefills as many prompts as GPU and host memory hold, changes to the decoding layout,
+decodes the requests whose keys and values wait in host memory, and changes back; the last round
+decodes all requests. Copies to the host overlap with prefill, copies back with decoding.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,8 @@
 explains.
 
 Each constant is a product over levels: its default, and factors of the engine, of the engine on a
-GPU, of a model in a precision, and of both. A level without a fit has the factor 1, so that a GPU
-or a model that no run has takes what the wider levels say.
+GPU, of a model in a precision, and of both. A level without a fit has the factor 1, so a GPU or a
+model without measured runs gets the constant of the wider levels.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

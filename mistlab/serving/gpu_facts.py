@@ -1,15 +1,15 @@
 """Datasheet facts of serving GPUs, and the fitted rates of single kernels on them, from the
 catalogue.
 
-``mistlab/catalog/serving.yaml`` names for each GPU the catalogue's hardware, or has the datasheet's
-numbers. ``mistlab/catalog/serving_kernels.yaml`` has the fits to tables of single kernels:
+``mistlab/catalog/serving.yaml`` has, for each GPU, the name of the catalogue's hardware or numbers
+from a datasheet. ``mistlab/catalog/serving_kernels.yaml`` has the fits to tables of single kernels:
 
     seconds = floor + ((bytes / share / bandwidth)^4 + (operations / share / peak)^4
               + (depth x k)^4)^(1/4)
 
-where ``k`` is how many values a product sums for each outcome: a block of threads walks along them,
-so that a narrow product takes as long as a wide one. A block of experts also gathers the hidden
-states of its rows and adds up their outcomes, before and after its products:
+where ``k`` is the number of values that a GEMM sums for each output: a thread block goes through
+them one after another, so a narrow GEMM takes as long as a wide one. A block of experts also
+gathers the hidden states of its rows before its GEMMs, and adds up their outputs afterwards:
 
     seconds = ... + rows x hidden x ROW_BYTES / rows share / bandwidth
 """
@@ -191,8 +191,8 @@ def kernel_rate(gpu: str, engine: str, work: Work, kind: str) -> KernelRate:
     """The fitted rate of one kind of kernels on a GPU with an engine, for a precision of weights or
     caches or, for all-reduces, a number of GPUs.
 
-    Without a fit an engine takes that of another, a precision that of the one nearest to it, and a
-    GPU with none of these that of the GPU it is like.
+    An engine without a fit gets the rate of another engine, a precision that of the nearest
+    precision, and a GPU without any fit that of the GPU that it resembles.
     """
     kinds = (kind, *_INSTEAD.get(kind, ()))
     gpus = dict.fromkeys((gpu, gpu_named(gpu).like or gpu, "H100"))

@@ -1,14 +1,15 @@
 """Seesaw's schedule of serving that switches layouts (parallel degrees; arXiv 2503.06433): when
 prompts are prefilled, where their keys and values wait, and when they are decoded.
 
-Prompts are read under one layout, answers decoded under another, on the same GPUs. Keys and values
-of read prompts stay on the GPUs while there is room, then go to host memory. When both tiers are
-full, or no prompt is left, layouts change, and all are decoded: requests come back from the host as
-the GPUs have room for them. Once at most a threshold of the tier is left and prompts wait, layouts
-change back; running requests stay on the GPUs, and what finds no room there goes to the host.
+On the same GPUs, prompts are prefilled under one layout and answers decoded under another. The keys
+and values of prefilled prompts stay on the GPUs while there is room, then go to host memory. When
+both are full, or no prompt is left, the layout changes and all requests are decoded; those in host
+memory come back when the GPUs have room for them. When at most a threshold of host memory (or,
+without it, of GPU memory) is still in use and prompts wait, the layout changes back: running
+requests stay on the GPUs as far as there is room, and the others go to host memory.
 
-The schedule knows no time: a clock tells it which requests have come and which copies have ended.
-Whoever plays or runs it performs its actions in order.
+The schedule does not measure time: a clock tells it which requests have arrived and which copies
+have ended. A simulator or a runtime performs its actions in order.
 """
 
 from collections import deque

@@ -1,11 +1,11 @@
 """Changes between two serving layouts (parallel degrees) of the same GPUs: the weights, keys and
 values that ranks send to one another, and the seconds of a change.
 
-Rank ``r`` of a replica of ``tp x pp`` has the layers of stage ``r // tp`` and the part ``r % tp``
-of each of their tensors. Layer 0 is the embedding, and the head comes last. What a rank has under
-both layouts stays; the rest comes from the peers that have it, or from a copy of all weights in
-host memory, whichever is faster. All ranks move at once, a layer of each stage at a time, so that a
-buffer of one layer is enough.
+Rank ``r`` of a replica of ``tp x pp`` ranks has the layers of stage ``r // tp``, and the part ``r %
+tp`` of each of their tensors. Layer 0 is the embedding, and the head comes last. Data that a rank
+has under both layouts stays. The rest comes from the ranks that have it, or from a copy of all
+weights in host memory, whichever is faster. All ranks change at once, one layer of each stage at a
+time, so a buffer for one layer is enough.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

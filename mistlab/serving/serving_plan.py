@@ -18,11 +18,12 @@ MOST_DEGREE = 4096
 class ServingPlan:
     """A serving plan: a number of equal replicas, and how the engine's scheduler batches requests.
 
-    With ``whole prompts`` a step reads prompts or decodes; with ``chunked prompts`` it does both,
-    and reads at most ``budget`` tokens of prompts; at most ``sequences`` requests run on a replica.
-    With ``disaggregated`` or ``changing layouts`` prompts are read under the layout ``prefill``: by
-    ``prefill_replicas`` on GPUs of their own, or by turns on the same GPUs. Layouts change when the
-    ``host_gib`` of keys and values are full, and back when at most the share ``threshold`` is left.
+    With ``whole prompts`` a step either prefills prompts or decodes; with ``chunked prompts`` it
+    does both, and prefills at most ``budget`` tokens. At most ``sequences`` requests run on a
+    replica. With ``disaggregated`` or ``changing layouts``, prompts are prefilled under the layout
+    ``prefill``: by ``prefill_replicas`` on separate GPUs, or in turn with decoding on the same
+    GPUs. The layout changes when ``host_gib`` of keys and values are in host memory, and back when
+    at most the share ``threshold`` of them is left.
     """
 
     layout: RankLayout

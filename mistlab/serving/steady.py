@@ -1,9 +1,10 @@
 """Serving under a steady load, a constant number of requests in flight, in closed form.
 
-In the steady state a step decodes a token of every running request, and in ``O`` steps (the mean
-number of output tokens) every request ends and another prompt is read. So the time of a token is
-that of a decode step and, for each running request, one ``O``-th of a prompt. Requests that find no
-memory wait: the time to the first token follows from their number and the rate (Little's law).
+In the steady state, each step decodes a token of every running request. Within ``O`` steps (the
+mean number of output tokens) every request ends, and is replaced by one whose prompt is prefilled.
+So the time per token is that of a decode step and, for each running request, 1 / ``O`` of a
+prefill. Requests that find no memory wait: the time to the first token follows from their number
+and the rate (Little's law).
 
 Axes: C rows, each a layout under a load.
 """
@@ -201,10 +202,10 @@ def _waits(of: LayoutColumns, arriving: Floats) -> Floats:
     """The factor by which prompts lengthen a step, because all batches in flight wait for the one
     with the most prompts.
 
-    A pipeline has a batch for each stage in flight, and none passes the longest one: if a step
-    reads ``N`` prompts, spread evenly over ``B`` batches, it is longer by ``B`` times the prompts
-    of the fullest batch, in place of ``N``. So have ranks of attention data parallelism that are in
-    lockstep, a batch each. ``N`` has a Poisson distribution.
+    A pipeline has one batch for each stage in flight, and all wait for the longest one: if a step
+    prefills ``N`` prompts, spread over ``B`` batches, it is longer by ``B`` times the prompts of
+    the fullest batch, instead of by ``N``. The same holds for ranks of attention data parallelism
+    that run in lockstep, with a batch each. ``N`` has a Poisson distribution.
     """
     # The expected distance from a Poisson-distributed number N to the next multiple of B
     # (``stages``), by roots of unity.

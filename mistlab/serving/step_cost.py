@@ -1,8 +1,8 @@
 """The time of a serving engine's step on one rank, for columns of layouts (parallel degrees).
 
-A step runs some decoded tokens and some tokens of prompts through all blocks. Its parts are summed
-from the work of a rank (``rank_work``) and the rates of kernels (``gpu_facts``), and multiplied by
-what is fitted for the engine (``engine_constants``).
+A step runs decoded tokens and prompt tokens through all blocks. Its parts are summed from the work
+of a rank (``rank_work``) and the rates of kernels (``gpu_facts``), and multiplied by factors that
+are fitted for the engine (``engine_constants``).
 
 Axes: C rows, each a layout under a load.
 """
@@ -55,14 +55,15 @@ LOCKSTEP = frozenset(("vllm",))
 class RankWork:
     """The parameters, operations and kernels of one rank when it serves a model.
 
-    ``dense_parameters`` are in ``dense_products`` products whose weights may be of few bits,
-    ``wide_parameters`` (routers and the head) in products that stay in 16 bits; ``dense_depth`` and
-    ``wide_depth`` add up over how many values these products sum for each outcome. In each of
-    ``expert_layers`` blocks the rank holds ``experts_on_rank`` of ``experts``, each of
-    ``expert_parameters``; a token takes ``active``. Attention is of ``full_layers`` and of
-    ``window_layers``, which look at ``window`` tokens; a token keeps ``cache_elements`` in each.
-    It costs ``decode_flop`` for each token it looks at when one token is decoded, ``prefill_flop``
-    in a whole prompt. ``scan_layers`` keep ``state_elements`` for a sequence instead.
+    ``dense_parameters`` are the weights of ``dense_products`` GEMMs, which may have few bits;
+    ``wide_parameters`` (routers and the head) those of GEMMs that stay in 16 bits. ``dense_depth``
+    and ``wide_depth`` are the sums, over these GEMMs, of the number of values that a GEMM sums for
+    each output. In each of ``expert_layers`` blocks the rank holds ``experts_on_rank`` of
+    ``experts``, each with ``expert_parameters``; a token uses ``active`` of them. There are
+    ``full_layers`` of full attention and ``window_layers`` that attend to ``window`` tokens; a
+    token keeps ``cache_elements`` in each. For each attended token, attention costs ``decode_flop``
+    when one token is decoded, and ``prefill_flop`` in a whole prompt. ``scan_layers`` keep
+    ``state_elements`` per sequence instead.
     """
 
     hidden: int
