@@ -183,7 +183,7 @@ def degree_problem(model: ModelSpec, degree: int) -> str:
         if degree in model.tensor_parallel_degrees:
             return ""
         can = ", ".join(map(str, model.tensor_parallel_degrees))
-        return f"{degree}, but the traced model's code can be split over {can} ranks: give one"
+        return f"{degree}, but the traced model's code supports only {can}: give one of these"
     sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "ffn": model.ffn}
     for name, size in sizes.items():
         if size % degree:

@@ -375,5 +375,7 @@ def test_a_plan_that_splits_an_unsplit_model_is_refused(tmp_path: Path) -> None:
     plan = tmp_path / "plan.yaml"
     text = PLAN.format(model="m.json", sequence_length=128, layers=3, tensor_parallel=2)
     plan.write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"stages\[0\]\.tensor_parallel: 2, but .* split to 1"):
+    with pytest.raises(
+        ValueError, match=r"stages\[0\]\.tensor_parallel: 2, but .* supports only 1"
+    ):
         load_job(plan)
