@@ -75,7 +75,7 @@ def test_neighbours_that_split_tokens_otherwise_are_refused() -> None:
     one = stage(2, tensor_parallel=2, sequence_parallel=1)
     plan = Plan(micro_batches=4, stages=(one, replace(one, sequence_parallel=0)))
     cluster = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=4)
-    with pytest.raises(InputError, match="2 and 1 parts of a sequence"):
+    with pytest.raises(InputError, match="cuts sequences into 1 parts and the stage before into 2"):
         check_runnable(Job(workload=workload(precision="fp16"), cluster=cluster, plan=plan))
 
 
