@@ -302,7 +302,8 @@ def job_of(
     )
     network = run.node_gbytes_per_s
     share = ENGINES[run.engine].shares(run.gpus.hardware)[1]
-    kernels = run.attention_kernel, share, run.engine in BY_COPY_ENGINES
+    copies = run.engine in BY_COPY_ENGINES
+    kernels = run.attention_kernel, share, run.sequence_length, copies
     cluster = _cluster(
         run.gpus, run.num_gpus, run.gpus_per_node, network, profile, hardware, kernels
     )
@@ -437,17 +438,18 @@ def _cluster(
     node_gbytes_per_s: float | None,
     profile: Profile | None,
     of_caller: Hardware | None,
-    kernels: tuple[AttentionKernel, float, bool],
+    kernels: tuple[AttentionKernel, float, int, bool],
 ) -> Cluster:
     """The cluster with the fewest whole nodes that have these GPUs; ``kernels`` are the attention
-    kernel, the engine's fraction of its rate, and whether GPUs use copy engines.
+    kernel, the engine's fraction of its rate, the tokens of a sequence, and whether GPUs use copy
+    engines.
     """
     if of_caller is not None and of_caller.name == gpus.hardware:
         hardware = of_caller
     else:
         hardware = _with_gemm_rate(catalog.hardware(gpus.hardware), gpus.products_share)
-    hardware = with_kernel(hardware, *kernels[:2])
-    if kernels[2]:
+    hardware = with_kernel(hardware, *kernels[:3])
+    if kernels[3]:
         hardware = with_copy_engines(hardware)
     in_node = RACK if hardware.node.is_rack else gpus_per_node or hardware.node.gpus
     used = min(num_gpus, in_node, hardware.node.gpus)

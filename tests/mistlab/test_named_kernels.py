@@ -69,6 +69,37 @@ def test_without_a_name_rates_are_the_file_s() -> None:
     assert run(**SHARDED, attention_kernel="written out").attention == "math"
 
 
+# Attention forward and backward on A100 by FlashAttention 2's paper, in TFLOP/s by tokens.
+PAPER = {4096: 173, 8192: 182, 16384: 189}
+
+
+@pytest.mark.parametrize("tokens", PAPER)
+def test_long_sequences_have_the_rates_of_flash_attention_2_s_paper(tokens: int) -> None:
+    hardware = catalog.hardware("a100-80gb")
+    of_file = attention(hardware)
+    for kernel in ("", "flash2", "sdpa"):
+        reached = attention(with_kernel(hardware, kernel, 1.0, tokens))
+        more = PAPER[tokens] / PAPER[4096]
+        assert reached == pytest.approx([more * rate for rate in of_file], rel=0.01)
+    # Files have the rates of sequences up to 4,096 tokens.
+    assert attention(with_kernel(hardware, "flash2", 1.0, 512)) == of_file
+
+
+def test_attention_by_other_kernels_does_not_grow_with_the_sequence() -> None:
+    a100, h100 = map(catalog.hardware, ("a100-80gb", "h100-80gb"))
+    for hardware, kernel, share in ((a100, "triton", 0.7), (a100, "", 0.7), (h100, "flash2", 1.0)):
+        short, long = (with_kernel(hardware, kernel, share, count) for count in (1024, 1 << 17))
+        assert short == long
+
+
+def test_a_run_s_rate_of_attention_is_that_of_its_sequences() -> None:
+    short, long = (
+        attention(job_of(run(engine="HF PEFT", sequence_length=text)).job.cluster.hardware)
+        for text in ("4096", "65536")
+    )
+    assert [b / a for a, b in zip(short, long, strict=True)] == pytest.approx([1.12] * 2, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("cells", "gbytes_per_s"),
     [
