@@ -48,6 +48,21 @@ def streamed_bytes(row: RunRow, model: ModelSpec, memory: EngineMemory | None, s
     return memory.weight * max(largest, min(parameters_of(model), memory.gathered_elements))
 
 
+def stepped_bytes(row: RunRow, model: ModelSpec) -> int:
+    """The bytes of the gradients that exist at once where an optimizer steps in the backward pass
+    and frees the gradient of each weight (torch's ``register_post_accumulate_grad_hook``).
+
+    That is the gradient of the largest weight. The gradient of a table that embedding and head
+    share is complete after the embedding's backward pass, so it lasts for all blocks' passes. A
+    loss in chunks adds the gradient of each chunk to the sum of those before it.
+    """
+    if not row.steps_in_backward:
+        return 0
+    table = model.vocab * model.hidden
+    sums = 2 if row.loss == "chunked" else 1
+    return COPY_BYTES * max(sums * table, model.hidden * model.ffn)
+
+
 def _of_wide_experts(model: ModelSpec, row: RunRow) -> int:
     """By how many bytes experts in 16 bits exceed experts in the fewer bits of the base model."""
     experts = model.experts

@@ -5,7 +5,7 @@ they are on the host, or freed early.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from experiments.runs.kept_beside import beside_bytes, streamed_bytes
+from experiments.runs.kept_beside import beside_bytes, stepped_bytes, streamed_bytes
 from experiments.runs.kept_by_llmq import kept_by_llmq
 from experiments.runs.run_row import Recomputation, RunRow
 from mistlab.engines.engine import EngineMemory
@@ -37,7 +37,8 @@ class KeptElsewhere:
     ``freed_share`` is the share of activations that the run recomputes but the plan keeps. With
     ``caches_nothing``, the run plans its buffers or returns cached memory. ``beside_bytes`` are
     tensors that the run keeps but its plan does not (``experiments.runs.kept_beside``);
-    ``activation_bytes`` replace the activations.
+    ``activation_bytes`` replace the activations. ``stepped_bytes`` are the gradients that exist at
+    once while an optimizer steps in the backward pass.
     """
 
     weights: bool = False
@@ -55,6 +56,7 @@ class KeptElsewhere:
     freed_share: float = 0.0
     caches_nothing: bool = False
     beside_bytes: int = 0
+    stepped_bytes: int = 0
     activation_bytes: int | None = None
 
     @classmethod
@@ -91,6 +93,7 @@ class KeptElsewhere:
             caches_nothing=row.plans_buffers or row.empties_cache,
             activations_share=min(1.0, (row.offloaded_blocks or 0) / model.layers),
             beside_bytes=beside,
+            stepped_bytes=stepped_bytes(row, model),
             activation_bytes=kept_by_llmq(row, model, tokens),
         )
 
@@ -121,22 +124,26 @@ class KeptElsewhere:
 
     def _stage(self, stage: StagePrediction, room: float) -> StagePrediction:
         gone = sum(getattr(stage.memory, name) for name in self.on_host)
-        peak = stage.peak_allocated_bytes
+        peak, phases = stage.peak_allocated_bytes, stage.memory_by_phase
+        # Gradients come after the forward pass.
+        before_gradients = phases.forward - max(phases.backward, phases.step)
+        stepped = max(self.stepped_bytes - max(before_gradients, 0), 0)
         if self.late_gradients and not self.gradients:
             # These bytes are in use before there are gradients, or after activations are freed.
             held = stage.memory.gradients
             without = max(peak - held, peak - stage.memory.activations - stage.memory.logits)
-            gone += peak - max(without, stage.memory_by_phase.step)
+            gone += peak - max(without, phases.step)
         gone += int((self.leave_by_copies or self.activations_share) * stage.memory.activations)
         gone += int(self.freed_share * stage.memory.activations)
         if self.activation_bytes is not None:
             gone += stage.memory.activations - self.activation_bytes
         if self.pages and not self.optimizer:
             held = stage.memory.optimizer
-            lacking = max(0, stage.peak_reserved_bytes - gone - int(room))
+            lacking = max(0, stage.peak_reserved_bytes + stepped - gone - int(room))
             gone += min(lacking, held) if self.counts_pages else held
         peak -= min(gone, peak)
         peak += self.beside_bytes
+        peak += stepped
         if self.whole_gradients:
             peak += (self.shards - 1) * stage.memory.gradients
         if self.loads_whole:

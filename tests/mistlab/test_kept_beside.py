@@ -14,6 +14,7 @@ from simulators.symbolic import SymbolicPredictor
 
 # Llama-3 8B: of a block the widths of the residual stream, of queries, of keys, of the network.
 LAYERS, HIDDEN, KEYS, FFN = 32, 4096, 1024, 14336
+VOCABULARY = 128256
 TOKENS = 2 * 512
 LORA = {"method": "lora", "adapter_rank": "8", "recompute": "none"}
 
@@ -44,6 +45,8 @@ def run(**cells: str) -> Configuration:
             {"engine": "TRL SFT", "source": "huggingface/peft docs", "adapter_targets": "q_proj"},
             (2 + 2) * HIDDEN,
         ),
+        # GLM-4's file adapts attention alone, with a dropout.
+        ({"engine": "HF Trainer + DeepSpeed", "source": "THUDM/GLM-4"}, (2 + 2) * HIDDEN),
         ({"engine": "torchtune", "date": "2024-06"}, 0),
         ({"engine": "HF PEFT 0.19"}, 0),
     ],
@@ -78,6 +81,40 @@ def test_moments_of_4_bits_take_half_of_those_of_8() -> None:
     of_weight = 2 + 2 * 4 / 256 - 2 * (0.5 + 4 / 128)
     saved = eight.elsewhere.beside_bytes - four.elsewhere.beside_bytes
     assert saved == int(of_weight * parameters_of(four.shape.model))
+
+
+@pytest.mark.parametrize(("date", "tables"), [("2024-06", 1), ("2025-02", 2)])
+def test_an_optimizer_in_the_backward_pass_has_a_gradient_at_a_time(date: str, tables: int) -> None:
+    """The largest is that of the head; losses in chunks (since autumn of 2024) sum up two."""
+    cells = {"engine": "torchtune", "date": date, "method": "full", "recompute": "full"}
+    stepping = run(**cells, optimizer="AdamW in backward")
+    assert stepping.elsewhere.stepped_bytes == tables * 2 * VOCABULARY * HIDDEN
+    assert run(**cells, optimizer="AdamW").elsewhere.stepped_bytes == 0
+    job = job_of(stepping)
+    whole = SymbolicPredictor(workload=job.job.workload, cluster=job.job.cluster).predict(
+        job.job.plan
+    )
+    phases = whole.stages[0].memory_by_phase
+    own, freed = (
+        kept.applied(whole, lambda _: 0.0).stages[0].peak_allocated_bytes
+        for kept in (job.elsewhere, replace(job.elsewhere, stepped_bytes=0))
+    )
+    later = max(phases.backward, phases.step) + stepping.elsewhere.stepped_bytes
+    assert own - freed == later - whole.stages[0].peak_allocated_bytes > 0
+
+
+def test_paged_states_make_room_for_the_gradient_that_is_stepped() -> None:
+    paged = run(engine="torchtune", method="full", optimizer="8-bit paged AdamW in backward")
+    job = job_of(paged)
+    whole = SymbolicPredictor(workload=job.job.workload, cluster=job.job.cluster).predict(
+        job.job.plan
+    )
+    kept = job.elsewhere
+    freed = replace(kept, stepped_bytes=0).applied(whole, lambda _: 0.0)
+    assert kept.counts_pages
+    assert kept.stepped_bytes
+    room = freed.stages[0].peak_reserved_bytes + kept.stepped_bytes
+    assert kept.applied(whole, lambda _: room).fits
 
 
 def test_experts_that_are_no_linear_modules_stay_in_16_bits() -> None:
