@@ -9,7 +9,8 @@ from functools import cache
 from mistlab import catalog
 from mistlab.plan.workload import ModelSpec
 
-# Models with a shape that is common today, whose blocks are used.
+# Models with shapes that are common today; a model of which only the size is known gets the blocks
+# of one of them.
 DENSE = (
     *("llama3.2-1b", "llama3.2-3b", "llama3-8b", "qwen2.5-14b", "qwen2.5-32b"),
     *("llama3-70b", "llama3-405b"),

@@ -146,7 +146,7 @@ def _concrete_s(workload: Workload, rounds: int) -> dict[str, float]:
         dropout=model.dropout > 0,
     )
     values = {**constants_of(workload), "b": 1, "tp": 1, "V": model.padded_vocab(1)}
-    # A traced block has no adapters, so sizes of a trace lack their rank.
+    # A traced block has no adapters, so the sizes of a trace lack the rank of LoRA.
     names = [field.name for field in fields(families.Sizes)]
     numbers = families.Sizes(**{name: values[name] for name in names if name in values})
 

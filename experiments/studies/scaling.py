@@ -51,8 +51,8 @@ SLOWER, QUICK_SLOWER = (1, 2, 4), (1, 4)
 # The search space of plans with equal stages: it is searched quickly, with a proof of the best
 # plan.
 SPACE = replace(space_of("+checkpointing"), name="equal stages", unequal_stages=False)
-# For the largest search, which uses a whole search space: the model, and the number of nodes. The
-# last number is that of a quick run, which uses the space above.
+# The model and number of nodes of the largest search, whose plans may have unequal stages; a quick
+# run has fewer nodes, and equal stages.
 LARGE_MODEL, LARGE_NODES, QUICK_LARGE_NODES = "gpt3-175b", 1280, 32
 LARGE_SPACE, QUICK_LARGE_SPACE = space_of("mist"), SPACE
 # The numbers of GPUs for which the latency of an all-reduce is computed.

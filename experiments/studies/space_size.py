@@ -54,7 +54,8 @@ def _of_several_stages(problem: Problem, space: SearchSpace, micro_batches: int)
     """The number of plans that have at least two stages."""
     gpus, layers = problem.cluster.num_gpus, problem.workload.model.layers
     by_size = _ways_by_size(problem, space, micro_batches)
-    # For each rank, by the number of blocks used so far: in how many ways stages can arrive there.
+    # For each rank r, the number of ways to divide ranks 0 to r - 1 into stages, by the number of
+    # blocks that these stages have.
     arrived: dict[int, Counts] = {0: _no_counts(layers)}
     arrived[0][0] = 1
     for rank in range(gpus):

@@ -341,11 +341,10 @@ def _networks(
 
 
 def _shares(units: Ints, share: Floats, placement: Placement) -> dict[Way, Floats]:
-    """The share of the network link of a node or rack that the sends between two stages need, in
-    either direction.
+    """For each pair of stages that send to each other, the fraction of their node's (or rack's)
+    network bandwidth that one send uses; 0 for stages within the same node (or rack).
 
-    It is made from the shares of sends to the next stage (C, stages); none between stages in the
-    same node or unit.
+    ``share`` (C, stages) has the fraction for sends from each stage to the next.
     """
     shares = {}
     for here, there in pairwise(placement.stages):

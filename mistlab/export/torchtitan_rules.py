@@ -116,15 +116,15 @@ def _check_context(job: Job, *, is_lacking: bool) -> None:
 
 
 def whole_experts_divided(job: Job) -> Job:
-    """Divide experts in the nearest way that torchtitan 0.3 supports: ranks either divide the
-    experts among them or split each expert, not both.
+    """The job with the nearest division of experts that torchtitan 0.3 supports: each expert lies
+    whole on a rank, or all are cut by tensor parallelism.
     """
     return divided_experts(job, in_parts=False)
 
 
 def divided_experts(job: Job, *, in_parts: bool = True) -> Job:
-    """Divide experts in the nearest way that torchtitan supports, equally on all stages;
-    ``in_parts`` also allows experts to be both divided over ranks and split.
+    """The job with the division of experts nearest to its own that torchtitan supports, the same on
+    all stages; ``in_parts`` allows expert parallelism together with tensor parallelism of experts.
     """
     experts = job.workload.model.experts
     if experts is None:

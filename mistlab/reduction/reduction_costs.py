@@ -334,7 +334,7 @@ class Reduction:
         """The mean seconds of a step with its exchanges, given the seconds of a step without
         exchange and those of an exchange.
 
-        Outer steps exchange every fragment once in a cycle, beside the steps of their delay.
+        An exchange may overlap the ``delay`` steps after it; only the rest of its time is exposed.
         """
         late_s = max(0.0, exchange_s - self.delay * step_s)
         return step_s + self.exchanges_a_step * late_s

@@ -75,9 +75,10 @@ def attempt_name(store: Store, rank: int, size: int, timeout_s: float) -> str:
 
 
 def _answer_all(store: Store, name: str, size: int, timeout_s: float) -> None:
-    """On rank 0: answer the words of ranks until all ranks have asked.
+    """On rank 0: answer the greetings that ranks leave in the store, until every rank has received
+    its answer.
 
-    Words of processes that have ended are answered too, since they look like all others.
+    A greeting may be left over from a process that has ended; it is answered like any other.
     """
     deadline = monotonic() + timeout_s
     answered = dict.fromkeys(range(1, size), "")

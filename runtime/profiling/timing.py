@@ -32,7 +32,8 @@ WARM_UPS = 2
 HEAD_START_CYCLES = 2_000_000
 # The bytes written before each timed work, to clear the L2 cache (at most 126 MB).
 FLUSHED_BYTES = 256 * MIB_BYTES
-# The bytes written on a CPU for the same purpose: twice the cache that a server's cores share.
+# The bytes written before each timed work on a CPU, to clear its caches: twice the size of a
+# server's shared cache.
 FLUSHED_ON_HOST_BYTES = 64 * MIB_BYTES
 
 

@@ -59,9 +59,9 @@ RENAMED: Mapping[str, str] = {
     "--gated-linear-unit": "--swiglu",
     "--fp8": "--fp8-format",
     "--fp4": "--fp4-format",
-    # FlagScale's spelling.
+    # The name of this option in FlagScale.
     "--apply-layernorm-rms": "--use-rmsnorm",
-    # The spellings of MegaBlocks and of Megatron-LLaMA.
+    # The names of these options in MegaBlocks and in Megatron-LLaMA.
     "--moe-num-experts": "--num-experts",
     "--moe-top-k": "--moe-router-topk",
     "--moe-capacity-factor": "--moe-expert-capacity-factor",

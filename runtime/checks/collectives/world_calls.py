@@ -57,8 +57,8 @@ Messages = Mapping[str, Mapping[int, int]]
 class RankCalls:
     """The tasks of a rank in order, and the sizes of its messages (in sequences or elements).
 
-    ``parts`` names for a group what the rank combines in it, such as a part of the weights: exactly
-    the ranks with the same part must be in the group.
+    ``parts`` has, for each group of ranks, the name of the data that the group reduces or gathers,
+    such as a part of the weights. A group must have exactly the ranks with the same name.
     """
 
     rank: int

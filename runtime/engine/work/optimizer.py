@@ -119,8 +119,8 @@ class Stepper:
 
 
 def chunks(piece: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """Cut the vectors that the optimizer steps into chunks of the same parameters. Scales have one
-    element for several parameters.
+    """Cut the weights, moments and scales of some parameters into chunks, one tuple for each range
+    of parameters; a scale belongs to several parameters.
     """
     numel = len(piece[0])
     most = CHUNK // 4 if piece[1].dtype == CODES else CHUNK

@@ -62,7 +62,7 @@ class WeightAverages:
 
     @property
     def cycle(self) -> int:
-        """The number of steps after which the schedule of averages repeats."""
+        """The number of steps after which the schedule of weight averages repeats."""
         if self.how.kind == "gossip":
             return len(self.how.rounds_of_neighbours(self.peers.size))
         return self.how.every
