@@ -253,7 +253,9 @@ class Found:
     def _tell_of_engine(self, job: Job, wanted: str) -> None:
         engine = job.plan.engine
         if engine != wanted:
-            text = f"{engine}, because engine {wanted} cannot run some choices of this plan"
+            text = (
+                f"{engine}, because engine {wanted} cannot run this plan ({_refusal(job, wanted)})"
+            )
             self.remark("assumed", "engine", text)
         if job.plan.overlap_communication != self.overlaps:
             overlaps = shown(job.plan.overlap_communication)
@@ -267,6 +269,15 @@ class Found:
         except InputError as error:
             text = f"this plan cannot be predicted as it is: {error}"
             self.remarks.insert(0, Remark(kind="noted", choice="prediction", text=text))
+
+
+def _refusal(job: Job, engine: str) -> str:
+    """The reason for which an engine cannot run a job's plan."""
+    try:
+        replace(job, plan=replace(job.plan, engine=engine))
+    except InputError as error:
+        return str(error)
+    return f"with precision {job.workload.precision}"
 
 
 def _is_degree(name: str) -> bool:

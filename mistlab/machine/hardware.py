@@ -92,8 +92,8 @@ class Rate:
         if self.tflops is None and self.gbytes_per_s is None:
             refuse(
                 "tflops",
-                f"missing, as is gbytes_per_s, so that {self.operators} operators would take no "
-                "time: give one of them, or both",
+                "missing, as is gbytes_per_s: give at least one of the two rates, for the time of "
+                f"{self.operators} operators",
             )
 
     @property

@@ -181,7 +181,7 @@ def test_an_engine_may_be_given_for_predictions() -> None:
     # Aceso's runtime shards nothing, so the launch line's own engine takes its place.
     sharded = imported("--use-distributed-optimizer", engine="aceso")
     assert sharded.job.plan.engine == "megatron"
-    assert "aceso cannot run some choices" in said(sharded, "assumed")["engine"]
+    assert "aceso cannot run this plan (" in said(sharded, "assumed")["engine"]
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_a_softmax_that_is_not_fused_takes_more() -> None:
 
 def test_rates_name_what_is_wrong() -> None:
     with pytest.raises(
-        FieldError, match="tflops: missing, as is gbytes_per_s, so that memory operators"
+        FieldError, match=r"tflops: missing, as is gbytes_per_s: give .* memory operators"
     ):
         Rate(operators="memory")
     with pytest.raises(
