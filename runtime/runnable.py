@@ -49,8 +49,8 @@ def _check_alone(plan: Plan, stage: int, started: int) -> None:
     gpus = plan.stages[stage].num_gpus
     if gpus > 1:
         reject(
-            f"--stage {stage}: it takes {gpus} GPUs, by itself a stage runs on one: give "
-            f"plan.stages[{stage}] degrees of 1, or leave --stage out"
+            f"--stage {stage}: the stage takes {gpus} GPUs, but --stage runs it on one: give "
+            f"plan.stages[{stage}] parallel degrees of 1, or leave --stage out"
         )
     if started > 1:
         reject(f"--stage takes 1 rank, {started} were started: start it without torchrun")
@@ -60,7 +60,8 @@ def check_runnable(job: Job) -> None:
     """Refuse plans of other engines, and choices or models that the runtime does not support."""
     if not ENGINES[job.plan.engine].runs_here:
         reject(
-            f"plan.engine: {job.plan.engine} runs in its own framework: give mistlab to run here"
+            f"plan.engine: {job.plan.engine} trains in its own framework: give mistlab, or "
+            "export the plan"
         )
     for number, stage in enumerate(job.plan.stages):
         for name, row in DIMENSIONS.items():
@@ -346,7 +347,7 @@ def _check_adapters(plan: Plan, workload: Workload) -> None:
         if has:
             reject(
                 f"workload.train: adapters of a model with {kind} can be predicted but not "
-                "trained yet: give all"
+                "trained yet: give workload.train: all"
             )
     for number, stage in enumerate(plan.stages):
         if workload.adapter_targets != "all" and "lean" in treatments_of(stage.value):

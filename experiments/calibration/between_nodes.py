@@ -57,8 +57,8 @@ def _tables(folder: Path, of: NodesOfRun) -> Tables:
     count = machine.environment.num_devices
     if count != of.gpus:
         reject(
-            f"--tables {folder}: are of a node of {count} devices, torchrun started {of.gpus} "
-            f"processes on each: give it --nproc-per-node {count}"
+            f"--tables {folder}: were measured on nodes of {count} devices, but torchrun started "
+            f"{of.gpus} processes a node: give torchrun --nproc-per-node {count}"
         )
     return Tables.of(folder, machine.environment.device)
 

@@ -61,7 +61,10 @@ class RunDirectory:
         except BlockingIOError:
             if (status.st_dev, status.st_ino) in _HELD:
                 return
-            reject(f"--out {self.path}: another run writes here: wait for it, or give another")
+            reject(
+                f"--out {self.path}: another run is writing to this folder: wait until it ends, or "
+                "give another folder"
+            )
         except OSError:
             # The file system of the folder does not support locks.
             return

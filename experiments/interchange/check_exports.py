@@ -159,7 +159,10 @@ def check_exports(options: argparse.Namespace) -> int:
 def _named_python(text: str) -> tuple[str, str]:
     target, separator, python = text.partition("=")
     if not separator or not Path(python).is_file():
-        reject(f"--python {text}: is not a framework and its Python: give TARGET=PATH")
+        reject(
+            f"--python {text}: is not an export target and a Python that has its framework: "
+            "give TARGET=PATH, such as megatron=venv/bin/python"
+        )
     return target, python
 
 

@@ -108,7 +108,7 @@ def devices_of(kind: DeviceKind | None, count: int | None) -> Devices:
     if kind == "cpu":
         cores, count = len(allowed_cores()), count or CPU_DEVICES
         if count > max(cores, CPU_DEVICES):
-            reject(f"--gpus-per-node: {count} is above the {cores} cores: give fewer")
+            reject(f"--gpus-per-node: {count} is above the {cores} CPU cores: give fewer")
         return Devices(kind=kind, count=count, threads=max(1, cores // count))
     if not present:
         why = why_no_gpu() if kind == "cuda" else ""

@@ -148,4 +148,4 @@ def test_one_node_and_tables_of_another_one_are_refused(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert run(profile_hardware.main, words) == WRONG_USAGE
     told = capsys.readouterr().err
-    assert "are of a node of 8 devices, torchrun started 1 processes on each" in told
+    assert "were measured on nodes of 8 devices, but torchrun started 1 processes a node" in told

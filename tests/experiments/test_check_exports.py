@@ -100,4 +100,4 @@ def test_a_framework_that_is_not_there_is_named(
 
 def test_a_python_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(check_exports.main, ["--python", "megatron=/no/such"]) == 2
-    assert "is not a framework and its Python: give TARGET=PATH" in capsys.readouterr().err
+    assert "give TARGET=PATH, such as megatron" in capsys.readouterr().err

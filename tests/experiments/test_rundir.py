@@ -31,7 +31,7 @@ def test_a_folder_of_a_run_that_goes_on_is_refused_until_the_run_is_gone(tmp_pat
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         before = (tmp_path / "config.json").read_bytes()
-        with pytest.raises(InputError, match="another run writes here: wait for it, or give ano"):
+        with pytest.raises(InputError, match="another run is writing to this folder: wait until"):
             RunDirectory.make(tmp_path, "tune", {"seed": 1})
         assert (tmp_path / "config.json").read_bytes() == before
         other.kill()

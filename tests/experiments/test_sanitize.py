@@ -110,8 +110,8 @@ def test_a_plan_for_many_gpus_says_how_long_it_takes(
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"plan": {"engine": "megatron"}}, "plan.engine: megatron runs in its own framework"),
-        ({"plan": {"engine": "mist"}}, "plan.engine: mist runs in its own framework"),
+        ({"plan": {"engine": "megatron"}}, "plan.engine: megatron trains in its own framework"),
+        ({"plan": {"engine": "mist"}}, "plan.engine: mist trains in its own framework"),
         ({"model": {"dropout": 1}}, "workload.model: this model can be predicted but not"),
         (
             {"model": {"dropout": 0.1}},

@@ -185,7 +185,7 @@ def test_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices_of(None, None).kind == "cpu"
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert devices_of("cpu", 3) == Devices(kind="cpu", count=3, threads=2)
-    with pytest.raises(InputError, match="--gpus-per-node: 9 is above the 8 cores: give fewer"):
+    with pytest.raises(InputError, match="--gpus-per-node: 9 is above the 8 CPU cores: give fewer"):
         devices_of("cpu", 9)
     with pytest.raises(
         InputError,
