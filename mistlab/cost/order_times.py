@@ -256,7 +256,7 @@ def delays_in_networks_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
     if model.cluster.nodes < _FEWEST_NODES:
         return delays_s
     placement = loop(plans[0].num_stages)
-    for row in np.flatnonzero(_share_networks(model, plans, placement)):
+    for row in np.flatnonzero(_share_networks(model, plans, placement)).tolist():
         delays_s[row] = _delay_in_networks_s(model, plans[row])
     return delays_s
 
