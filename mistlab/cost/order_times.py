@@ -241,7 +241,7 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
 
 # Sends of a 1F1B pipeline cross once between two nodes, so on fewer nodes none meets another that
 # goes the same way.
-_FEWEST_NODES = 3
+FEWEST_NODES_SHARED = 3
 
 
 def delays_in_networks_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats:
@@ -253,7 +253,7 @@ def delays_in_networks_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
     shared networks. It is never negative, so a lower bound without it still holds.
     """
     delays_s = np.zeros(len(plans))
-    if model.cluster.nodes < _FEWEST_NODES:
+    if model.cluster.nodes < FEWEST_NODES_SHARED:
         return delays_s
     placement = loop(plans[0].num_stages)
     for row in np.flatnonzero(_share_networks(model, plans, placement)).tolist():

@@ -14,6 +14,7 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
+from mistlab.cost.order_times import FEWEST_NODES_SHARED
 from mistlab.graph.library import graph_of
 from mistlab.job.search import Problem, StageBoundModel
 from mistlab.plan.dimensions import OFFLOADS
@@ -194,8 +195,9 @@ class _GroupProof:
                 times.append(prediction.iteration_s)
             # Bounds are rounded down by at most a grain a stage. Plans that take longer than that
             # wait for a network that their stages share, of which bounds know nothing.
+            may_wait = menus.problem.cluster.nodes >= FEWEST_NODES_SHARED
             rounded_s = self.bound_s + grain_s * max(1, most_stages)
-            self.has_ended = is_split and min(times) > rounded_s * (1 + ROUNDING)
+            self.has_ended = is_split and may_wait and min(times) > rounded_s * (1 + ROUNDING)
         else:
             self._show(menus, closed)
             # Under schedules other than 1F1B the bound is then final.
