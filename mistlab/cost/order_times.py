@@ -374,12 +374,16 @@ def _networks(
 
 
 def _share_networks(model: StagesOnGroups, plans: Sequence[Plan], placement: Placement) -> Bools:
-    """Whether sends of different stages may delay each other in a network, for each plan."""
+    """Whether several stages share a node, and their sends may delay each other in its network, for
+    each plan.
+    """
     share = np.zeros(len(plans), dtype=bool)
     if levels := _levels(model, plans, placement):
         for weights in SharedNetworks.of(levels, ()).weights.values():
             for weight in weights.values():
                 share |= np.asarray(weight) > 0
+        nodes = levels[0][0]
+        share &= (nodes[:, 1:] == nodes[:, :-1]).any(axis=1)
     return share
 
 
