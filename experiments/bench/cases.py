@@ -10,7 +10,7 @@ from typing import Any
 
 from mistlab import catalog
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import reject
+from mistlab.core.values import near_matches, reject
 from mistlab.engines.engine import Precision
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
@@ -79,8 +79,8 @@ def clusters(hardware: str | None = None) -> list[Mapping[str, Any]]:
     names = [cluster["hardware"] for cluster in every]
     if hardware is not None and hardware not in names:
         reject(
-            f"--hardware {hardware}: the published evaluation did not use this hardware: give one "
-            f"of {', '.join(names)}"
+            f"--hardware {hardware}: the published evaluation did not use this hardware; give one "
+            f"of {', '.join(names)}{near_matches(hardware, names)}"
         )
     return [cluster for cluster in every if hardware in (None, cluster["hardware"])]
 

@@ -125,7 +125,7 @@ def test_fine_tuning_is_predicted_as_it_trains(seen: Seen) -> None:
     tab = seen.tab
     before = tab.locator("#iteration").inner_text()
     tab.get_by_role("tab", name="Fine-tuning").click()
-    tab.locator("#verdict", has_text="all 1 GPUs").wait_for()
+    tab.locator("#verdict", has_text="on 1 GPU").wait_for()
     tab.get_by_label("frozen weights").select_option("4bit")
     tab.locator("#plan", has_text="no blocks recomputed").wait_for()
     tab.get_by_label("what is trained").select_option("all")
