@@ -218,7 +218,7 @@ def test_wrong_usage_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (plan, "--data", tmp_path / "odd.bin"): "truncated",
         (pipeline, "--stage", 3): "--stage 3: the plan has stages 0 to 2: give one",
         (pipeline, "--stage", -1): "--stage -1: the plan has stages 0 to 2: give one",
-        (pipeline, "--stage", 1): "--stage 1: it takes 2 GPUs",
+        (pipeline, "--stage", 1): "--stage 1: the stage takes 2 GPUs",
         (pipeline, "--stage", 0, "--resume", tmp_path): "--resume needs the whole model",
         (pipeline, "--stage", 0, "--export", tmp_path / "a"): "--export needs the whole model",
         (pipeline, "--stage", 0, "--save-every", 1, "--out", tmp_path / "b"): "--save-every needs",
