@@ -80,7 +80,7 @@ def test_a_cluster_of_another_version_is_refused_before_work(
     other = {**here(), "sources": "of yesterday"}
     monkeypatch.setattr("experiments.sweeps.workers.here", lambda: other)
     with (
-        pytest.raises(OtherVersionError, match="instead of of yesterday: install there"),
+        pytest.raises(OtherVersionError, match="instead of of yesterday: install the same"),
         workers(1, "ray"),
     ):
         pytest.fail("work has begun")

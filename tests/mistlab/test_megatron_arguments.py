@@ -85,7 +85,7 @@ def test_the_ends_of_a_pipeline_have_the_blocks_that_are_said() -> None:
     ends = "decoder-first-pipeline-num-layers=1; decoder-last-pipeline-num-layers=3"
     plan = job_of(run(f"{TE}; {ends}", tp="1", pp="4")).job.plan
     assert [stage.layers for stage in plan.stages] == [1, 4, 4, 3]
-    with pytest.raises(InputError, match=r"12 blocks, less those .* over the 2 stages between"):
+    with pytest.raises(InputError, match=r"12 blocks, less those .* among the 2 stages between"):
         job_of(run(f"{TE}; {ends.replace('=1', '=2')}", tp="1", pp="4"))
 
 

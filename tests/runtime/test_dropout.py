@@ -300,7 +300,7 @@ def test_what_kernels_of_attention_draw_is_refused() -> None:
 
 
 def test_shares_are_dropped_where_tokens_are() -> None:
-    with pytest.raises(InputError, match=r"attention_dropout: 0.1, but it is supported only with dropout"):
+    with pytest.raises(InputError, match=r"attention_dropout: 0.1, but it is supported"):
         ModelSpec.of(family="gpt", hidden=64, layers=1, heads=1, attention_dropout=0.1)
 
 

@@ -212,8 +212,8 @@ def test_states_of_outer_steps_are_there_before_another_lane_works(
     plant(
         monkeypatch,
         Executor.iterate,
-        "work of the compute lane.\n            self.streams.synchronize()\n",
-        "work of the compute lane.\n            pass\n",
+        "so the host does.\n            self.streams.synchronize()\n",
+        "so the host does.\n            pass\n",
     )
     told = Judge(trace_of(work, plan, 2, TRAINING)).findings()
     assert {one.kind for one in told} == {"used before allocated"}
