@@ -207,16 +207,6 @@ class Ledger:
             self._continue(predictions, is_short=is_last and len(allowed) < len(plans))
         return predictions
 
-    def is_best_of_rest(self, plan: Plan, least_s: float) -> bool:
-        """Predict the plan of several with the smallest lower bound; returns whether it is the best
-        of them, because it fits and takes no longer than ``least_s``, its bound.
-
-        Stages on a node share its host memory and its network, so only the prediction of a whole
-        plan shows whether it fits, and how long its sends wait for one another.
-        """
-        prediction = self.predict([plan])[0]
-        return prediction.fits and prediction.iteration_s <= least_s * (1 + ROUNDING)
-
     def _predicted(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
         if self.said is not None:
             plans = [self.said(plan) for plan in plans]

@@ -20,7 +20,6 @@ from mistlab.cost.order_memory import figures_in_order, peaks_in_order
 from mistlab.cost.order_times import (
     StagesOnGroups,
     asynchronous_exchanges_s,
-    delays_in_networks_s,
     engine_of,
     ordered_iterations_s,
     task_models,
@@ -369,8 +368,7 @@ class SymbolicPredictor:
         """Predict plans that have the same engine, pipeline schedule and number of stages."""
         if order is None:
             stages = self._stages_of(mode, [row for plan in plans for row in self._rows(plan)])
-            closed_s = np.array(_iterations(stages, [plan.micro_batches for plan in plans]))
-            iterations = (closed_s + delays_in_networks_s(self._model(mode), plans)).tolist()
+            iterations = _iterations(stages, [plan.micro_batches for plan in plans])
         else:
             stages = self._ordered(mode, plans)
             iterations = ordered_iterations_s(self._model(mode), plans).tolist()

@@ -4,7 +4,7 @@ kinds of nodes.
 Axes: C candidates or plans, S strategies, P parts of the model in order.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import pairwise
@@ -12,7 +12,7 @@ from typing import Self
 
 import numpy as np
 
-from mistlab.core.arrays import Bools, Floats, Ints, Rows
+from mistlab.core.arrays import Floats, Ints, Rows
 from mistlab.cost.links import groups_of
 from mistlab.cost.order_path import (
     EndTimes,
@@ -42,9 +42,8 @@ from mistlab.network.tiers import NETWORK
 from mistlab.plan.dimensions import num_gpus
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
-from mistlab.schedule.order_text import PipelineOrder
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.schedule.placement import Placement, loop
+from mistlab.schedule.placement import Placement
 from mistlab.schedule.slots import IN_TURN, Task
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import order_of_plan, shortened
@@ -216,75 +215,37 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
     """
     played = shortened(plans[0])
     order = order_of_plan(played)
+    batch, passes = batch_of_parts(plans, order.placement), passes_of(order)
     shape = len(plans), len(order.placement.stages)
-    path = _PlansPath.of(model, plans, order)
-    networks = _networks(model, plans, order.placement, path.seconds)
-    iteration_s = partial(path.iteration_s, networks=networks)
+    with_turns = model(batch)
+    seconds = with_turns.without_turns
+    times = StageTimes.of(seconds, *shape)
+    host = None if model.tasks.host is None else HostTimes.of(times, batch.layers.reshape(shape))
+    splits = any(of_stage.splits_backward for of_stage in passes)
+    split = _split_times(model, batch, shape) if splits else None
+    turned = _turn_times(model, batch, with_turns.turned_s, shape, splits=splits)
+    ends = _end_times(model, batch, shape)
+    networks = _networks(model, plans, order.placement, seconds)
+    iteration_s = partial(_played_s, times, split, host, ends, turned, networks)
     few_s = iteration_s(played)
     micro_batches = np.array([plan.micro_batches for plan in plans])
     beyond = micro_batches - played.micro_batches
     if not beyond.any():
         return few_s
     stages = played.num_stages
+    longer = replace(played, micro_batches=played.micro_batches + stages)
+    apart = ENGINES[played.engine].steps_apart
     # The extrapolated time may be too short, since with more micro-batches a host may fall behind
     # its GPU, so it is raised to a lower bound.
     least_s = order_bound_s(
-        path.times,
+        times,
         order.placement,
         micro_batches,
-        issued_s=path.seconds.issued_s.reshape(shape),
-        splits=path.split is not None,
-        steps_apart=ENGINES[played.engine].steps_apart,
+        issued_s=seconds.issued_s.reshape(shape),
+        splits=splits,
+        steps_apart=apart,
     )
-    return extended_s(few_s, iteration_s(_longer(played)), beyond / stages, least_s)
-
-
-# Sends of a 1F1B pipeline cross once between two nodes, so on fewer nodes none meets another that
-# goes the same way.
-FEWEST_NODES_SHARED = 3
-
-
-def delays_in_networks_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats:
-    """The seconds by which sends that share a node's network lengthen the iteration of each 1F1B
-    plan; all plans have equally many stages.
-
-    The closed form of 1F1B counts each send as if the others left it the network. What they take
-    from one another is the difference between the critical paths of all passes with and without
-    shared networks. It is never negative, so a lower bound without it still holds.
-    """
-    delays_s = np.zeros(len(plans))
-    if model.cluster.nodes < FEWEST_NODES_SHARED:
-        return delays_s
-    placement = loop(plans[0].num_stages)
-    for row in np.flatnonzero(_share_networks(model, plans, placement)).tolist():
-        delays_s[row] = _delay_in_networks_s(model, plans[row])
-    return delays_s
-
-
-def _delay_in_networks_s(model: StagesOnGroups, plan: Plan) -> float:
-    """As ``delays_in_networks_s``, for one plan.
-
-    Each plan is computed by itself, since its sends have an order in time of their own.
-    """
-    played = shortened(plan)
-    order = order_of_plan(played)
-    path = _PlansPath.of(model, [plan], order)
-    networks = _networks(model, [plan], order.placement, path.seconds)
-
-    def delay_s(of_plan: Plan) -> float:
-        alone_s, shared_s = (path.iteration_s(of_plan, each)[0] for each in (None, networks))
-        return float(shared_s - alone_s)
-
-    few_s = delay_s(played)
-    beyond = plan.micro_batches - played.micro_batches
-    if beyond:
-        few_s += (delay_s(_longer(played)) - few_s) * beyond / plan.num_stages
-    return max(0.0, few_s)
-
-
-def _longer(plan: Plan) -> Plan:
-    """The plan with one more group of micro-batches, as many as it has stages."""
-    return replace(plan, micro_batches=plan.micro_batches + plan.num_stages)
+    return extended_s(few_s, iteration_s(longer), beyond / stages, least_s)
 
 
 def extended_s(few_s: Floats, more_s: Floats, groups: Floats, least_s: Floats) -> Floats:
@@ -297,52 +258,28 @@ def extended_s(few_s: Floats, more_s: Floats, groups: Floats, least_s: Floats) -
     return np.maximum(few_s + (more_s - few_s) * groups, least_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _PlansPath:
-    """The times of the parts of plans, from which the critical path of all passes in an order is
-    computed.
+def _played_s(
+    times: StageTimes,
+    split: SplitTimes | None,
+    host: HostTimes | None,
+    at_end: EndTimes,
+    turned: TurnTimes | None,
+    networks: SharedNetworks | None,
+    plan: Plan,
+) -> Floats:
+    """The iteration times of pipelines whose stages have these times, from the critical path of all
+    passes in the plan's order.
     """
-
-    seconds: StageSeconds
-    times: StageTimes
-    split: SplitTimes | None
-    host: HostTimes | None
-    at_end: EndTimes
-    turned: TurnTimes | None
-
-    @classmethod
-    def of(cls, model: StagesOnGroups, plans: Sequence[Plan], order: PipelineOrder) -> Self:
-        """Compute the times of the parts of plans that have this order of passes."""
-        batch, passes = batch_of_parts(plans, order.placement), passes_of(order)
-        shape = len(plans), len(order.placement.stages)
-        with_turns = model(batch)
-        seconds = with_turns.without_turns
-        times = StageTimes.of(seconds, *shape)
-        has_host = model.tasks.host is not None
-        splits = any(of_stage.splits_backward for of_stage in passes)
-        return cls(
-            seconds=seconds,
-            times=times,
-            split=_split_times(model, batch, shape) if splits else None,
-            host=HostTimes.of(times, batch.layers.reshape(shape)) if has_host else None,
-            at_end=_end_times(model, batch, shape),
-            turned=_turn_times(model, batch, with_turns.turned_s, shape, splits=splits),
-        )
-
-    def iteration_s(self, plan: Plan, networks: SharedNetworks | None) -> Floats:
-        """The iteration times of the plans with as many micro-batches as ``plan``, which has the
-        same order of passes.
-        """
-        path = OrderPath(
-            times=self.times,
-            passes=passes_of(order_of_plan(plan)),
-            split=self.split,
-            host=self.host,
-            at_end=self.at_end,
-            turned=self.turned,
-            steps_apart=ENGINES[plan.engine].steps_apart,
-        )
-        return path.iteration_s(networks)
+    path = OrderPath(
+        times=times,
+        passes=passes_of(order_of_plan(plan)),
+        split=split,
+        host=host,
+        at_end=at_end,
+        turned=turned,
+        steps_apart=ENGINES[plan.engine].steps_apart,
+    )
+    return path.iteration_s(networks)
 
 
 def _lost(seconds: StageSeconds, placement: Placement, plans: int) -> Lost:
@@ -368,30 +305,6 @@ def _networks(
 ) -> SharedNetworks | None:
     """The networks of nodes and racks that the sends of several stages share; None if no sends of
     different stages can overlap there.
-    """
-    levels = _levels(model, plans, placement)
-    return SharedNetworks.of(levels, _lost(seconds, placement, len(plans))) if levels else None
-
-
-def _share_networks(model: StagesOnGroups, plans: Sequence[Plan], placement: Placement) -> Bools:
-    """Whether several stages share a node, and their sends may delay each other in its network, for
-    each plan.
-    """
-    share = np.zeros(len(plans), dtype=bool)
-    if levels := _levels(model, plans, placement):
-        for weights in SharedNetworks.of(levels, ()).weights.values():
-            for weight in weights.values():
-                share |= np.asarray(weight) > 0
-        nodes = levels[0][0]
-        share &= (nodes[:, 1:] == nodes[:, :-1]).any(axis=1)
-    return share
-
-
-def _levels(
-    model: StagesOnGroups, plans: Sequence[Plan], placement: Placement
-) -> Sequence[tuple[Ints, Mapping[Way, Floats]]]:
-    """The node or rack that each stage is on, and the share of its network that a send on each
-    route needs, for nodes and for each tier of the network; none if no sends can overlap there.
 
     A send takes the share of a link that the sending ranks of a node or unit (such as a rack) ask
     for together. Ranks of neighbouring stages are assumed to be placed alike, as for the size of
@@ -399,7 +312,7 @@ def _levels(
     """
     cluster = model.cluster
     if cluster.nodes == 1 or placement.num_stages < 3 or model.tasks.template.sends in IN_TURN:
-        return ()
+        return None
     batch, shape = StageBatch.of_plans(plans), (len(plans), placement.num_stages)
     shapes = _seconds(model.models[0], batch).shapes
     links = model.tasks.links
@@ -415,10 +328,16 @@ def _levels(
         tier_parts = links.parts_of_links(at_once=at_once, tier=tier, senders=senders)
         parts[: len(tier_parts), column] = tier_parts
     shares = np.where(shapes.crosses_to_next, parts[:, rows.ravel()], 0.0)
-    return [
-        (of_tier.reshape(shape), _shares(of_tier.reshape(shape), share.reshape(shape), placement))
-        for of_tier, share in zip(units, shares, strict=True)
-    ]
+    return SharedNetworks.of(
+        [
+            (
+                of_tier.reshape(shape),
+                _shares(of_tier.reshape(shape), share.reshape(shape), placement),
+            )
+            for of_tier, share in zip(units, shares, strict=True)
+        ],
+        _lost(seconds, placement, len(plans)),
+    )
 
 
 def _shares(units: Ints, share: Floats, placement: Placement) -> dict[Way, Floats]:

@@ -44,12 +44,12 @@ class SharedNetworks:
         on each route needs, which is zero inside a node or unit. The delay of two sends is that of
         the level whose links they overload most.
         """
-        ways = [*levels[0][1]]
         weights: dict[Way, dict[Way, Floats | float]] = {}
-        for way in ways:
-            weight = np.max([_together(*level, way) for level in levels], axis=0)
-            for other in np.flatnonzero(weight.any(axis=0)).tolist():
-                weights.setdefault(way, {})[ways[other]] = plain(weight[:, other])
+        for way in levels[0][1]:
+            for other in levels[0][1]:
+                weight = np.max([_together(*level, way, other) for level in levels], axis=0)
+                if weight.any():
+                    weights.setdefault(way, {})[other] = plain(weight)
         return cls(weights=weights, lost=lost)
 
 
@@ -58,17 +58,14 @@ def plain(column: Floats) -> Floats | float:
     return column.item() if len(column) == 1 else column
 
 
-def _together(units: Ints, shares: Mapping[Way, Floats], way: Way) -> Floats:
-    """The share by which a send on a route and one on each other route together exceed the
-    bandwidth of a node's or rack's link that both use, for each candidate (C, routes); zero if they
-    do not exceed it or share no link.
+def _together(units: Ints, shares: Mapping[Way, Floats], way: Way, other: Way) -> Floats:
+    """The share by which two sends together exceed the bandwidth of a node's or rack's link that
+    both use, for each candidate; zero if they do not exceed it or share no link.
     """
-    senders, receivers = np.array([*shares]).T
-    share, other_shares = shares[way][:, None], np.stack([*shares.values()], axis=1)
-    from_one = units[:, way[0], None] == units[:, senders]
-    to_one = units[:, way[1], None] == units[:, receivers]
-    uses = (share > 0) & (other_shares > 0) & (from_one | to_one) & (senders != way[0])
-    return np.where(uses, np.maximum(share + other_shares - 1, 0.0), 0.0)
+    share, other_share = shares[way], shares[other]
+    meets = (units[:, way[0]] == units[:, other[0]]) | (units[:, way[1]] == units[:, other[1]])
+    uses = (share > 0) & (other_share > 0) & meets & (way[0] != other[0])
+    return np.where(uses, np.maximum(share + other_share - 1, 0.0), 0.0)
 
 
 @dataclass(slots=True, eq=False)

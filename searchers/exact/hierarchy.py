@@ -161,9 +161,11 @@ class AlikeStages:
             seconds = _iterations(costs, self.pipeline, len(part))
             parts.append(seconds)
             for row in np.argsort(seconds, kind="stable"):
+                # Stages on a node share its host memory, so only a prediction shows whether a plan
+                # fits.
                 if seconds[row] >= self.ledger.best_s:
                     break
-                if self.ledger.is_best_of_rest(self.plan(part[row]), float(seconds[row])):
+                if self.ledger.predict([self.plan(part[row])])[0].fits:
                     break
         return np.concatenate([np.empty(0), *parts])
 
@@ -416,14 +418,14 @@ class Hierarchy:
     def joined(self, join: Joiner) -> Ending:
         """Find the best plan in which each stage may save memory in its own way."""
         in_order = self._in_order(list(self.least_s))
-        bound_s = self._join([group for group, _ in in_order], join, coarse_to_fine=False)
-        return self._proven(bound_s)
+        self._join([group for group, _ in in_order], join, coarse_to_fine=False)
+        return self._proven()
 
     def joined_alike(self, join: Joiner) -> Ending:
         """Try all divisions of the blocks for each memory-saving strategy shared by all stages."""
-        groups = [group for group, _ in self._in_order(list(self.least_s))]
-        bounds = [self._join_ways(group, join, self._ways(group)) for group in groups]
-        return self._proven(min(bounds, default=inf))
+        for group, _ in self._in_order(list(self.least_s)):
+            self._join_ways(group, join, self._ways(group))
+        return self._proven()
 
     def near_alike(self, join: Joiner) -> Ending:
         """Find the best plan with one strategy for all stages: equal stages first, then unequal."""
@@ -436,9 +438,9 @@ class Hierarchy:
             self._join_ways(group, join, dict.fromkeys(ways))
         return self._bounded()
 
-    def _join_ways(self, group: Group, join: Joiner, ways: Iterable[Way]) -> float:
-        bounds = [self._join([group], join, coarse_to_fine=False, way=way) for way in ways]
-        return min(bounds, default=inf)
+    def _join_ways(self, group: Group, join: Joiner, ways: Iterable[Way]) -> None:
+        for way in ways:
+            self._join([group], join, coarse_to_fine=False, way=way)
 
     def _ways(self, group: Group) -> Iterator[Way]:
         assert group.num_stages is not None, "stages that are alike have one mesh"
@@ -476,10 +478,8 @@ class Hierarchy:
         *,
         coarse_to_fine: bool,
         way: Way | None = None,
-    ) -> float:
-        """Find the best plan of each group of pipelines, in parallel if joblib is set to that.
-        Returns a lower bound in seconds of all their plans, at most the best plan's time.
-        """
+    ) -> None:
+        """Find the best plan of each group of pipelines, in parallel if joblib is set to that."""
         best_s = self.ledger.best_s
         at_once = jobs()
         while left:
@@ -499,7 +499,6 @@ class Hierarchy:
             ]
             best_s = min([best_s, *solved(tasks, self.ledger)])
             left = left[at_once:]
-        return best_s
 
     def _in_order(
         self, groups: Sequence[Group], *, is_coarsest: bool = False
@@ -535,8 +534,10 @@ class Hierarchy:
                 problem=self.problem, space=self.space, ledger=self.ledger, pipeline=pipeline
             )
 
-    def _proven(self, bound_s: float = inf) -> Ending:
-        return Ending.of(self.ledger, min(bound_s, self.ledger.best_s))
+    def _proven(self) -> Ending:
+        if self.ledger.best is None:
+            return Ending(status="INFEASIBLE")
+        return Ending(status="OPTIMAL", lower_bound_s=self.ledger.best_s)
 
     def _bounded(self) -> Ending:
         if self.ledger.best is None:

@@ -118,10 +118,7 @@ class RangeSearch:
                     even = np.array([even_layers(divisions.layers, divisions.num_stages)])
                     seconds = times.even_s()
                     for row in np.argsort(seconds, kind="stable").tolist():
-                        closed_s = float(seconds[row])
-                        if closed_s >= self.ledger.best_s or self._show(
-                            few[row], even[0], closed_s
-                        ):
+                        if seconds[row] >= self.ledger.best_s or self._show(few[row], even[0]):
                             break
 
     def bounded(self, ways: Sequence[_Alike]) -> list[_Alike]:
@@ -225,15 +222,14 @@ class RangeSearch:
         """
         seconds = times.seconds_of(times.divisions.ranges_of(shares))
         for division in np.argsort(seconds, kind="stable"):
-            closed_s = float(seconds[division])
-            if closed_s >= self.ledger.best_s or self._show(alike, shares[division], closed_s):
+            # The stages on a node share its host memory, so only the prediction of a whole plan
+            # shows whether it fits.
+            if seconds[division] >= self.ledger.best_s or self._show(alike, shares[division]):
                 break
 
-    def _show(self, alike: _Alike, shares: Ints, closed_s: float) -> bool:
-        """Predict a pipeline's plan; returns whether it fits in memory and takes no longer than its
-        stages' closed form ``closed_s``.
-        """
-        return self.ledger.is_best_of_rest(_plan(self.space, alike, shares.tolist()), closed_s)
+    def _show(self, alike: _Alike, shares: Ints) -> bool:
+        """Predict a pipeline's plan; returns whether it fits in memory."""
+        return self.ledger.predict([_plan(self.space, alike, shares.tolist())])[0].fits
 
     def _times(self, ways: Sequence[_Alike], divisions: Divisions, ranges: Rows) -> RangeTimes:
         """The times of stages with the given ranges of blocks, for pipelines with equally many

@@ -112,34 +112,6 @@ def test_paths_of_orders_share_the_leafs_link_too() -> None:
     assert path == pytest.approx(simulator, rel=0.05)
 
 
-@pytest.mark.parametrize("engine", ["mistlab", "megatron"])
-@pytest.mark.parametrize("micro_batches", [8, 32])
-def test_the_closed_form_counts_what_sends_take_from_one_another(
-    micro_batches: int, engine: str
-) -> None:
-    """Each send by itself, an iteration on three nodes would be a tenth to a sixth too short."""
-    plan = replace(SIX, engine=engine, micro_batches=micro_batches)
-    work = replace(WORK, global_batch=4 * micro_batches)
-    cluster = replace(TWO_NODES, nodes=3, gpus_per_node=8)
-    closed, simulator = (
-        one(workload=work, cluster=cluster).predict(plan).iteration_s
-        for one in (SymbolicPredictor, EventSimulator)
-    )
-    assert closed == pytest.approx(simulator, rel=0.005)
-
-
-def test_a_plan_takes_as_long_among_others_as_by_itself() -> None:
-    """Sends of each plan meet at times of their own."""
-    cluster = replace(TWO_NODES, nodes=3, gpus_per_node=8)
-    uneven = [*SIX.stages]
-    uneven[0], uneven[3] = replace(uneven[0], layers=2), replace(uneven[3], layers=6)
-    plans = [SIX, replace(SIX, stages=tuple(uneven))]
-    predictor = SymbolicPredictor(workload=WORK, cluster=cluster)
-    alone = [predictor.predict(plan).iteration_s for plan in plans]
-    together = [one.iteration_s for one in predictor.predict_many(plans[::-1])][::-1]
-    assert together == pytest.approx(alone, rel=1e-12)
-
-
 def test_without_neighbours_sends_take_what_they_take_alone() -> None:
     """One goes out of a node while another comes in; the last one goes beside a reduction."""
     *shares, last = stretches(played(PLAN, apart(TWO_NODES), with_long_head(WORK)))
