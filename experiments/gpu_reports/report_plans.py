@@ -215,8 +215,8 @@ class ReportPlan:
 
     @property
     def trains(self) -> tuple[object, ...]:
-        """A key that is equal for plans with equal losses; for plans on one GPU, this is the key of
-        their ``twins``.
+        """A key that is equal for plans whose losses must be equal; on one GPU these are plans that
+        differ only in offloading, memory limit and overlap.
         """
         return self.twins
 

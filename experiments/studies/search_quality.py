@@ -148,8 +148,9 @@ def _asked(options: argparse.Namespace, names: Sequence[str]) -> Iterator[Qualit
         problems, seeds = problems[:QUICK_PROBLEMS], min(seeds, QUICK_SEEDS)
         evaluations = min(evaluations, QUICK_EVALUATIONS)
     cpu_seconds = options.cpu_seconds
-    if (evaluations if cpu_seconds is None else cpu_seconds) <= 0:
-        reject("--evaluations or --cpu-seconds is not above 0: give a number above 0, the budget")
+    if (budget := evaluations if cpu_seconds is None else cpu_seconds) <= 0:
+        option = "--evaluations" if cpu_seconds is None else "--cpu-seconds"
+        reject(f"{option}: {budget:g} is not above 0: give the budget of each search")
     for problem in problems:
         reference = QualityQuestion(
             name=problem, searcher=REFERENCE, seed=0, evaluations=None, cpu_seconds=None

@@ -126,8 +126,8 @@ class BesideSend:
         return self.most_sent_s is not None
 
     def if_usually_longer(self, longer_s: Floats) -> Self:
-        """These lower bounds of how much a pass and a send slow each other down, if the pass takes
-        ``longer_s`` seconds more even without a send.
+        """The lower bounds for a pass that takes ``longer_s`` seconds more, even without a send,
+        than the one that these bounds are for.
         """
         assert self.most_sent_s is not None, "only of boxes"
         hidden_s = np.minimum(longer_s, self.longer_s)

@@ -206,7 +206,10 @@ def _tell_of_drained(draft: Found, given: Given, local: int, total: int | None) 
     if data is None and given.nodes and given.gpus_per_node:
         data = given.nodes * given.gpus_per_node // draft.ranks_of_replica
     if data and total and total > local * data:
-        text = "the pipeline is predicted to fill once a step, not once for every local batch"
+        text = (
+            f"all {total // data} sequences of a rank are predicted to pass the pipeline at once, "
+            f"where torchtitan fills it anew for every {local} (training.local_batch_size)"
+        )
         draft.remark("assumed", "micro_batches", text)
 
 

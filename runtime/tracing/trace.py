@@ -453,8 +453,8 @@ def _refuse_unlike(path: str, blocks: nn.ModuleList) -> None:
     for number, block in enumerate(blocks):
         if shapes(block) != first:
             message = (
-                f"block {number} of {path} has other parameters than block 0: a plan counts "
-                "blocks, so they must be alike"
+                f"block {number} of {path} has other parameters than block 0: a plan only "
+                "counts blocks, so trace a model whose blocks are alike"
             )
             raise TraceError(message)
 

@@ -121,8 +121,8 @@ def test_every_problem_can_be_searched() -> None:
         (["--problems", "defaul"], "did you mean 'default'"),
         (["--searchers", "randm"], "did you mean 'random'"),
         (["--seeds", "0"], "--seeds 0"),
-        (["--evaluations", "0"], "give a number above 0, the budget"),
-        (["--cpu-seconds", "-1"], "give a number above 0, the budget"),
+        (["--evaluations", "0"], "give the budget of each search"),
+        (["--cpu-seconds", "-1"], "give the budget of each search"),
     ],
 )
 def test_what_has_no_sense_is_refused(

@@ -105,9 +105,11 @@ def test_a_number_that_is_none_is_refused_with_its_line() -> None:
 
 def test_options_without_effect_are_one_count() -> None:
     found = imported("--lr 1 --min-lr 0 --save x --log-interval 1 --inference-max-requests 2")
-    assert [str(one) for one in found.remarks] == [
-        "noted: options: 5 options without effect on a step's predicted time or memory"
-    ]
+    (remark,) = found.remarks
+    assert str(remark) == (
+        "noted: options: 5 options without effect on a step's predicted time or memory: "
+        "--lr --min-lr --save --log-interval --inference-max-requests"
+    )
 
 
 def test_an_unknown_option_is_no_relative_s_by_its_beginning_alone() -> None:

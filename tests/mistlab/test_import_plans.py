@@ -146,7 +146,7 @@ def test_unknown_options_are_named_with_near_ones() -> None:
     )
     assert (
         said(found, "noted")["options"]
-        == "1 option without effect on a step's predicted time or memory"
+        == "1 option without effect on a step's predicted time or memory: --lr"
     )
 
 
@@ -327,7 +327,7 @@ def test_a_torchtitan_configuration_is_a_plan() -> None:
     assert (first.data_parallel, first.tensor_parallel, first.micro_batch) == (4, 2, 1)
     assert first.checkpointed_layers == 4
     # Four replicas take 16 sequences before their pipelines are drained, of 64.
-    assert "not once for every local batch" in said(found, "assumed")["micro_batches"]
+    assert "torchtitan fills it anew for every" in said(found, "assumed")["micro_batches"]
 
 
 def test_replicas_of_a_torchtitan_configuration_are_read_and_written() -> None:

@@ -52,6 +52,8 @@ _COSTLY = re.compile(
     r"|batch|precision|quant|fp8|lora|freeze|stage|pipeline|chunk|attention|attn|window|vocab|mamba"
 )
 _ONE_UNKNOWN = "is an unknown option"
+# A remark on options without effect names this many of them.
+_FEW_NAMED = 5
 _CALM = "without effect on a step's predicted time or memory"
 
 
@@ -159,7 +161,8 @@ def _unknown(options: Options) -> Iterator[Remark]:
 
 def _count(options: Options) -> Iterator[Remark]:
     if number := len(options.harmless):
-        text = f"{number} option{'s' * (number > 1)} {_CALM}"
+        names = " ".join([*options.harmless][:_FEW_NAMED]) + " ..." * (number > _FEW_NAMED)
+        text = f"{number} option{'s' * (number > 1)} {_CALM}: {names}"
         yield Remark(kind="noted", choice="options", text=text)
 
 
