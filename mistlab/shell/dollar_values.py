@@ -20,7 +20,7 @@ from mistlab.shell.session import (
     value_of,
     without_arguments,
 )
-from mistlab.shell.shell_text import LineError, Text, joined, plain
+from mistlab.shell.shell_text import LineError, Text, joined, plain, remedy_of
 from mistlab.shell.syntax import Dollar, Literal, RawWord
 
 _WHITE = " \t\n"
@@ -320,11 +320,11 @@ def _demanded(expander: Expanding, dollar: Dollar, value: Value) -> Text:
     assert dollar.argument is not None
     message = expander.session.rendered(expander.text(dollar.argument)) or "must be given"
     if value is Absence.UNSET:
-        remedy = f"give --set {dollar.name}=VALUE"
+        remedy = remedy_of(dollar.name)
         if dollar.name.isdigit():
             remedy = "give its arguments after --: -- ARG1 ..."
         return expander.session.unknown_at(dollar.line, dollar.source, f"({message})", remedy)
-    raise LineError(dollar.line, f"{dollar.source}: {message}: give --set {dollar.name}=VALUE")
+    raise LineError(dollar.line, f"{dollar.source}: {message}: {remedy_of(dollar.name)}")
 
 
 def _changed(expander: Expanding, dollar: Dollar, text: Text) -> Text:

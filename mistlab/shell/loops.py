@@ -27,7 +27,7 @@ from mistlab.shell.session import (
     taken_as,
     without_arguments,
 )
-from mistlab.shell.shell_text import LineError, Text, Unknown, is_placeholder, plain
+from mistlab.shell.shell_text import LineError, Text, Unknown, is_placeholder, plain, remedy_of
 from mistlab.shell.syntax import (
     Command,
     Comparison,
@@ -334,7 +334,7 @@ def run_for_in(runner: Runner, command: ForIn, state: State) -> None:
         values = [plain(session.source.settings[command.name], command.line)]
     state.status = 0
     if unknown := session.first_unknown(*values):
-        reason, remedy = unknown.reason, f"give --set {command.name}=VALUE"
+        reason, remedy = unknown.reason, remedy_of(command.name)
         value = session.unknown_at(command.line, f"${command.name}", reason, remedy)
         source = f"for {command.name} in ..."
         condition = runner.condition(command.line, source, unknown)

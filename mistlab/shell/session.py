@@ -14,6 +14,7 @@ from mistlab.shell.shell_text import (
     Word,
     joined,
     plain,
+    remedy_of,
 )
 from mistlab.shell.shell_text import is_placeholder as _is_placeholder
 from mistlab.shell.syntax import Command, Script, Simple
@@ -396,7 +397,7 @@ def absence_of(session: Session, name: str, line: int) -> Text | Absence:
     """Return why a variable is unset, or an unknown text for a variable that every shell or job
     sets.
     """
-    remedy = f"give --set {name}=VALUE"
+    remedy = remedy_of(name)
     value, note = session.facts.get(name, ("", ""))
     if value:
         return plain(value, line).assuming(frozenset((note,)))
@@ -417,7 +418,7 @@ def unset_text(session: Session, name: str, source: str, line: int) -> Text:
     if session.missing:
         at, path = session.missing[-1]
         reason += f" ({path}, which {session.at(at)} reads, was not found)"
-    text = session.unknown_at(line, source, reason, f"give --set {name}=VALUE")
+    text = session.unknown_at(line, source, reason, remedy_of(name))
     session.absent[text.chars] = name
     return text
 
@@ -479,7 +480,7 @@ def named(session: Session, name: str, text: Text) -> Text:
     unknown = session.first_unknown(text)
     if unknown is None or unknown.remedy:
         return text
-    better = session.unknown(replace(unknown, remedy=f"give --set {name}=VALUE"))
+    better = session.unknown(replace(unknown, remedy=remedy_of(name)))
     old = next(letter for letter in text.chars if session.first_unknown(Text(letter)) == unknown)
     return Text(text.chars.replace(old, better.chars), text.marks, text.assumed)
 

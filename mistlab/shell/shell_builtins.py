@@ -25,7 +25,7 @@ from mistlab.shell.session import (
     knows_arguments,
     scalar,
 )
-from mistlab.shell.shell_text import LineError, Text, Unknown, joined, plain
+from mistlab.shell.shell_text import LineError, Text, Unknown, joined, plain, remedy_of
 from mistlab.shell.syntax import Assignment, RawWord
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL | re.ASCII)
@@ -430,7 +430,7 @@ def _read(call: Call) -> Status:
     for number, name in enumerate(names if not array else []):
         value = fields[number] if number < len(fields) else Text()
         if unknown is not None:
-            reason, remedy = unknown.reason, f"give --set {name}=VALUE"
+            reason, remedy = unknown.reason, remedy_of(name)
             value = call.session.unknown_at(call.line, f"${name}", reason, remedy)
         assign(call.session, state, name, value)
     return unknown or int(stop < 0)

@@ -12,6 +12,13 @@ from mistlab.core.values import InputError
 _SET = re.compile(r"--set (\w+)=VALUE")
 
 
+def remedy_of(variable: str) -> str:
+    """The remedy that the user gives the value of a script's variable; ``Unknown.variable`` reads
+    the name back.
+    """
+    return f"give --set {variable}=VALUE"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknown:
     """A part of a script's text that is known only when the script runs.
