@@ -448,8 +448,9 @@ def _cluster(
         hardware = of_caller
     else:
         hardware = _with_gemm_rate(catalog.hardware(gpus.hardware), gpus.products_share)
-    hardware = with_kernel(hardware, *kernels[:3])
-    if kernels[3]:
+    attention_kernel, engine_share, tokens, by_copy_engines = kernels
+    hardware = with_kernel(hardware, attention_kernel, engine_share, tokens)
+    if by_copy_engines:
         hardware = with_copy_engines(hardware)
     in_node = RACK if hardware.node.is_rack else gpus_per_node or hardware.node.gpus
     used = min(num_gpus, in_node, hardware.node.gpus)
