@@ -1,8 +1,9 @@
 """Fits how many bytes torch's allocator reserves beyond the peak bytes of tensors, to training runs
 whose reserved peaks were measured.
 
-Two terms: bytes for each parameter of a rank's part of the largest layer, for the optimizer's step,
-and bytes that a stage with the head takes besides.
+The fitted bytes are the sum of two terms: for the optimizer step, a number of bytes for each
+parameter of a rank's part of the largest layer; and for the head, a constant on the stage that has
+it.
 """
 
 from collections.abc import Sequence
@@ -15,17 +16,17 @@ from mistlab.core.units import MIB_BYTES
 from mistlab.machine.hardware import Allocator
 from mistlab.stages.stage_batch import StageBatch, StageFigures
 
-# For each pipeline stage of a measured run: a rank's parameters of the largest layer and whether
-# the stage has the head, from which a fit predicts; the bytes that torch reserved beyond its
-# tensors; all reserved bytes.
+# A measured run as three arrays with a row for each pipeline stage. The first has what a fit
+# predicts from: a rank's parameters of the largest layer, and whether the stage has the head. The
+# others have the bytes that torch reserved beyond its tensors, and all bytes that it reserved.
 Beyond = tuple[Floats, Floats, Floats]
 
 DEFAULT_OUTSIDE_MIB = 300.0
 
 
 def beyond_tensors(figures: StageFigures, stages: StageBatch, reserved: Floats) -> Beyond:
-    """For each stage of a measured run, the bytes that torch's allocator reserved beyond predicted
-    tensors, with the two figures of the stage from which a fit predicts these bytes.
+    """For each stage of a measured run, the bytes that torch's allocator reserved beyond the
+    predicted bytes of tensors, with the two figures of the stage from which a fit predicts them.
     """
     shard = np.where(stages.zero >= 1, stages.data_parallel, 1)
     terms = np.stack([figures.largest_parameters / shard, stages.has_head * MIB_BYTES], axis=1)

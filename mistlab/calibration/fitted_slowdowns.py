@@ -2,11 +2,11 @@
 streams.
 
 Each set of transfers (copies and communication) has parameters: the sum of the transfers' speeds,
-how they share this sum, and how much compute and the transfers slow one another down. Smaller sets
-are fitted first, because the work of a larger set ends in a smaller one. The parameters of a set
-minimise the mean relative error of its rows.
+how they share this sum, and how much compute and the transfers slow one another down. They minimise
+the mean relative error of the measurements of that set. Smaller sets are fitted first: once a
+stream of a larger set has ended, the others run on as a smaller set.
 
-Axes: C rows; the four streams last.
+Array axes: C is the number of measurements; the last axis has the four streams.
 """
 
 from collections.abc import Sequence
@@ -37,12 +37,12 @@ TAKEN_STARTS = (0.02, 0.5)
 CAPACITY_STARTS = (0.1, 0.6)
 SHARE_STARTS = (-0.4, 0.4)
 
-# Fitted speeds of overlapping streams that add up to less than this are scaled to add up to one, as
-# where streams take turns: no GPU was measured to be so slow.
+# Where the fitted speeds of overlapping streams add up to less than this (a stream alone has speed
+# 1), they are scaled to add up to one, as if streams took turns: no GPU was measured to be slower.
 LEAST_SPEED = 0.8
 SMOOTH = 1e-3
-# The weight of a prior for slowdown factors that measurements hardly determine: transfers share the
-# link equally, and compute does not slow them.
+# The weight of a prior in the fit, which decides slowdown factors that measurements hardly
+# determine: it says that transfers share the link equally, and that compute does not slow them.
 PRIOR = 1e-3
 
 
@@ -97,7 +97,8 @@ def combined(groups: Sequence[GroupSlowdowns], rows: Sequence[OverlapRows]) -> I
     """The slowdown factors of a machine's overlapping streams, from factors fitted for each shape
     of communication group.
 
-    ``shared_links`` is chosen so that shapes predict one another's rows best.
+    ``shared_links`` (whether communication takes the links of copies to and from the host) is
+    chosen so that the factors of one shape are best predicted from those of the other shapes.
     """
     options = [
         Interference(shared_links=shared_links, groups=tuple(groups))
@@ -129,8 +130,8 @@ def left_out(machine: Interference, group: GroupSlowdowns) -> GroupSlowdowns:
 
 
 def _with_fitted_factors(rows: OverlapRows, factors: Floats, transfers: tuple[int, ...]) -> Floats:
-    """The slowdown factors of streams, fitted again for one set of transfers, both without and
-    beside compute.
+    """The slowdown factors of all sets of streams, after those of one set of transfers, with and
+    without compute beside it, were fitted to measurements.
     """
 
     def loss(parameters: Floats) -> float:
@@ -155,8 +156,8 @@ def _with_fitted_factors(rows: OverlapRows, factors: Floats, transfers: tuple[in
 
 
 def _in_turn_at_worst(factors: Floats, transfers: tuple[int, ...]) -> Floats:
-    """The slowdown factors of streams, limited so that overlapping streams never take longer than
-    one after another.
+    """The slowdown factors of streams, scaled so that overlapping streams take no longer than one
+    after another, if the fit made them much longer.
     """
     table = factors.copy()
     index = int(BITS[list(transfers)].sum())
@@ -178,12 +179,13 @@ def _starting_points(transfers: int) -> list[tuple[float, ...]]:
 
 
 def _with_factors(factors: Floats, transfers: tuple[int, ...], parameters: Floats) -> Floats:
-    """The slowdown factors of streams, in which those of one set of transfers are replaced by those
-    of a fit's parameters.
+    """A copy of the slowdown factors of all sets of streams, in which one set of transfers has the
+    factors that a fit's parameters stand for.
 
-    The first parameter is compute's factor, less one. The second is the logarithm of the transfers'
-    factor by compute. With several transfers there follow the logarithm of the sum of their speeds,
-    and for each transfer but the first the logarithm of its time relative to the first.
+    The first parameter is compute's slowdown factor, less one. The second is the logarithm of the
+    factor by which compute slows the transfers. A set of several transfers also has the logarithm
+    of the sum of their speeds without compute, and for each transfer but the first the logarithm of
+    its time relative to the first's.
     """
     compute, taken, *rest = parameters
     alone = np.ones(1)

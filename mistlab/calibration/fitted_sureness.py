@@ -1,5 +1,5 @@
 """Estimates how far measurements lie from predictions: the errors of runs that a fit did not use,
-the common error of all runs of one source, and the scatter of its runs around that.
+the common error of all runs of one source, and how single runs scatter around this common error.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints
 
-# Of fewer errors than this, the 90th percentile is not counted but estimated: a normal
-# distribution's, from their mean.
+# With fewer errors than this, their 90th percentile is estimated as their mean times the factor
+# below, as for errors that are normally distributed.
 FEW_RUNS = 20
 WIDTH_OF_MEAN = 2.06
 # The smallest share of a prediction by which measurements are assumed to differ from it, since
@@ -49,10 +49,10 @@ def trimmed_mean(errors: Floats) -> float:
 # The error of a source is distributed around the mean of its kind of run, and the error of a run
 # around that of its source. Both distributions are Student's t with few degrees of freedom, so a
 # few unusual sources do not widen bounds: expectation maximisation gives distant sources less
-# weight. A more general kind of run counts as a few more sources.
+# weight. The more general kind, to which a kind of run belongs, counts as a few more sources.
 #
-# Array axes: F is the number of folds, each of which leaves some runs out, and S the number of
-# sources.
+# Array axes: F is the number of cross-validation folds, each of which leaves some runs out, and S
+# the number of sources.
 
 FREEDOM = 3.0
 # The number of steps of expectation maximisation; further steps change results by less than a
@@ -149,7 +149,7 @@ def spreads_of_kinds(
     count: float,
 ) -> dict[str, SourceSpreads]:
     """The mean and variances of prediction errors for every kind of run, in each cross-validation
-    fold from the runs outside the fold.
+    fold estimated from the runs outside the fold.
     """
     shape = max(1, folds.max(initial=-1) + 1), sources.max(initial=-1) + 1
     wider = {own: of for names in kinds for own, of in zip(names, (*names[1:], ""), strict=True)}

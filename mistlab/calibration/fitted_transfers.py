@@ -1,6 +1,6 @@
 """Fits a latency and a bandwidth to measured transfers, by least squares of relative errors.
 
-Axes: C rows.
+Array axis: C is the number of transfers.
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,11 @@
 """Reads tables of measured kernels and collectives, and fits kernels' rates and collectives'
 latencies and bandwidths to them.
 
-A table of kernels has products by shape (columns ``m``, ``k``, ``n``, ``groups``, ``time_us``),
-fused attention (``sequence``, ``heads``, ``tflops``) and the bandwidth of memory, each in rows of
-its own (docs/reference/measurement-tables.md). Rates are fitted by least squares.
+A table of kernels has GEMMs by shape (columns ``m``, ``k``, ``n``, ``groups``, ``time_us``), fused
+attention (``sequence``, ``heads``, ``tflops``) and the memory bandwidth, each in rows of its own
+(docs/reference/measurement-tables.md). Rates are fitted by least squares.
 
-Axes: C rows.
+Array axis: C is the number of measurements.
 """
 
 import re
@@ -105,7 +105,8 @@ def _numbers(rows: Sequence[Row], name: str) -> Floats:
 def rate_of(rows: KernelRows, operators: OperatorClass) -> Rate:
     """The rate of one operator class, in operations and bytes per second, fitted to measured GEMMs.
 
-    Errors count by the square root of a product's time, so that sums over products are right.
+    A GEMM's error in seconds is divided by the square root of its measured seconds, so that the
+    predicted sum over all GEMMs is right.
     """
     terms = np.stack([rows.flop / TFLOP, rows.moved_bytes / GBYTES], axis=1)
     weights = rows.seconds**0.5
@@ -136,8 +137,8 @@ def held_out_error(rows: KernelRows, operators: OperatorClass) -> float:
 
 
 def attention_rows(table: KernelTable, operators: OperatorClass) -> KernelRows:
-    """The measurements of fused causal attention with many heads, as operations, bytes and seconds,
-    in the form of GEMMs.
+    """The measurements of fused causal attention with many heads, given like GEMMs: as operations,
+    moved bytes and seconds.
     """
     op = {"attention_forward": "sdp_fwd", "attention_backward": "sdp_bwd"}[operators]
     rows = [row for row in table.rows if row["op"] == op and float(row["heads"]) >= HEADS]
@@ -188,7 +189,7 @@ BEST_NEEDED = ("hardware", "operation", "precision", "tflops")
 class Best:
     """The ratio of a GPU's fastest 8-bit GEMM to its fastest 16-bit GEMM.
 
-    ``held_out`` is how far the ratios of the other machines are from it, in the mean.
+    ``held_out`` is the mean relative difference between this ratio and those of the other machines.
     """
 
     origin: Origin
@@ -244,9 +245,9 @@ def _best(rows: list[Row], hardware: str, precision: str) -> float | None:
 # print them.
 #
 # The bus bandwidth of an all-reduce over R ranks is 2 (R - 1) / R times its bytes per second.
-# All-gathers and reduce-scatters are not reduced in the switch, so they are as slow as a ring
-# all-reduce. A table that has all-reduces by size, and one size with and without rings, determines
-# both rates.
+# NVLink switches can compute an all-reduce, but no all-gather or reduce-scatter: each of these
+# takes half as long as an all-reduce by the ring algorithm. So all-reduces of several sizes, and
+# all-reduces of one size with and without rings, determine all three collectives.
 
 
 TESTS_NEEDED = ("hardware", "operation", "group_size", "nodes", "bytes", "algorithm", "busbw_GBps")
@@ -272,8 +273,8 @@ class TestedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTests:
-    """The fitted collectives of one machine, by the shape of the group; groups inside a node
-    first.
+    """The fitted latencies and bandwidths of one machine's collectives for each shape of group;
+    groups inside a node first.
     """
 
     origin: Origin
@@ -306,8 +307,8 @@ def read_collective_tests(path: Path, hardware: str) -> CollectiveTests:
 
 
 def _over_ring(rows: list[Row]) -> float:
-    """The time of a ring all-reduce over that of an all-reduce which the NVLink switch computes; 1
-    if the table lacks either.
+    """How many times as long a ring all-reduce takes as one that the NVLink switch computes; 1 if
+    the table lacks either.
     """
     rates: dict[bool, float] = {}
     for row in rows:

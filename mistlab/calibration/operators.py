@@ -113,7 +113,7 @@ def _batched_product(where: str, row: Row) -> tuple[float, float]:
 # layer graph, as in predictions. The operators of a class are summed, because a block runs all of
 # them.
 #
-# Array axis: C is the number of rows, each the sum over one class in a block of one size.
+# Array axis: C is the number of profiled blocks of different size or precision.
 
 
 # The operator class of each operator of a profiled transformer block, by the operator's name in the
@@ -199,9 +199,9 @@ def read_operator_table(
 ) -> OperatorTable:
     """Read the profiles of transformer blocks in a table.
 
-    With ``without_weight_gradients`` the backward times lack the weights' gradients; then each
-    product's forward time is added to its backward time. Operations and bytes are those in the
-    rows, or else those of the layer graph under Megatron.
+    With ``without_weight_gradients`` the table's backward times lack the weights' gradients; then
+    each GEMM's weight gradient is taken to last as long as its forward pass. Operations and bytes
+    are those in the rows, or else those of the layer graph with Megatron-LM's kernels.
     """
     origin, rows = read_rows(path, NEEDED, hardware=hardware)
     times: dict[tuple[Block, str], list[float]] = defaultdict(list)
@@ -332,8 +332,8 @@ def _work_in_rows(
     times: Mapping[tuple[Block, str], Sequence[float]],
     counted: Mapping[tuple[Block, str], tuple[float, float]],
 ) -> Mapping[str, float]:
-    """The operations and bytes of each operator class in a profiled block, from the table's own
-    columns; empty if a column is missing.
+    """The operations and bytes of each operator class in a profiled block, from the table's
+    columns; empty if the table does not have them for all operators of the block.
     """
     if any((block, name) in times and (block, name) not in counted for name in CLASS_OF_OPERATOR):
         return {}

@@ -1,11 +1,10 @@
 """Fits a few constants of the hardware, the engine and the cluster profile to the measured
 iteration times of whole training runs.
 
-Runs are taken as they are, so a constant stands for what training keeps up: the share of the best
-products, the bus bandwidth of collectives among the GPUs of a node and among nodes, the latency of
-groups that reach over nodes, the host's time for a block, what one cluster is late by. A few runs
-in a hundred are many times slow for reasons of their cluster; the fit counts large errors less than
-their square.
+A fitted constant is what whole runs sustain: the share of the fastest GEMMs' rate, the bus
+bandwidth of collectives inside a node and between nodes, the latency of groups that span nodes, the
+host's time for a block, the time by which one cluster is late. A few runs in a hundred are many
+times slower for reasons of their cluster, so the fit counts large errors less than by their square.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +23,8 @@ BACKWARD_SHARE = 0.8
 # probably common to all runs of a cluster.
 COMMON_ERROR = 0.05
 SMALLEST_MIB, LARGEST_MIB = 1.0, 1024.0
-# Shapes of groups of ranks: GPUs in a node, and number of nodes. First those inside one node, then
-# those over several nodes by name.
+# The shapes of rank groups whose collectives are fitted, each as GPUs in a node and number of
+# nodes: first the shapes inside one node, then those over several nodes, by name.
 INSIDE = ((2, 1), (4, 1), (8, 1))
 ACROSS = {"pair": (1, 2), "two": (8, 2), "four": (8, 4)}
 
@@ -128,7 +127,7 @@ def _of_exchange(exchange: ExpertExchange) -> dict[str, float]:
 
 
 def with_values(setting: ConstantSetting, values: Mapping[str, float]) -> ConstantSetting:
-    """The hardware, engine and cluster profile with new values of some constants."""
+    """The hardware, engine and cluster profile with some constants set to new values."""
     every = {**values_of(setting), **values}
     hardware, engine, profile = setting.hardware, setting.engine, setting.profile
     if profile is not None:

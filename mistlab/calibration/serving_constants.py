@@ -1,12 +1,12 @@
 """Fits the constants of serving engines to measured runs: products of factors for the engine, the
 GPU, the model, ..., each with a prior.
 
-A constant of a run is a product over levels (``engine_constants``); the logarithm of each factor
-has a prior of mean 0. Wide levels have wide priors, narrow ones narrow priors, so that a factor of
-a model on a GPU differs from 1 only where several runs ask for it. Outcomes are compared in
-logarithms; a robust weight keeps single runs far off from deciding (Gauss-Newton, reweighted).
+A constant of a run is the product of a factor for each level (``engine_constants``), such as its
+engine, GPU or model. The logarithm of each factor has a prior of mean 0, so a factor of a model on
+a GPU, for instance, differs from 1 only where several runs ask for it. Predicted and measured
+outcomes are compared in logarithms; outliers get less weight (iteratively reweighted Gauss-Newton).
 
-Axes: C runs, J constants, F factors.
+Array axes: C is the number of runs, J of constants, F of factors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -167,8 +167,8 @@ def _residuals(runs: MeasuredRuns, constants: Mapping[str, Floats]) -> Floats:
 
 
 def _linear(runs: MeasuredRuns, factors: _Factors, logs: Floats) -> tuple[Floats, Floats]:
-    """The residuals of all serving runs, and their derivatives by the logarithm of each
-    constant.
+    """The residuals of all serving runs, and their derivatives with respect to the logarithm of
+    each constant.
     """
     constants = _constants(runs, factors, logs)
     residuals = _residuals(runs, constants)

@@ -1,9 +1,9 @@
 """Fits each serving kernel's minimum time and its achieved shares of peak rates to tables of
 measured kernels.
 
-A table has one kernel a row: products, experts' blocks, attention of one layer when prompts are
-read and when tokens are decoded, and all-reduces. Each group of rows (GPU, engine, kind) gives one
-row of ``mistlab/catalog/serving_kernels.yaml``; errors count relatively, outliers a little.
+A table has one kernel in each row: GEMMs, feed-forward networks of experts, attention of one layer
+in prefill and in decoding, or all-reduces. Each group of rows (GPU, engine, kind) gives one row of
+``mistlab/catalog/serving_kernels.yaml``. The fit minimises relative errors; outliers count little.
 """
 
 import re
@@ -43,10 +43,10 @@ PRECISIONS = {
 # sweep.
 SMALLEST_WEIGHTS = 1e6
 # Attention over shorter contexts is left out: requests have longer ones, and in batches of
-# thousands of short contexts a request costs a constant time, whatever its keys and values.
+# thousands of short contexts a request takes a constant time, however many keys and values it has.
 SHORTEST_CONTEXT = 512
-# The constants of a kernel rate to fit, each with its initial, smallest and largest value; only
-# GEMMs have ``depth_s``, the seconds per value that is summed into an output, and only experts have
+# The constants of a kernel rate to fit, each with its initial, smallest and largest value. Only
+# GEMMs have ``depth_s``, the seconds per value that is summed into an output. Only experts have
 # ``rows_share``, the share of memory bandwidth at which tokens are moved.
 _FITTED: Mapping[str, tuple[float, float, float]] = {
     "floor_s": (3e-6, 1e-7, 1e-3),
@@ -209,9 +209,9 @@ def _all_reduce(rows: Sequence[Row]) -> Iterator[KernelGroup]:
         if row["op"] == "all_reduce" and row["dtype"] != "int8" and "eager" not in row["kernel"]
     ]
     for (hardware, engine, ranks), of_all in _grouped(plain, "hardware", "lib", "gpus"):
-        # Only the oldest version of a kernel library is fitted, which measured runs use too:
-        # versions were measured on different machines, with and without peer access over PCIe, so
-        # no fit matches both.
+        # Of each kernel library only the oldest version is fitted, which the measured serving runs
+        # use too. Versions were measured on different machines, with and without peer access over
+        # PCIe, so no fit matches several versions.
         oldest = min((row["version"] for row in of_all), key=_version)
         group = [row for row in of_all if row["version"] == oldest]
         gpu, count = gpu_named(hardware), int(ranks)

@@ -43,7 +43,7 @@ def read_rows(
     """Read the distinct rows of one measurement campaign and one machine from a table, each with
     its file and line.
 
-    With ``all_hardware`` rows of all machines are taken.
+    With ``all_hardware`` the rows of all machines are read.
     """
     content = _bytes_of_file(path)
     rows = _rows(path, content.decode("utf-8", errors="replace"), needed)

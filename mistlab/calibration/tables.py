@@ -23,10 +23,6 @@ from mistlab.calibration.table_rows import (
 )
 from mistlab.core.units import MIB_BYTES, MILLISECONDS
 
-# Reads measurement tables of transfers, and of overlapping compute and transfers
-# (docs/reference/measurement-tables.md).
-
-
 ALONE = ("iso_compute_ms", "iso_g2g_ms", "iso_c2g_ms", "iso_g2c_ms")
 TOGETHER = "latency_ms"
 KIND, BYTES = "kind", "bytes"
@@ -49,7 +45,7 @@ class GroupShape(NamedTuple):
     nodes: int
 
 
-# The shape of the pair of GPUs in a send: both in one node, or in two nodes.
+# The group shape of the two GPUs of a send: both in one node, or in two nodes.
 SENDS = {
     "intra_node": GroupShape(gpus_in_node=2, nodes=1),
     "inter_node": GroupShape(gpus_in_node=1, nodes=2),
@@ -74,7 +70,8 @@ class TransferTable:
     """Measured transfers with no other work at the same time, by shape of the group of ranks and
     kind of transfer.
 
-    ``spread`` is the range of repeated measurements as a share of their median; None without any.
+    ``spread`` is the range of repeated measurements as a share of their median; None if nothing was
+    measured twice.
     """
 
     origin: Origin
