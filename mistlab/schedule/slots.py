@@ -1,8 +1,8 @@
 """Lists the tasks (computation, collectives, copies) that overlap while one layer computes (slot
 tables), and names single tasks (actions).
 
-The schedule is written only here: the closed form sums a table's slots, the event simulator plays
-them, and the runtime executes them. Each engine has tables of its own (``mistlab.engines``).
+The schedule is written nowhere else: the closed form sums a table's slots, the event simulator
+plays them, and the runtime executes them. Each engine has slot tables (``mistlab.engines``).
 """
 
 import re
@@ -94,16 +94,17 @@ def _parts(text: str) -> dict[str, Any]:
 Stream = Literal["compute", "gpu_to_gpu", "host_to_device", "device_to_host"]
 Phase = Literal["first_forward", "forward", "backward", "last_backward", "step"]
 Place = Literal["ahead", "here", "behind"]
-# How a stage sends activations and gradients: "overlapped", while its next pass runs; "blocking",
-# before its next pass; "meeting", before its next pass and with the receiver blocked too; "split",
-# while its next pass runs, with each tensor-parallel rank sending a part that the receivers gather.
+# How a stage sends activations and gradients. "overlapped": its next pass runs meanwhile.
+# "blocking": its next pass waits for the send. "meeting": its next pass waits, and the receiver
+# computes nothing meanwhile either. "split": its next pass runs meanwhile, and each tensor-parallel
+# rank sends a part, which the receivers gather.
 Sends = Literal["overlapped", "blocking", "meeting", "split"]
 IN_TURN: tuple[Sends, ...] = ("blocking", "meeting")
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
-# The ZeRO levels from which gradients (2) and weights (3) are sharded. Sharded gradients are
-# reduced from ring buffers, sharded weights gathered into them.
+# The lowest ZeRO levels that shard gradients (2) and weights (3). Sharded gradients are reduced
+# from ring buffers; sharded weights are gathered into ring buffers.
 SHARDED_GRADIENTS = 2
 SHARDED_WEIGHTS = 3
 
@@ -112,9 +113,9 @@ SHARDED_WEIGHTS = 3
 class Task:
     """A row of a slot table: a task that runs on one stream while a layer computes.
 
-    ``place`` says which layer the task is for: the one that computes (here), one whose turn comes
-    later (ahead), or one whose turn is over (behind). ``from_zero`` is the lowest ZeRO level with
-    this task.
+    ``place`` says which layer the task is for: the one that computes ("here"), one that computes
+    later ("ahead"), or one that has computed ("behind"). ``from_zero`` is the lowest ZeRO level
+    with this task.
     """
 
     stream: Stream
@@ -134,12 +135,11 @@ class Task:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
     """A slot table: for each phase of an iteration, the tasks that overlap while one layer
-    computes.
+    computes; and how stages send to one another.
 
-    It also says how stages send to one another.
-
-    A layer's slot lasts until all of its tasks are done. ``depth`` is the distance, in layers, of
-    "ahead" and "behind"; with 0 all tasks of a slot are one layer's, one after another. With
+    A layer's time slot lasts until all of its tasks are done. Besides those of the computing layer
+    it has tasks of the layers that compute ``depth`` slots later ("ahead") and earlier ("behind").
+    With depth 0 all tasks of a slot are for one layer, and run one after another. With
     ``overlaps_tensor_backward`` tensor-parallel ranks reduce the gradient of a layer's input while
     they compute the gradients of its weights.
     """
@@ -154,12 +154,12 @@ class Template:
 # The tasks that each engine's slot tables combine (``mistlab.engines``).
 FORWARD = Task(stream="compute", kind="F")
 BACKWARD = Task(stream="compute", kind="B")
-# All-gathers of weights: for every pass if they are sharded (ZeRO-3), or once after the optimizer
-# step if that is sharded (ZeRO-1 and 2).
+# All-gathers of weights: for every pass if weights are sharded (ZeRO-3), or once after the
+# optimizer step if only optimizer states are (ZeRO-1 and 2).
 GATHER_SHARDED = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=SHARDED_WEIGHTS)
 GATHER_STEPPED = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=1)
-# Reductions of gradients: after every backward pass if they are sharded (ZeRO-2 and 3), otherwise
-# in the last backward pass only.
+# Reductions of gradients: after every backward pass if gradients are sharded (ZeRO-2 and 3),
+# otherwise in the last backward pass only.
 REDUCE_SHARDED = Task(stream="gpu_to_gpu", kind="R", place="behind", from_zero=SHARDED_GRADIENTS)
 REDUCE = Task(stream="gpu_to_gpu", kind="R", place="behind")
 
@@ -175,6 +175,6 @@ def evict(kind: Kind, at: Place = "behind") -> Task:
     """A task that copies weights, gradients, optimizer states or activations (by ``kind``) to the
     host.
 
-    They are of a layer that computed before, or of the one at ``at``.
+    ``at`` says which layer they belong to: by default one that has computed.
     """
     return Task(stream="device_to_host", kind=kind, direction=">", place=at)

@@ -32,8 +32,9 @@ Lane = Literal[
     "receive_forward_up",
     "receive_backward_up",
 ]
-# A stage sends messages on one queue and receives them on another. If it sends in two directions,
-# since the model's parts lie in a V, it has a second pair of queues ("up").
+# Forward and backward messages have a queue each for sending and for receiving. Where a pipeline is
+# laid out in a V, activations also go from a later to an earlier stage; messages in this direction
+# have queues of their own ("up").
 Transfer = Literal["send", "receive"]
 LANES: tuple[Lane, ...] = get_args(Lane)
 
@@ -78,7 +79,7 @@ _TRANSFERS: Mapping[tuple[Transfer, PassKind, bool], Lane] = {
 
 # What identifies a pass in a pipeline: its stage, kind, chunk and micro-batch.
 PassKey = tuple[int, PassKind, int, int]
-# The passes of the stages are cached for this many pipelines.
+# The passes of all stages are cached for this many pipelines.
 _MOST_KEPT = 64
 
 
@@ -87,10 +88,11 @@ class StagePass:
     """A pass of a micro-batch through a chunk of a stage; ``number`` is its index in the stage's
     order.
 
-    ``phase`` is ``first_forward`` for the first F of a chunk. It is ``last_backward`` for the
-    chunk's last B, or for its last W if the stage has W (then all its B are ``backward``).
-    ``is_first`` marks the first pass of its kind in its chunk, with which sums of gradients begin.
-    ``comes_from`` and ``goes_to`` are None at the model's ends and for W.
+    Its kind is F (forward), B (backward) or W (weight gradients). ``phase`` is ``first_forward``
+    for a chunk's first F, and ``last_backward`` for its last B, or for its last W if the stage has
+    W. ``is_first`` marks a chunk's first pass of each kind, with which sums of gradients begin.
+    ``comes_from`` and ``goes_to`` are the chunks before and after this pass; None at the model's
+    ends and for W.
     """
 
     stage: int
@@ -131,12 +133,10 @@ class StagePass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagePasses:
-    """The passes of a stage in order; ``most_held`` is the largest number of its micro-batches in
-    flight at once.
+    """The passes of a stage, in the order in which the stage runs them.
 
-    Micro-batches are summed over the stage's chunks.
-
-    ``placement`` says where the parts of all stages lie.
+    ``most_held`` is the largest number of micro-batches in flight at once, added up over the
+    stage's chunks. ``placement`` says which stage holds each part of the model.
     """
 
     passes: tuple[StagePass, ...]
@@ -199,7 +199,7 @@ def _of_stage(order: PipelineOrder, stage: int) -> StagePasses:
     first: dict[tuple[PassKind, int], int] = {}
     last: dict[tuple[PassKind, int], int] = {}
     # A pass's phase, source and destination depend only on its kind, its chunk, and whether it is
-    # the first or last of these.
+    # the first or the last pass with this kind and chunk.
     for number, action in enumerate(actions):
         first.setdefault((action.kind, action.chunk), number)
         last[action.kind, action.chunk] = number
@@ -255,17 +255,17 @@ def _most_held(actions: Sequence[OrderedPass], *, frees: PassKind) -> int:
 
 
 # Kinds of tasks that handle weight gradients: R reduces them, G copies them to or from the host, O
-# does so with optimizer states.
+# offloads them for an optimizer step on the host, or copies optimizer states.
 _OF_GRADIENTS: frozenset[Kind] = frozenset({"R", "G", "O"})
 
 
 def rows_of_pass(rows: Sequence[Task], stage_pass: StagePass, *, splits: bool) -> tuple[Task, ...]:
     """Select the tasks of a pass from the rows of the slot table for its phase.
 
-    Where weight gradients have their own passes (W), row B stands for a W pass's computation, too.
-    An input-gradient pass (B) gathers and swaps in the data that it computes with. Gradients are
-    swapped, reduced, and offloaded for an optimizer step on the host in the pass that computes them
-    (W).
+    A backward pass may be split into a pass for input gradients (B) and one for weight gradients
+    (W). Then row B stands for the computation of both. The B pass also has the tasks that gather
+    weights and swap weights and activations. The W pass has those that reduce and swap gradients,
+    or offload them for an optimizer step on the host.
     """
     if not splits or stage_pass.kind == "F":
         return tuple(rows)
@@ -315,15 +315,15 @@ class StageReceipts:
 NO_RECEIPTS = StageReceipts(())
 
 
-# Identifies messages of one kind between two stages by the receiving stage, the kind of passes (F
-# or B), and the sending stage.
+# What messages of one kind between two stages have in common: the receiving stage, the kind of
+# passes (F or B), and the sending stage.
 _Way = tuple[int, PassKind, int]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Message:
-    """A message from a pass of one stage to a pass of another, with the receiver's pass before
-    which the receive is posted.
+    """A message from a pass of one stage to a pass of another. ``before`` is the number of the
+    receiver's pass before which the receive is posted.
     """
 
     source: StagePass
@@ -335,9 +335,9 @@ class _Message:
 def receipts_of(passes: tuple[StagePasses, ...], rooms: int) -> tuple[StageReceipts, ...]:
     """The messages that each stage receives, in the order in which it posts the receives.
 
-    A send ends when it is received, and a stage has buffers for ``rooms`` outputs in transit. So a
-    stage posts a receive one pass before the pass that needs the message. Where that would
-    deadlock, the receiver posts earlier and has more buffers. Messages of one kind from one
+    A send ends when it is received, and a stage has buffers for ``rooms`` outputs that are not yet
+    received. So a stage posts a receive one pass before the pass that needs the message. Where this
+    would deadlock, the receiver posts earlier and has more buffers. Messages of one kind from one
     neighbour are received in the order in which the neighbour sends them.
     """
     ways = _messages(passes)
@@ -346,8 +346,8 @@ def receipts_of(passes: tuple[StagePasses, ...], rooms: int) -> tuple[StageRecei
 
 
 def _messages(passes: Sequence[StagePasses]) -> dict[_Way, list[_Message]]:
-    """The messages between stages in the order of sending, by receiver, kind of passes and
-    sender.
+    """The messages between stages, for each receiver, kind of passes and sender, in the order of
+    sending.
     """
     needed: dict[PassKey, StagePass] = {
         one.needs: one for of_stage in passes for one in of_stage if one.needs is not None
@@ -426,8 +426,8 @@ class _DryRun:
 
 
 class _ReceiptKey(NamedTuple):
-    """A sort key for the receives of a stage: by the pass before which they are posted, and in
-    order for each kind and sender.
+    """A sort key for the receives of a stage: by the pass before which they are posted, then so
+    that messages of one kind and sender keep their order.
     """
 
     before: int
@@ -442,7 +442,7 @@ def _with_rooms(stage: int, ways: dict[_Way, list[_Message]], rooms: int) -> tup
         for number, message in enumerate(messages if receiver == stage else ()):
             latest = max(latest, message.of.number)
             turns.append((_ReceiptKey(message.before, latest, number), message))
-    # The number of the pass until which each receive buffer of the stage is in use.
+    # For each receive buffer of the stage, the number of the last pass that uses it so far.
     taken: dict[int, int] = {}
     receipts = []
     for turn, message in sorted(turns, key=lambda pair: pair[0]):

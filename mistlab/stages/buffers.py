@@ -1,8 +1,8 @@
 """Lists the buffers that each kind of task (forward, all-gather, offload, ...) reads and writes,
 and derives from them which tasks wait for which.
 
-A buffer is a name with the number of a layer, or of a ring's entry. Weights, gradients and
-optimizer state have a part on the device and a part on the host.
+A buffer is named by what it holds and a number: that of a layer, or of an entry in a ring buffer.
+Weights, gradients and optimizer states have a part on the GPU and a part on the host.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -96,10 +96,9 @@ class Touched:
     def forward(self) -> tuple[Buffers, Buffers]:
         """The buffers of task F (forward): it reads the layer's weights and computes.
 
-        It reuses the activation memory of the layer that had the same ring entry before, so it
-        waits until those activations are offloaded.
-
-        This holds for embedding and head too: they offload nothing, but take an entry.
+        It reuses the activation memory of the layer that had the same entry of the ring buffer
+        before, so it waits until those activations are offloaded. Embedding and head wait too: they
+        offload nothing, but take an entry.
         """
         leaves = self.shape.offload.activations > 0
         reads = (self.weights, *self.borrowed("weights"))
@@ -108,7 +107,8 @@ class Touched:
         return reads, ((("leaving", self.entry),) if leaves else ())
 
     def backward(self) -> tuple[Buffers, Buffers]:
-        """The buffers of task B (backward): it reads the layer's weights and fetched activations.
+        """The buffers of task B (backward): it reads the layer's weights and the activations that
+        were fetched from the host.
 
         It also accumulates weight gradients, unless task W does.
         """
@@ -149,16 +149,16 @@ class Touched:
         return reads, (self.exchange, ("host optimizer", self.layer))
 
     def leave_for_step(self) -> tuple[Buffers, Buffers]:
-        """The buffers of task O>, which offloads the layer's optimizer states after the step, or
-        its gradients for a step on the host.
+        """The buffers of task O>, which offloads the layer's optimizer states after the step; if
+        the host takes the step, it offloads the layer's gradients.
         """
         if self.shape.steps_on_host:
             return (self.sums,), (self.exchange,)
         return (self.state,), (("host optimizer", self.layer),)
 
     def come_for_step(self) -> tuple[Buffers, Buffers]:
-        """The buffers of task O<, which fetches the layer's optimizer states for the step, or its
-        weights after a step on the host.
+        """The buffers of task O<, which fetches the layer's optimizer states for the step; if the
+        host takes the step, it fetches the new weights.
         """
         if self.shape.steps_on_host:
             return (), (self.exchange, self.weights, *self._resident())
@@ -187,8 +187,8 @@ class Touched:
         return (("weights", self.layer),) if keeps else ()
 
     def _squares(self, *, reduced: bool) -> Buffers:
-        """The buffer for the gradient norm, to which the last task that uses a layer's gradients
-        adds their squares.
+        """The buffer to which the last task that uses a layer's gradients adds their squares, for
+        the gradient norm; none for other tasks.
         """
         is_last = self.phase == "last_backward" and reduced == (self.shape.replicas > 1)
         return (("squares", self.layer),) if is_last else ()
@@ -250,16 +250,17 @@ class Hazards:
     ) -> tuple[int, ...]:
         """Add the next task of a queue, and return the tasks that it must wait for.
 
-        Each of these tasks is given as the number of tasks that were issued since it.
+        Each task to wait for is returned as a distance: 1 is the task issued just before.
 
-        The next task comes after the tasks ``after``, whatever buffers it uses. Other rules let it
-        begin only when the tasks ``ended`` have ended and the tasks ``started`` have started.
+        The next task also waits for the tasks ``after``, whatever buffers it uses. Other rules
+        already ensure that it starts only when the tasks ``ended`` have ended and the tasks
+        ``started`` have started, so these need no wait.
         """
         number, own_lane = len(self._lanes), self._numbers[lane]
         clock = self._known(lane, ended, started)
         waits = []
-        # Waiting for an earlier task never implies that a later one has ended, so the latest come
-        # first.
+        # Waiting for an earlier task never implies that a later task has ended, so the latest tasks
+        # are tried first.
         for source in sorted(self._sources(reads, writes).union(after), reverse=True):
             if clock[self._lanes[source]] <= self._places[source]:
                 waits.append(number - source)
@@ -281,8 +282,8 @@ class Hazards:
         return self._clocks[by_end_of][self._lanes[task]] > self._places[task]
 
     def _known(self, lane: str, ended: Iterable[int], started: Iterable[int]) -> Clock:
-        """For each queue, the number of tasks that have ended before the next task of this queue,
-        whatever buffers that task uses.
+        """The number of tasks of each queue that have certainly ended when the next task of queue
+        ``lane`` starts, before any waits for buffers.
         """
         clock: Clock = (0,) * len(self._numbers)
         for source in (*self.last(lane), *ended):

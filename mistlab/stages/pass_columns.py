@@ -1,5 +1,5 @@
-"""Derives the tasks of simulated passes as columns, with their dependencies inside a pass and
-between passes.
+"""Derives the tasks of a stage's simulated passes as columns, and which tasks wait for which,
+within a pass and between passes.
 """
 
 from collections import defaultdict
@@ -16,8 +16,8 @@ from mistlab.stages.buffers import RINGS, TOUCHES, Buffer, Buffers, Touched, Tou
 from mistlab.stages.pass_tasks import COMPUTING, Pace, PassTask, PassTasks, leaves_of, near
 from mistlab.stages.stage_shape import ChunkLayers, StageShape, goes_up, layer_at, ring_entries
 
-# Lists the buffers that tasks use in simulated passes where they differ from the runtime's. The
-# simulator gives some tasks a buffer of their own that share one in the runtime
+# Lists the buffers of simulated tasks where they differ from those of the runtime: some tasks that
+# share a buffer in the runtime have separate buffers in the simulator
 # (docs/decisions/0016-waits.md).
 
 
@@ -40,8 +40,8 @@ def _backward(touched: Touched) -> tuple[Buffers, Buffers]:
 def _step(touched: Touched) -> tuple[Buffers, Buffers]:
     """The buffers of task S (optimizer step).
 
-    It takes no entry of the weights' ring buffer if only gathers (U) fill it; for weights that P>
-    offloads it has a buffer of its own.
+    It writes weights that are offloaded (P>) to a buffer of their own, too. For other weights it
+    uses no entry of the weights' ring buffer, which only gathers (U) fill.
     """
     reads, writes = touched.step()
     if touched.shape.offload_of(touched.layer).weights > 0:
@@ -69,7 +69,8 @@ def _evict_activations(touched: Touched) -> tuple[Buffers, Buffers]:
 def _fetch_activations(touched: Touched) -> tuple[Buffers, Buffers]:
     """The buffers of task A<, which fetches activations.
 
-    It also uses the buffer from which they left, since the runtime frees both together.
+    It also uses the buffer from which activations are offloaded, since the runtime frees both
+    together.
     """
     return (_away(touched),), (("returned", touched.entry), ("leaving", touched.entry))
 
@@ -102,7 +103,7 @@ NOT_PLAYED = ("let go",)
 
 
 _Entry = TypeVar("_Entry")
-# The tasks that wait for a task, each as the number of places after it in issue order.
+# For one task, the tasks that wait for it: how many tasks each of them comes after it.
 Offsets = tuple[int, ...]
 # The dependencies of at most this many distinct passes are cached.
 MOST_KEPT = 1024
@@ -112,7 +113,7 @@ MOST_KEPT = 1024
 class PassShape:
     """What determines the tasks of a pass and their dependencies.
 
-    ``rows`` are the rows of its phase in the slot table; ``names`` names the tasks of each layer.
+    ``rows`` are the slot table's rows for the pass's phase; ``names`` has each layer's task names.
     """
 
     rows: tuple[Task, ...]
@@ -129,10 +130,9 @@ class PassColumns:
     Of many equal layers in sequence, only a few are derived, and the tasks around the middle one
     are repeated.
 
-    ``after_end`` and ``after_start`` hold, for each task, the offsets of the tasks that wait for
-    it; ``waits`` counts the tasks that it waits for. ``opening`` tasks wait until the pass before
-    has computed. ``late`` tasks may end after this pass has computed. The next pass computes only
-    after the ``closing`` tasks.
+    ``after_end`` and ``after_start`` say which tasks wait for each task's end and start; ``waits``
+    is how many tasks each waits for. ``opening`` tasks wait until the pass before has computed.
+    ``late`` tasks may end after this pass. The next pass computes only after ``closing`` tasks.
     """
 
     rows: list[Task]
@@ -149,13 +149,13 @@ class PassColumns:
     buffers: frozenset[str | int]
 
     def of_slot(self, slot: int) -> tuple[object, ...]:
-        """The tasks around one layer without its position in the pass, to compare layers."""
+        """The columns of the tasks in one time slot, without positions, to compare slots."""
         begin, end = self._span(slot)
         columns = (self.rows, self.after_end, self.after_start, self.waits, self.opening, self.late)
         return tuple(column[begin:end] for column in columns)
 
     def reach(self) -> int:
-        """The most layers between a task's layer and that of a task that waits for it."""
+        """The largest number of time slots between a task and a task that waits for it."""
         waiting = zip(self.slots, self.after_end, self.after_start, strict=True)
         return max(
             abs(self.slots[number + offset] - slot)
@@ -164,7 +164,7 @@ class PassColumns:
         )
 
     def repeating(self, slot: int, times: int) -> "PassColumns":
-        """The columns of a pass in which the tasks around one layer are repeated more often."""
+        """The columns of a pass with more layers: one time slot is repeated ``times`` times."""
         begin, end = self._span(slot)
 
         def more(column: list[_Entry]) -> list[_Entry]:
@@ -218,7 +218,7 @@ def _longest_run(names: Sequence[frozenset[str]]) -> tuple[int, int]:
 
 
 def _is_steady(columns: PassColumns, slot: int, around: int) -> bool:
-    """Whether the tasks around a layer can be repeated to stand for further equal layers.
+    """Whether the tasks of a time slot can be repeated to stand for further equal layers.
 
     The slots around it must have the same tasks and the same dependencies, and no task may wait for
     one further away.
@@ -267,7 +267,7 @@ def _offsets(pairs: Sequence[tuple[int, int]], tasks: int) -> list[Offsets]:
 
 
 def pass_of(shape: PassShape) -> StagePass:
-    """Make a pass of this phase whose stage and micro-batch stand for all others."""
+    """Make a pass of this phase, with a stage and a micro-batch that stand for any other."""
     return StagePass(
         stage=0,
         number=0,
@@ -331,10 +331,10 @@ class PassWaits:
     """The tasks of one pass as columns, and which of them later passes of the stage may wait for.
 
     ``computing`` are the tasks F or B of the pass's layers. ``kinds`` has the first and the last
-    task of each name. ``releases`` are the tasks of the last layers that free buffers
-    (``make_room``) for other layers. ``brought`` has layers with the tasks that fetch their
-    activations from the host; ``sent`` has layers with the tasks that offload them, which may end
-    late. Layers and entries of rings count from zero.
+    task of each other name. ``releases`` has for each of the last layers the tasks that free its
+    buffers; ``make_room`` is the set of them all. ``brought`` has layers with the tasks that fetch
+    their activations from the host; ``sent`` has layers with the tasks that offload them and may
+    end late. Layers and ring entries count from zero.
     """
 
     def __init__(self, shape: PassShape, columns: PassColumns) -> None:
@@ -383,7 +383,7 @@ class PassWaits:
         return self._first[key]
 
     def late_uses(self, entries: int, first_layer: int) -> Mapping[Buffer, Uses]:
-        """The last tasks of the pass to use each buffer, of those that may end late.
+        """For each buffer, the last tasks that use it among those that may end after the pass.
 
         The arguments are those of ``first_uses``.
         """
@@ -453,7 +453,7 @@ class PassWaits:
 
 
 class FirstUses(dict[Buffer, Uses | None]):
-    """The first tasks of a pass that use each buffer, found only when they are asked for."""
+    """The first tasks of a pass that use each buffer, derived only when asked for."""
 
     def __init__(self, waits: PassWaits, entries: int, first_layer: int) -> None:
         self.waits = waits
@@ -467,7 +467,7 @@ class FirstUses(dict[Buffer, Uses | None]):
 def pass_waits(
     template: Template, phase: Phase, zero: int, names: Sequence[frozenset[str]]
 ) -> PassWaits:
-    """Make the columns of a pass through layers, from the names of each layer's tasks."""
+    """The tasks of a pass as columns, and which of them later passes may wait for."""
     rows, depth = template.phases[phase], template.depth
     return _waits(PassShape(rows=rows, depth=depth, phase=phase, zero=zero, names=tuple(names)))
 
@@ -491,9 +491,9 @@ class PassLinks:
     computed (``mistlab.stages.pass_tasks``). So only tasks that may end later matter here: tasks of
     the last layers, and tasks whose buffers are used again.
 
-    ``computed`` is the task of the last layer in the pass before. ``holding`` is the task that the
-    next pass computes after: the same task, or a send that blocks. Both are -1 before the first
-    pass.
+    ``computed`` is the task that computes the last layer of the previous pass. ``holding`` is the
+    task after which the next pass computes: the same task, or a send that blocks. Both are -1
+    before the first pass.
     """
 
     def __init__(self, depth: int) -> None:
@@ -505,8 +505,8 @@ class PassLinks:
         # The previous pass, the numbers of its first task and first layer, and the number of layers
         # that passes had visited before it.
         self._before: tuple[PassWaits, int, int, int] | None = None
-        # The tasks that free the buffers of each of the last layers visited. Below, the last tasks
-        # to use each buffer.
+        # The tasks that free the buffers of each of the last layers visited, and in ``_late`` the
+        # last tasks that use each buffer.
         self._releases: list[list[int]] = [[] for _ in range(self.of_ring)]
         self._late: dict[Buffer, Uses] = {}
         self._fleeting: list[Buffer] = []
@@ -547,7 +547,7 @@ class PassLinks:
         self._releases = [*self._releases, *freed][-self.of_ring :]
 
     def _leave(self, waits: PassWaits, begin: int, first_layer: int, layers_passed: int) -> None:
-        """Record which buffers a pass's late tasks still use, once another pass follows it."""
+        """Record the buffers that tasks of a pass may still use after the pass has computed."""
         entries = layers_passed % self.of_ring
         self._fleeting = []
         for buffer, uses in waits.late_uses(entries, first_layer).items():

@@ -36,7 +36,8 @@ class PassTask:
     """A task of a pass: a row of the table of tasks that overlap while a layer computes (the slot
     table), applied to one layer of the pass.
 
-    ``entry`` is the place of its layer in the rings. A task of memory has no layer.
+    ``entry`` is the entry of the ring buffers that the layer uses. A task that only allocates or
+    frees memory is for no layer.
     """
 
     name: str
@@ -173,7 +174,7 @@ class PassTasks:
 
 
 def _stepping_on_host(template: Template) -> Template:
-    """The slot table for optimizer steps on the host.
+    """An engine's slot table, changed for optimizer steps on the host.
 
     Gradients are offloaded for the step (O>) in the last backward pass, rather than in the next
     first forward pass.
@@ -202,12 +203,12 @@ _BEFORE = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PacedTasks:
-    """The tasks of a pass in the order of the slot table, and pairs of tasks of which the second
-    waits for the first.
+    """The tasks of a pass in the order of the slot table, and which of them wait for which.
 
-    A pair is a task, and another task that waits for its end or its start. ``opening`` tasks wait
-    until the pass before has computed. ``late`` tasks may end after this pass has computed. The
-    next pass computes only after the ``closing`` tasks.
+    ``for_ends`` and ``for_starts`` are pairs of task numbers: the second task waits until the first
+    has ended, or has started. ``opening`` tasks wait until the pass before has computed. ``late``
+    tasks may end after this pass has computed. The next pass computes only after the ``closing``
+    tasks.
     """
 
     tasks: Sequence[PassTask]
@@ -356,7 +357,7 @@ def _queue(task: PassTask) -> str:
 
 
 def near(buffers: Buffers) -> Buffers:
-    """The buffers without those of activations on the host, for which tasks wait by layer and
-    micro-batch.
+    """The buffers other than those of activations on the host: waits for these are derived from
+    layers and micro-batches instead.
     """
     return tuple(buffer for buffer in buffers if buffer[0] != _AWAY)

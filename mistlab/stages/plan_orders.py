@@ -59,10 +59,8 @@ _AFTER: tuple[tuple[PassKind, PassKind, str], ...] = (
 def named_order(name: str, num_stages: int, micro_batches: int) -> PipelineOrder:
     """Write out the pipeline order with this name, pass by pass.
 
-    Refuses numbers of stages and micro-batches for which it is not defined.
-
-    Orders that the package itself writes are not checked each time, since that would take longer
-    than writing them.
+    Refuses numbers of stages and micro-batches for which the order is not defined. A named order is
+    not checked each time, since that would take longer than writing it.
     """
     if num_stages * micro_batches > MOST_OF_ORDER:
         refuse(
@@ -204,9 +202,8 @@ def check_order(plan: Plan) -> None:
 
 
 def order_of_plan(plan: Plan) -> PipelineOrder:
-    """The order in which each stage of a plan runs its passes.
-
-    Refuses an order in which the stages cannot run their passes.
+    """The order in which each stage of a plan runs its passes; refuses an order in which the stages
+    cannot run their passes.
     """
     if plan.order in ORDERS:
         check_order(plan)
@@ -285,8 +282,8 @@ def _text(path: Path, most_bytes: int) -> str:
 
 
 def _most_bytes(plan: Plan) -> int:
-    """The most bytes that an order file of a plan can have, if a stage has a chunk for each
-    block.
+    """The largest possible size of an order file of a plan in bytes, if a stage has a chunk for
+    each block.
     """
     chunks = min(stage.layers for stage in plan.stages)
     word = _MARKS + len(str(chunks)) + len(str(plan.micro_batches))
@@ -296,21 +293,20 @@ def _most_bytes(plan: Plan) -> int:
 # Finds the points in a pipeline order at which a stage has the most micro-batches in flight.
 
 
-# The beginning of a pass: its kind and chunk, whether optimizer steps overlap with it, and the
-# chunk whose activations are still being offloaded (if any).
+# The circumstances in which a pass begins: its kind and chunk, whether optimizer steps overlap with
+# it, and the chunk whose activations are still being offloaded (if any).
 _Begin = tuple[PassKind, int, bool, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassMoments:
-    """The numbers of micro-batches in flight in each chunk of a stage when passes of one kind and
-    chunk begin; only the largest ones are kept.
+    """The micro-batches in flight in each chunk of a stage when passes of one kind and chunk begin;
+    only the largest numbers are kept.
 
-    The numbers are (K, 2 V).
-
-    ``held`` counts micro-batches as ``HeldMoments`` does. During passes with ``first_forward``,
-    layers also run their optimizer steps. If a chunk is ``leaving``, its activations are still
-    being offloaded.
+    ``held`` has them as ``HeldMoments`` has: a row for each moment, two columns for each chunk (K,
+    2 V). With ``first_forward``, the passes are the chunk's first, during which layers also run
+    their optimizer steps. ``leaving`` is the chunk whose activations are still being offloaded, if
+    any.
     """
 
     kind: PassKind
@@ -322,14 +318,13 @@ class PassMoments:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldMoments:
-    """The largest numbers of micro-batches in flight on one stage, when its passes begin.
+    """The largest numbers of micro-batches in flight on stage number ``stage`` at any moment
+    between its passes.
 
-    The stage has the number ``stage``.
-
-    A moment (a row of K) has two numbers for each chunk (2 V): first, for all chunks, micro-batches
-    between their forward and their backward pass, then micro-batches between their backward pass
-    and their pass for weights. The fullest moments are a Pareto frontier: at no other moment are
-    all numbers as large.
+    A moment is a row of two numbers for each of V chunks (K, 2 V): first, for all chunks, the
+    micro-batches between their forward and their backward pass, then the micro-batches between
+    their backward and their weight-gradient pass. Only a Pareto frontier is kept: a moment is left
+    out if at another one all numbers are as large or larger.
 
     ``every`` is the frontier of all moments; ``of_whole`` that of the moments at which every chunk
     holds a micro-batch between its forward and its backward pass; ``begins`` those of the moments
@@ -345,9 +340,7 @@ class HeldMoments:
 
     @classmethod
     def of(cls, passes: StagePasses, stage: int) -> HeldMoments:
-        """Find the points with the most micro-batches in flight, for a stage that runs these
-        passes.
-        """
+        """Find the moments with the most micro-batches in flight, if a stage runs these passes."""
         chunks = passes.chunks
         held, reached = [0] * (2 * chunks), set()
         begins: dict[_Begin, set[tuple[int, ...]]] = defaultdict(set)
@@ -413,7 +406,7 @@ class HeldMoments:
 
 @lru_cache(maxsize=1024)
 def moments_in(order: str, num_stages: int, micro_batches: int) -> tuple[HeldMoments, ...]:
-    """The points with the most micro-batches in flight, for each stage of a pipeline with a named
+    """The moments with the most micro-batches in flight, for each stage of a pipeline with a named
     order.
     """
     fewer = fewer_micro_batches(order, num_stages, micro_batches)
@@ -424,7 +417,7 @@ def moments_in(order: str, num_stages: int, micro_batches: int) -> tuple[HeldMom
 def in_flight_of_plan(plan: Plan) -> Sequence[float]:
     """The largest number of micro-batches in flight on each stage of a plan.
 
-    A chunk of a micro-batch counts as its share of the stage's blocks.
+    A micro-batch in one chunk counts as the chunk's share of the stage's blocks.
     """
     stages, micro_batches = plan.num_stages, plan.micro_batches
     if plan.order == DEFAULT_ORDER:
@@ -434,7 +427,7 @@ def in_flight_of_plan(plan: Plan) -> Sequence[float]:
 
 
 def moments_of_plan(plan: Plan) -> tuple[HeldMoments, ...]:
-    """The points with the most micro-batches in flight, for each stage of a plan."""
+    """The moments with the most micro-batches in flight, for each stage of a plan."""
     if plan.order in ORDERS:
         check_order(plan)
         return moments_in(plan.order, plan.num_stages, plan.micro_batches)
@@ -442,10 +435,10 @@ def moments_of_plan(plan: Plan) -> tuple[HeldMoments, ...]:
 
 
 def _fullest(moments: Sequence[tuple[int, ...]]) -> Ints:
-    """The Pareto frontier of points in an order by micro-batches in flight: at no other point are
-    as many in flight in every chunk.
+    """The Pareto frontier of moments of a pipeline order, by micro-batches in flight: a moment is
+    left out if at another one as many or more are in flight in every chunk.
 
-    Points with the most micro-batches in total come first.
+    Moments with the most micro-batches in total come first.
     """
     import numpy as np  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
 """Holds candidates for stages of plans as columns: their choices and positions in a pipeline, their
 memory, times and costs, and the chunks of interleaved stages.
 
-Axes: C candidates.
+Array axis: C is the number of candidates.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,7 +45,9 @@ class StagesInOrder:
 
     @property
     def columns(self) -> Mapping[str, Ints]:
-        """The candidates' stage numbers as a column, under a name that differs between orders."""
+        """The candidates' stage numbers as a column; its name says which order and sizes of a
+        pipeline they are for.
+        """
         return {f"{self.order} {self.num_stages} {self.micro_batches}": self.stage}
 
     @property
@@ -84,7 +86,7 @@ POSITIONS: Mapping[str, str] = {
     "first_rank": "",
     # the index of the stage's first block in the model; it matters if kinds of blocks take turns
     "first_block": "",
-    "micro_batches": "",  # that the pipeline runs; 0 where it does not matter to the stage
+    "micro_batches": "",  # micro-batches of the pipeline; 0 where they make no difference
     # the step from this stage to the one that sends its input: -1, 0 (itself) or 1
     "comes_from": "",
     "goes_to": "",  # the step from this stage to the one that takes its output
@@ -270,11 +272,11 @@ class StageFigures(StagePeaks):
     micro-batch.
 
     ``feasible`` is false if sizes do not divide; then the other figures mean nothing. The peaks
-    include everything: states, buffers, activations and temporaries. The step's peak is what the
-    step needs by itself, wherever it is hidden. ``held_bytes`` are held all the time: states and
-    buffers. Kernels read and write ``moved_bytes``, tensor-parallel ranks exchange
-    ``collective_bytes``. ``largest_parameters`` counts trained parameters of the largest
-    layer, ``head_parameters`` those of the head; both are 0 where adapters alone are trained.
+    include everything: states, buffers, activations and temporaries. The step's peak is that of the
+    optimizer step alone, even where it overlaps with passes. ``held_bytes`` are held all the time:
+    states and buffers. Kernels read and write ``moved_bytes``, tensor-parallel ranks exchange
+    ``collective_bytes``. ``largest_parameters`` counts trained parameters of the largest layer,
+    ``head_parameters`` those of the head; both are 0 where adapters alone are trained.
     """
 
     parameters: Floats
@@ -299,8 +301,8 @@ Role = Literal["steady", "edge", "wait", "host"]
 
 
 def _in_role(role: Role, *, is_send: bool = False) -> Mapping[str, Any]:
-    """Metadata for the field of a time: what the time describes, and whether it is that of a send
-    to the next stage.
+    """Metadata for a field of ``StageTimes``: what its time describes, and whether the time is one
+    of sends to the next stage.
     """
     return {"role": role, "is_send": is_send}
 
@@ -313,33 +315,31 @@ _SENT_IN_ROUNDS = _in_role("wait", is_send=True)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageTimes(ColumnSet):
     """The times of pipeline stages from which an iteration's time is computed: of steady passes, of
-    first and last ones, and of waits.
+    first and last passes, and of waits for sends and hosts. Columns are (C) or (C, S).
 
-    Columns are (C) or (C, S). The fields' roles say which is which.
+    Of a steady pass, ``through`` is the time from a micro-batch's arrival until it can go on,
+    without fetches before it and work after it. ``left_backward_s`` is how long a steady backward
+    pass still reduces weight gradients after its input gradient can be sent.
 
-    ``through`` is the time from when a micro-batch arrives until it can go on, without fetches
-    before it and work after it. The deltas are the extra times of the first forward and the last
-    backward, including the optimizer's step. Their part ``within`` makes the pass itself longer;
-    the rest may come before or after the micro-batch. ``after_first_s`` is the time that the stage
-    needs between its first forward and its next pass, a part of the first delta. By
-    ``left_backward_s`` a steady backward pass goes on when its gradient can go back: it reduces
-    gradients of weights.
-    ``point_to_point_s`` is the time of sends to the next stage and back, unless they are part of
-    the passes. By ``first_send_late_s`` the first micro-batch's activations take longer than half
-    of it, because the next forward pass runs beside them. Gradients that go back to the stage in
-    front take ``received_s``, as do the activations that come from it. By ``within_round_s`` a
-    round of a pipeline that waits for its sends is longer, because the stage's passes run beside
-    sends; by ``round_late_s`` the sends of a round are, which go on beside passes of both ways. By
-    ``queued_late_s`` passes of a micro-batch take longer whose send waited for the one before it.
-    Where both ends of a send do nothing else meanwhile, ``held_forward_s`` and ``held_backward_s``
-    are the sends after a forward and after a backward pass, for which the stage's own next pass
-    waits: parts of steady passes, and the second one of what is left when a gradient goes back.
+    ``delta`` is how much longer than a steady pass the first forward takes, and the last backward
+    with the optimizer step. Its part ``within`` makes the pass itself longer; the rest may come
+    before or after the micro-batch. ``after_first_s``, a part of the first delta, lies between the
+    first forward and the stage's next pass.
 
-    The ``issued`` times are of the host, which issues a stage's passes from the beginning of the
-    iteration on, and may be ahead of them: the times in which it issues a forward and a backward
-    pass, by how much each of them ends at least after it was issued (``late``), and the time from
-    when all passes were issued until the stage is over. They are 0 if passes take as long as their
-    host, or have none.
+    ``point_to_point_s`` is a send to the next stage and one back, unless sends are part of passes;
+    ``received_s`` is a send from the previous stage, and as long as one to it. Passes and sends
+    that overlap slow one another. ``first_send_late_s`` is what the first micro-batch's send takes
+    beyond half of ``point_to_point_s``. A round trip to the last stage and back, in a pipeline
+    bound by sends, gets longer by ``within_round_s`` at this stage's passes and by ``round_late_s``
+    at sends that outlast a pass. ``queued_late_s`` is how much longer a micro-batch's passes take
+    if its send waited for the previous one. Where a send blocks both stages, ``held_forward_s`` and
+    ``held_backward_s`` are the sends after a forward and a backward pass: parts of the steady
+    passes, and the second one a part of ``left_backward_s``.
+
+    The ``issued`` times are those of the host, which issues passes without waiting for the GPU: the
+    seconds to issue a forward and a backward pass; the least seconds from then until the GPU has
+    run the pass (``late``); and the seconds from when all passes were issued until the stage is
+    over. They are 0 where no host is modelled, or the host never gets ahead of its GPU.
     """
 
     forward_s: Floats = field(metadata=_STEADY)
@@ -417,14 +417,14 @@ def times_of(*roles: Role) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageSeconds(StageTimes):
-    """The times of each candidate stage; the five fields added to those of ``StageTimes`` do not
-    count for an iteration in 1F1B.
+    """The times of each candidate stage. The five times beyond those of ``StageTimes`` do not
+    decide how long an iteration in 1F1B takes.
 
-    A forward pass that follows another one is shorter by ``turned_s``: no gradients of a pass
-    before it are left to be reduced, or to leave. ``step_s`` is the time of the step's arithmetic
-    alone, wherever it is hidden. ``exposed_communication_s`` is the time that a steady micro-batch
-    takes beyond its computation. By ``lost_forward_s`` and ``lost_backward_s`` sends lengthen a
-    steady pass.
+    A forward pass that follows a forward pass is shorter by ``turned_s``, since no gradients of a
+    backward pass are still being reduced or offloaded. ``step_s`` is the optimizer step's
+    arithmetic alone, even where it overlaps with passes. ``exposed_communication_s`` is the time
+    that a steady micro-batch takes beyond its computation. ``lost_forward_s`` and
+    ``lost_backward_s`` are how much sends lengthen steady passes.
     """
 
     turned_s: Floats
@@ -510,7 +510,8 @@ def with_ends(batch: StageBatch, placement: Placement) -> StageBatch:
 def parts_of_stages(batch: StageBatch, placement: Placement) -> StageBatch:
     """Cut the stages of pipelines into the parts of the model that they hold.
 
-    Stages are (S, C), parts (P, C); a stage has the same number of blocks in all pipelines.
+    Candidates are sorted by stage (S, C), and the result by part of the model (P, C). A stage has
+    the same number of blocks in all pipelines.
     """
     stages = np.split(np.arange(len(batch)), placement.num_stages)
     parts: list[StageBatch] = []

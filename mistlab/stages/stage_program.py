@@ -24,8 +24,7 @@ from mistlab.stages.buffers import Buffers, Hazards
 from mistlab.stages.pass_tasks import HOST_STEP, Memory, PassTask, PassTasks
 from mistlab.stages.stage_shape import RING, StageShape
 
-# The tasks of a first forward pass that also run in a program that does nothing but optimizer
-# steps.
+# The tasks of a first forward pass that a program for optimizer steps alone (``flush``) has, too.
 _STEPPING = ("open", "S", HOST_STEP, "O<", "O>", "G<", "close")
 # These tasks write to memory that is allocated when they are issued: they receive, fetch
 # activations, or make the gradient of a shared table.
@@ -41,9 +40,9 @@ class Op:
     """One task of a stage's program, with the earlier tasks that it waits for.
 
     ``of`` is the pass that the task is part of; tasks after the last pass are part of none.
-    ``entry`` is the task's entry of the layers' rings, ``room`` the room in which the input of its
-    pass waits if another stage sends it. ``waits`` are the tasks on other lanes whose ends the task
-    waits for, counted back from itself: 1 is the task issued just before.
+    ``entry`` is the entry of the ring buffers that its layer uses, ``room`` the buffer into which
+    the input of its pass is received. ``waits`` are the tasks in other queues (lanes) that must end
+    before it starts, each as a distance: 1 is the task issued just before.
     """
 
     task: Action | Extra
@@ -113,8 +112,8 @@ def flush(shape: StageShape) -> list[Op]:
 
 
 def _ordered(op: Op, hazards: Hazards) -> Op:
-    # The queue of computation may still use the memory that such a task writes, so the task waits
-    # for the queue's last task.
+    # Receives, fetches of activations and the gradient of a shared table write to memory that
+    # queued computation may still use, so they wait for the last task in that queue.
     after = hazards.last("compute") if op.name in _AFTER_COMPUTE else ()
     return replace(op, waits=hazards.add(op.lane, op.reads, op.writes, after=after))
 

@@ -42,8 +42,8 @@ from mistlab.schedule.stage_passes import (
 )
 from mistlab.stages.plan_orders import ends_of_plan, passes_of_plan
 
-# Finds the layer that each task of a pass is for, and the entry of the ring buffers that it uses.
-# Time slots are numbered by the layer that computes.
+# Finds the layer that each task of a pass is for, and the entry of the ring buffers that it uses. A
+# time slot has the number of the layer that computes in it.
 
 
 _AWAY: Mapping[Place, int] = {"ahead": 1, "here": 0, "behind": -1}
@@ -60,7 +60,7 @@ def layer_at(position: int, num_layers: int, phase: Phase) -> int:
 
 
 def layers_above(at: Place, phase: Phase, depth: int) -> int:
-    """How many layers a task's layer is above the one that computes; negative if below."""
+    """How many layers a task's layer comes after the computing one; negative if before."""
     return _AWAY[at] * (depth if goes_up(phase) else -depth)
 
 
@@ -104,7 +104,7 @@ def entry_of(layers_before: int, position: int, depth: int) -> int:
 class StagePart:
     """A part of the model: consecutive layers on one stage; layers are numbered through the model.
 
-    ``treated`` has the number of its blocks with each treatment, by the dimension that counts them.
+    ``treated`` counts the blocks that are run in each way other than plainly (such as recomputed).
     """
 
     stage: int
@@ -146,8 +146,8 @@ def parts_of_plan(plan: Plan, placement: Placement) -> list[StagePart]:
 
 
 def _ways(stage: StagePlan) -> list[str]:
-    """The way in which each block of a stage is run: the choice that counts such blocks
-    (recomputed, for one), or "" for plain blocks.
+    """For each block of a stage, the name of the choice that counts blocks run like it (recomputed
+    ones, for example), or "" for plain blocks.
     """
     treated = [name for name in counts_of_blocks() for _ in range(stage.degree(name))]
     return [""] * (stage.layers - len(treated)) + treated
@@ -173,10 +173,10 @@ def replicas_of(stage: StagePlan) -> int:
 
 
 def shares_table(plan: Plan) -> bool:
-    """Whether tied embedding and head share one table: if one stage has both, and its ranks keep
-    whole weights.
+    """Whether tied embedding and head share one table: if one stage has both, and does not shard
+    weights or gradients (ZeRO-2 and 3).
 
-    If weights or gradients come and go layer by layer, embedding and head have a table each.
+    Where they are sharded layer by layer, embedding and head have a table each.
     """
     first, last = ends_of_plan(plan)
     stage_plan = plan.stages[first]
@@ -196,10 +196,10 @@ class StageShape:
     """What determines the tasks of a pipeline stage; ``zero`` is the ZeRO level, 0 for a single
     rank.
 
-    ``replicas`` ranks have the same weights: data-parallel and context-parallel ones. ``chunks``
+    ``replicas`` ranks have the same weights: data-parallel and context-parallel ranks. ``chunks``
     are in the order of the model. ``ends`` are the stages that have the embedding and the head.
-    Tied embeddings share one table (``shares_table``), or have a table each, which ``ties`` keeps
-    alike. Choices of routers are noted, and corrected by what all ranks have noted, or neither.
+    Tied embedding and head share one table (``shares_table``), or have a table each, and ``ties``
+    keeps both equal. ``routers`` says what a run does with the experts that routers choose.
     """
 
     template: Template
@@ -396,8 +396,8 @@ def _layers_before(passes: StagePasses, sizes: tuple[int, ...]) -> tuple[int, ..
     return tuple(accumulate((sizes[one.chunk] for one in passes), initial=0))
 
 
-# A mask of the strategies whose communication groups have one shape, and that shape: how the ranks
-# are spread over nodes.
+# A mask of strategies (combinations of a stage's choices), and the shape that their communication
+# groups share: how ranks are spread over nodes.
 OfShape = tuple[Bools, GroupSpread]
 
 
@@ -406,11 +406,11 @@ class Shapes:
     """How each communication group is spread over nodes and network tiers, for each strategy (a
     combination of a stage's choices).
 
-    It has ranks in a node, nodes, and units (racks, pods) of each higher network tier, by the
-    group's name; and the group's number of ranks.
+    ``groups`` has for each group by name its ranks in a node, its nodes and its units (racks, pods)
+    of each higher network tier; ``ranks`` has its number of ranks.
 
-    Neighbouring stages are taken to be as large as the stage itself. Sends to the next stage and
-    from the one before go through the tier at a place.
+    ``place_to_next`` and ``place_from_previous`` say which tier sends to the next stage and from
+    the previous one go through. Neighbouring stages are taken to be as large as the stage itself.
     """
 
     groups: Mapping[str, tuple[Ints, ...]]
@@ -472,9 +472,9 @@ def shape_on_nodes(
     """The largest number of ranks that a communication group has in a node, and the number of nodes
     that it spans.
 
-    The stage begins at ``first_rank``, and ranks fill nodes in order. Of a stage whose groups lie
-    on nodes in several ways, as five GPUs a node make it, it is the group on the most nodes, for
-    which the others wait.
+    The stage begins at ``first_rank``, and ranks fill nodes in order. If groups of a stage lie
+    differently, as with five GPUs a node, the group on the most nodes counts: the others wait for
+    it.
     """
     order = np.broadcast_to(value(AXIS_ORDER), first_rank.shape)
     nodes = _nodes(group, value, first_rank, gpus_per_node, 0)
@@ -516,7 +516,7 @@ def _most_apart(
     group: str, axes: Mapping[str, int], first_rank: int, place_of: Callable[[Ints], Ints]
 ) -> int:
     """The largest number of units (nodes, racks, ...) that any communication group of a stage
-    spans, by enumerating them.
+    spans; the ranks of all groups are enumerated.
 
     ``place_of`` maps ranks to units.
     """
@@ -535,7 +535,7 @@ def shapes_of(
 ) -> Shapes:
     """How each communication group is spread over nodes and network tiers, for each strategy.
 
-    ``known`` caches the results for meshes.
+    ``known`` caches results by mesh and first rank.
     """
     names = (*names_of("mesh"), "first_rank")
     shapes, rows = known(
