@@ -1,8 +1,8 @@
 """Splits the time of a training iteration into causes: kernels, exposed communication, host copies
 and stalls, for each pipeline stage.
 
-Axes: C candidates, S strategies, T types of layers, K kinds of time slots, P phases; the four
-streams first. A time slot is the set of tasks that overlap while one layer computes.
+Array axes: C candidates, S strategies, T types of layers, K kinds of time slots, P phases; the four
+streams come first. A time slot is the set of tasks that overlap while one layer computes.
 """
 
 from collections.abc import Callable, Mapping
@@ -144,8 +144,7 @@ def stage_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
     """The seconds that each candidate stage spends on each part of the breakdown in an iteration: a
     row for each name in ``NAMES``, a column for each candidate.
 
-    The model of task times has no sends and no waits for hosts, so a stage works for the sum of all
-    seconds.
+    In ``model`` sends and hosts take no time, so that all of a stage's seconds are work.
     """
     slots = StageSlots.of(model.tasks, batch)
     return _parts_of_slots(slots, model.of_slots(slots))
@@ -462,10 +461,10 @@ def _divided(alone: Floats, ends: Floats) -> Floats:
     """The exposed seconds of collectives and of host copies while one layer computes.
 
     The time slot of a layer takes at least as long as its arithmetic; the excess is exposed. It is
-    attributed to the other streams in proportion to the time for which each runs on after the
-    arithmetic alone would have ended; if all have ended by then and only interfered with the
-    arithmetic, in proportion to their busy time. Shapes: the streams would take ``alone`` (4, P, K,
-    S) by themselves and end at ``ends``; the result is (2, P, K, S).
+    divided among the other streams by how long each runs on after the arithmetic alone would have
+    ended. If none does (the streams only slowed the arithmetic down), it is divided by their busy
+    time. Shapes: the streams would take ``alone`` (4, P, K, S) by themselves and end at ``ends``;
+    the result is (2, P, K, S).
     """
     arithmetic_s = alone[COMPUTE]
     exposed_s = until(STREAMS, ends, alone) - arithmetic_s

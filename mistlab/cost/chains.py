@@ -35,7 +35,7 @@ class Algebra(Protocol[Length]):
     """The maximum and the comparison of durations that are numbers, columns or expressions."""
 
     def longest(self, name: str, *ways: Length) -> Length:
-        """The maximum of some durations; ``name`` names the variable of an expression for it."""
+        """The maximum of some durations; in a linear programme ``name`` names its variable."""
         ...
 
     def may_exceed(self, lengths: Sequence[Length], others: Sequence[Length]) -> "Condition":
@@ -159,11 +159,12 @@ class Chains(Generic[Length]):
     """The longest chains of dependent passes through a pipeline stage and all stages after it, by
     how they begin and end.
 
-    ``around`` is for a micro-batch in the steady state, ``around_first`` for the first and
-    ``around_last`` for the last micro-batch; ``nearest`` is around the foremost stage only. A chain
-    that begins with work that occurs once an iteration is called ``begun``, a chain that ends with
-    such work ``ended``, and a chain that does both ``whole``. No chain becomes shorter if a chain
-    of the stages after it, or a time of a stage, becomes longer.
+    Chains ``around`` follow one micro-batch from the stage through the later stages and back: in
+    the steady state, or the first or the last micro-batch; ``nearest`` goes to this stage only.
+    Chains ``through`` last from the first micro-batch's arrival until the last gradient leaves. A
+    chain that begins with work that occurs once an iteration is called ``begun``, one that ends
+    with such work ``ended``, one that does both ``whole``. If a time or a later chain grows, no
+    chain gets shorter.
     """
 
     nearest: Length
@@ -211,7 +212,7 @@ CROSSINGS: Mapping[str, int] = {
     **dict.fromkeys(("around_begun", "around_ended", "through_begun", "through_ended"), 1),
     "whole": 0,
 }
-# The names of the chains of passes that contain the send of the first micro-batch from the stage in
+# The names of the chains of passes that contain the first micro-batch's send from the stage in
 # front.
 OF_FIRST = frozenset({"around_first", "through", "through_ended"})
 
@@ -305,35 +306,34 @@ def chained(
         it waits for both, G > k           G t + 2 around - (k - 1) t + rounds
         it waits for later stages          l + through
 
-    plus vf for the first micro-batch and vb for the last. When a gradient goes back, reductions may
-    be left of its backward pass, for which only the stage's own next pass waits, and the stage's
-    end. A host issues a forward pass in hf and a backward pass in hb seconds, from the beginning of
-    the iteration on, and does not wait for the stage. So a stage may also wait for its host:
+    plus vf for the first micro-batch and vb for the last. A backward pass that has sent its
+    gradient back may still reduce gradients of weights: only its stage's next pass, and the stage's
+    end, wait for these. From the beginning of the iteration a host issues each forward pass in hf
+    and each backward pass in hb seconds, without waiting for the stage, which may wait for it:
 
         until all passes are issued           G (hf + hb)
         until the last forward is issued      G (hf + hb) - k hb, then for the last gradient
         until the first k forwards are issued k hf, then it runs all passes from the first backward
 
     The first micro-batch's sends to later stages take longer than others, because the next forward
-    pass runs beside them. Between its first forward and its own next pass a stage takes af longer.
-    In between a chain may wait for other micro-batches too, one after another: the forward pass
-    after a gradient is that of the k-th micro-batch after it. Each such round takes around + l - k
-    t longer than the stage's own work meanwhile, so a steady pipeline waits for its sends. In a
-    round passes run beside what is left of sends, and lose time (``mistlab.cost.beside_sends``). If
-    one boundary between stages is slower than the others, rounds of its two stages alone can be
-    longer.
+    pass runs beside them. Between its first forward and its next pass a stage takes af longer. A
+    chain may also wait for several micro-batches in turn: after a gradient has come back, the stage
+    runs the forward pass of the k-th micro-batch after it. Each such round trip takes around + l -
+    k t longer than the stage's own work meanwhile, so a steady pipeline waits for its sends. Passes
+    of a round trip that overlap with sends lose time (``mistlab.cost.beside_sends``). If one
+    boundary between stages is slower than the others, round trips between its stages may be longer.
 
-    The first gradient comes back later than after ``around`` if micro-batches that go before it
-    hold it up: those that the stage itself runs ahead, or those that wait for the next stage, which
-    runs one fewer ahead. The same holds up the last gradient. A backward that follows its own
-    stage's forward takes its whole time; one that waits for its gradient takes lb.
+    The first gradient comes back later than after ``around`` if other micro-batches hold it up:
+    those that the stage itself runs ahead, or those that queue for the next stage, which runs one
+    fewer ahead. The last gradient may be held up likewise. A backward pass right after a forward
+    pass of its stage takes tb; one that waits for its gradient takes lb.
 
-    A chain begins when a micro-batch arrives, or with a stage's own df - vf at the beginning of the
-    iteration. It ends when a gradient is sent back, or with a stage's own db - vb. So the longest
-    chain is kept for each kind of beginning and end. For S equal stages with equal sends c and no
-    extras the iteration takes exactly (G + S - 1) t + 2 c (S + G - 2 - ceil((G - 1) / S)). Without
-    sends this is the published (G - 1) max t + sum t (Mist, EuroSys 2025), which is too long for
-    all other pipelines (docs/decisions/0008-pipeline-objective.md).
+    A chain begins when a micro-batch arrives, or at the beginning of the iteration with a stage's
+    work df - vf. It ends when a gradient is sent back, or with a stage's work db - vb. So the
+    longest chain is kept for each kind of beginning and end. For S equal stages with equal sends c
+    and no extras the iteration takes exactly (G + S - 1) t + 2 c (S + G - 2 - ceil((G - 1) / S)).
+    Without sends this is the published (G - 1) max t + sum t (Mist, EuroSys 2025), which is too
+    long for all other pipelines (docs/decisions/0008-pipeline-objective.md).
     """
     after = after.from_in_front(stage.point_to_point_s, stage.first_send_late_s)
     longest, begin, end = algebra.longest, stage.begin_s, stage.end_s + stage.left_backward_s

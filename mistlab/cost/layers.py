@@ -51,8 +51,7 @@ CLASSES: tuple[OperatorClass, ...] = (
     *(name for name in AS_ANOTHER if name != "step"),
 )
 # The operator classes in which GEMMs that overlap with a tensor-parallel collective are counted a
-# second time: GEMMs for a weight's gradient in this class, GEMMs for the gradient of a layer's
-# input in the next one.
+# second time: here those for a weight's gradient, below those for the gradient of a layer's input.
 BESIDE = "beside"
 BESIDE_INPUT = "beside input"
 BESIDES: Mapping[Beside, str] = {"weights": BESIDE, "input": BESIDE_INPUT}

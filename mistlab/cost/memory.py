@@ -36,9 +36,9 @@ Runs = tuple[Floats, Ints]
 class WalkedLayers:
     """The bytes that one layer of each type has on the GPU for one micro-batch, for each candidate.
 
-    It ``keeps`` some bytes until its backward pass; those ``moving`` are activations that are on
-    the host meanwhile. It has other bytes ``left`` from its backward pass to its separate
-    weight-gradient pass (W). If its backward pass is ``in_w`` (T, 1), W runs all of it.
+    From the forward to the backward pass it ``keeps`` bytes on the GPU, while the bytes ``moving``
+    are on the host. From the backward pass to a separate weight-gradient pass (W), bytes are
+    ``left``. Where ``in_w`` (T, 1) holds, W runs the layer's whole backward pass.
     """
 
     keeps: Floats
@@ -263,7 +263,7 @@ def room_bytes(cluster: Cluster) -> float:
 def room_at(cluster: Cluster, batch: StageBatch) -> Floats | float:
     """The bytes that torch's allocator may reserve on a GPU of each stage.
 
-    Those of NCCL's communicators are subtracted if their size is known.
+    The bytes of NCCL's communicators are subtracted if their size is known.
     """
     room = figure_at(cluster, batch.first_rank, room_bytes)
     return room - communicator_bytes(cluster, batch) if _counts_groups(cluster) else room
@@ -288,10 +288,11 @@ def communicator_bytes(cluster: Cluster, batch: StageBatch) -> Floats:
 def communicators(batch: StageBatch) -> Floats:
     """The number of NCCL communicators on a GPU of each stage.
 
-    One of all ranks, one for each group of ranks of its stage, two for each neighbouring stage, and
-    on the first and the last stage one for a shared embedding table.
+    There is one for all ranks, one for each group of ranks of its stage, two for each neighbouring
+    stage, and on the first and the last stage one for a shared embedding table.
 
-    Groups of experts count where experts are divided. Stages in several chunks count as in one.
+    Groups of experts count where experts are divided. A stage counts once, however many chunks it
+    has.
     """
     ranks = {name: np.asarray(ranks_of(name, batch.value)) for name in GROUPS}
     divides_experts = ranks["experts"] * ranks["expert tensor"] > 1
@@ -328,9 +329,7 @@ def allocator_of(cluster: Cluster) -> Allocator:
 def host_bytes_of_fullest_node(host_bytes: Floats, gpus: Column, cluster: Cluster) -> float:
     """The bytes of host memory in use on the fullest node, if stages fill nodes in order.
 
-    Each stage has ``gpus`` GPUs.
-
-    ``host_bytes`` (C) is for one rank. Stages fill nodes in order.
+    Each stage has ``gpus`` GPUs; ``host_bytes`` (C) is for one rank of it.
     """
     return float(_host_bytes_of_nodes(host_bytes, gpus, cluster).max())
 

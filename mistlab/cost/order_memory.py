@@ -95,8 +95,8 @@ def peaks_in_order(
 def _stages_of(
     plans: Sequence[Plan], batch: StageBatch, model: StageModel
 ) -> Iterator[tuple[Rows, "OrderedStages"]]:
-    """The stages of some plans and their row numbers, in groups whose memory peaks at the same
-    passes.
+    """The stages of some plans and their row numbers, in groups whose passes begin with the same
+    numbers of micro-batches in flight.
     """
     rows: dict[HeldMoments, list[int]] = defaultdict(list)
     parts: dict[HeldMoments, list[list[int]]] = defaultdict(list)
@@ -128,9 +128,7 @@ def _held(batch: StageBatch, in_order: StagesInOrder) -> Floats:
 
 def _sent_beyond(placement: Placement, stage: int) -> float:
     """The share of a stage's chunks that send their output to another stage, minus the share that
-    the formula for 1F1B assumes.
-
-    The share assumed is 1, or 0 for the stage with the head.
+    the formula for 1F1B assumes (1, or 0 for the stage with the head).
     """
     if placement.is_loop:
         return 0.0
@@ -180,8 +178,8 @@ _Closed = Mapping[str, Floats]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderedStages:
-    """Stages whose memory peaks at the same passes in the order of passes, with their chunks of
-    layers.
+    """Stages that have the same numbers of micro-batches in flight when their passes begin, with
+    their chunks of layers.
     """
 
     moments: HeldMoments
@@ -340,11 +338,12 @@ def left_bytes(
     """The bytes that a layer of this type keeps from its backward pass to its separate
     weight-gradient pass, for each stage.
 
-    ``sums`` are over a stage's layers.
+    ``sums`` are over a stage's layers; ``whole`` is from ``whole_types``.
 
     The separate weight-gradient pass computes all of the embedding's gradient from the gradient of
     its output. If tensor-parallel ranks split tokens, the gradients at a block's row-split GEMMs
-    were gathered for the backward pass; this project's runtime keeps them whole until that pass.
+    were gathered for the backward pass; this project's runtime keeps them whole until the
+    weight-gradient pass.
     """
     left = sums[sum_name(whole[name], "saved_bytes")]
     output_bytes = sums[sum_name(name, "output_bytes")]

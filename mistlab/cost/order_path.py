@@ -28,11 +28,11 @@ class TurnTimes:
     """How much longer a stage's pass takes if the pass before it still reduces gradients: for a
     forward pass, and for any other pass.
 
-    The pass before it is of the given part of the model; shapes are (C, P). If a stage has several
-    chunks, a backward pass may follow another backward pass, and a forward pass another forward
-    pass. The last gradients of a backward pass are reduced while the first layer of the next pass
-    runs, or before it if weights must be fetched (``mistlab.cost.slot_work``). A forward pass
-    leaves no gradients to reduce.
+    Both have a column for each part of the model to which the pass before may belong (C, P). If a
+    stage has several chunks, a backward pass may follow another backward pass, and a forward pass
+    another forward pass. The last gradients of a backward pass are reduced while the first layer of
+    the next pass runs, or before it if weights must be fetched (``mistlab.cost.slot_work``). A
+    forward pass leaves no gradients to reduce.
     """
 
     forward_s: Floats
@@ -443,9 +443,9 @@ def order_bound_s(
 class InOrder:
     """The seconds of stages from which lower bounds of the iteration time are computed.
 
-    ``all_s`` are those of all passes, from when the input of the first pass has come until the last
-    gradient can go back; a host issues them in ``issued_s``. The first micro-batch passes through
-    in ``first_s``, the last gradient goes back in ``last_s``. Work of ``begin_s`` comes before the
+    ``all_s`` are those of all passes, from the arrival of the first input until the last gradient
+    can be sent; the host issues all passes in ``issued_s``. The first micro-batch passes through in
+    ``first_s``, the last gradient goes back in ``last_s``. Work of ``begin_s`` comes before the
     first pass, work of ``end_s`` after the last one.
     """
 

@@ -54,12 +54,12 @@ class FirstPass:
     """The seconds of each candidate's first forward pass, with and without the optimizer steps that
     run in it.
 
-    No layer waits for the ``unawaited`` ends of its slots; the stage's next pass waits for
-    ``after``. ``stepped`` is the time inside the pass if all layers ran their optimizer steps
-    before, for stages that offload state or weights. ``block_steps`` and ``end_steps`` are the
-    arithmetic of the steps without the first layer's: of blocks with offloaded weights, and of
-    other layers beside them. ``passing`` is the pass's arithmetic, in lower bounds. ``late`` is the
-    time of a micro-batch that comes late, zero if the other fields give it.
+    ``unawaited`` are seconds of copies at the ends of time slots, for which no layer waits; of
+    these the stage's next pass waits for ``after``. ``stepped`` is the time of the pass if all
+    optimizer steps had run before, for stages that offload states or weights. ``block_steps`` and
+    ``end_steps`` are the arithmetic of the steps of blocks with offloaded weights, and of other
+    layers, without the first layer. ``passing`` is the pass's arithmetic, in lower bounds. ``late``
+    is the time of the pass if its micro-batch comes late, zero where the other fields give it.
     """
 
     unawaited: Floats
@@ -91,12 +91,10 @@ class FirstPass:
     ) -> Floats:
         """By how many seconds the first micro-batch's forward pass takes longer than a steady one.
 
-        The first pass takes ``whole_s``, a steady one ``forward_s``. Steps need no activations, so
-        they run ahead of a first micro-batch that comes late. With offloaded weights there is room
-        for two blocks that have stepped; meanwhile the states of a third block are fetched.
-
-        If a stage offloads weights, few of its blocks have stepped before; of one more, state is
-        there.
+        The first pass takes ``whole_s``, a steady one ``forward_s``. Optimizer steps need no
+        activations, so they may run before a first micro-batch that comes late. With offloaded
+        weights only two blocks can step before it, since buffers have no room for more; meanwhile
+        the states of a third block are fetched. The other blocks step during the pass.
         """
         others = np.maximum(blocks - 1, 1)
         ahead = np.minimum(1.0, AHEAD / others)
@@ -126,9 +124,9 @@ def first_slots(
     """The seconds of layers in the first forward pass: the fields of ``FirstPass``, for each
     combination of a layer's type and its neighbours' types.
 
-    Shapes: the result is (6, K, S); the tasks and ends of ``whole`` slots and the tasks without
-    optimizer steps (``stepped``) are (4, K, S). Steady slots take ``usual`` seconds (K, S). In
-    lower bounds (``is_least``) the next pass does not wait.
+    ``whole`` has the tasks' seconds and their ends in each layer's time slot, ``stepped`` the
+    seconds without optimizer steps (4, K, S). A steady slot takes ``usual`` seconds (K, S). The
+    result is (6, K, S). In lower bounds (``is_least``) the next pass waits for nothing.
     """
     columns, (below, here, above) = seconds.columns, kinds.T
     parts = np.zeros((PARTS, *usual.shape))
@@ -199,10 +197,11 @@ class PassSlots:
     """The seconds of each layer in a pass, with the transfers that overlap with it, and those of
     the transfers before and after a pass.
 
-    Time slots ``inside`` a pass (P, K', S) are those in which layers compute, in each phase. Slots
-    ``below`` it (4, K', S) come before its first layer, in three phases and between passes. Slots
-    ``above`` it (1, K', S) come after its last layer, between passes. If a slot between passes is
-    merged into the first layer's slot, its value is the seconds by which it lengthens that slot.
+    Time slots ``inside`` a pass (P, K', S) are those in which layers compute, for each phase. Slots
+    ``below`` (4, K', S) come before the first layer, in three phases and between two passes; slots
+    ``above`` (1, K', S) come after the last layer, between two passes. Where a slot between two
+    passes is merged into the slot of the next pass's first layer, it counts how much it lengthens
+    that slot.
 
     ``is_inside``, ``is_below`` and ``is_above`` are masks (K) of these kinds of slots.
     ``has_turns`` says whether any strategy has work between a backward pass and the next forward
@@ -389,16 +388,15 @@ class PassSlots:
 class PassSeconds:
     """The seconds of each candidate stage inside its passes, by phase, and between its passes.
 
-    The time inside the ``first`` forward pass does not include ends of slots for which no layer
-    waits.
+    Copies at the ends of the ``first`` forward pass for which no layer waits are not included.
 
-    ``through`` is the time inside the steady passes of a micro-batch for which its stage was idle;
-    a backward pass ends for the previous stage when its gradient has been computed.
-    ``last_computed`` is the time inside the last backward pass without reductions, which go on
-    after it. ``opening`` comes before a steady forward pass by itself, ``first_opening`` before the
-    first forward pass, ``last_closing`` after the last backward pass. A forward pass that follows a
-    backward pass is longer by ``turn_at_first_layer``. ``beside_sends`` says how much sends slow
-    passes and the time between them; it is empty if no stage sends meanwhile.
+    ``through`` is the time from when a micro-batch arrives at an idle stage until its output (in a
+    backward pass, its gradient) can be sent. ``last_computed`` is the time inside the last backward
+    pass without reductions, which go on after it. ``opening`` comes before a steady forward pass by
+    itself, ``first_opening`` before the first forward pass, ``last_closing`` after the last
+    backward pass. A forward pass that follows a backward pass is longer by ``turn_at_first_layer``.
+    ``beside_sends`` says how much sends slow passes and the time between them; it is empty if no
+    stage sends meanwhile.
 
     ``computing`` and ``step_computing`` are the times of arithmetic alone, in steady passes and in
     the optimizer step; ``computed_forward`` and ``computed_backward`` are those of steady passes

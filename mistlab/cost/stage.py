@@ -85,9 +85,9 @@ class Issued:
     ) -> Mapping[str, Floats]:
         """The seconds in which hosts issue stages' passes, by the names in ``ISSUED``.
 
-        The last pass and the work after it take the first of ``last_s``; the second is what
-        certainly comes after its last block. During ``sends`` (from or to the stages in front and
-        behind), hosts issue nothing before the first block of a pass or after its last one.
+        ``last_s`` are the seconds of the last pass with the work after it, and the least seconds
+        after its last block. During ``sends`` (from or to the stages in front and behind), hosts
+        issue nothing before the first block of a pass or after its last one.
         """
         if not self:
             return dict.fromkeys(ISSUED, np.zeros(len(blocks)))
@@ -316,7 +316,7 @@ class StageTimeModel:
     ) -> Mapping[Pass, Floats]:
         """Upper bounds of the seconds of passes if a send runs all the time, for chosen candidates.
 
-        Zero for those that are not ``chosen``.
+        The bounds are zero for candidates that are not ``chosen``.
         """
         rows, recomputed = np.flatnonzero(chosen), RECOMPUTED
         differ = np.flatnonzero(chosen & (least.value(recomputed) != most.value(recomputed)))

@@ -68,8 +68,8 @@ from mistlab.schedule.context_ways import RING
 from mistlab.schedule.slots import SHARDED_GRADIENTS, Template
 from mistlab.stages.stage_shape import Shapes, shapes_of
 
-# Says which slowdown factors of concurrent streams are used: fitted ones ("own"), lower bounds for
-# this or any greater work ("least"), or upper bounds for this or any lesser work ("most").
+# Which slowdown factors of concurrent streams are used: fitted ones ("own"), lower bounds for this
+# or any greater work ("least"), or upper bounds for this or any lesser work ("most").
 Kept = Literal["own", "least", "most"]
 _CHANGED: Mapping[Kept, Callable[[Floats], Floats]] = {"least": lowered, "most": raised}
 _NAMES = {"F": "forward", "B": "backward", "S": "step", "U": "gather", "R": "reduce"}
@@ -85,8 +85,8 @@ class TaskModel:
     """Computes the times of a workload's tasks on a cluster of equal nodes, under one engine's
     schedule.
 
-    ``meet`` changes the times of stages next to another kind of nodes. Sends between stages take
-    ``send_factor`` times as long as usual.
+    ``meet`` changes the times of stages whose neighbours are on nodes of another kind. Sends
+    between stages take ``send_factor`` times as long as usual.
     """
 
     workload: Workload
@@ -226,7 +226,7 @@ class TaskSeconds:
 
     ``tensor_s`` (T, S) is the time of tensor-parallel collectives in one pass of a layer, which
     waits for them. ``send_s`` and ``receive_s`` (S) are the times of a micro-batch's activations to
-    the next stage and from the stage before; both have the ``late_s`` (S) of the cluster's profile.
+    the next stage and from the stage before; both include ``late_s`` (S), a slow cluster's delay.
     ``tied_s`` (S) is the time to reduce the gradient of a table that two stages share.
     """
 
