@@ -16,8 +16,8 @@ NEEDED = (HARDWARE, "kernels", "time_us")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaunchRows:
-    """Measured layers whose time is that of launching kernels: arrays of their numbers of kernels
-    and of the host's seconds.
+    """Measured layers that take as long as launching their kernels: arrays of their numbers of
+    kernels and of the host's seconds.
     """
 
     origin: Origin

@@ -443,8 +443,8 @@ def share_of_link(slots: StageSlots, micro_batches: Ints) -> Floats:
 
 
 def _over_all(slots: StageSlots, slots_s: Floats, micro_batches: Ints) -> Floats:
-    """The exposed seconds of collectives and of host copies in an iteration of each candidate, from
-    those of each layer in each phase.
+    """The exposed seconds of collectives and of host copies in an iteration of each candidate,
+    summed up from the exposed seconds of each layer in each phase.
 
     Shapes: ``slots_s`` is (2, P, K, S), the result (2, C).
     """

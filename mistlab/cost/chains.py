@@ -184,7 +184,7 @@ class Chains(Generic[Length]):
         return cls(**dict.fromkeys(CROSSINGS, nothing))
 
     def from_in_front(self, there_and_back_s: Length, first_late_s: Length) -> Self:
-        """The chains of passes with the seconds of sends to and from the stage in front added, in
+        """The chains of passes, with the seconds of sends to and from the stage in front added to
         those chains that contain such sends.
 
         The first micro-batch's send takes ``first_late_s`` longer than the others.
@@ -584,7 +584,7 @@ def _sum(*parts: Length | None) -> Length:
 
 
 def _either(condition: Condition, length: Length, other: Length) -> Length:
-    """The first duration where the condition holds, the other one elsewhere."""
+    """``length`` where the condition holds, ``other`` elsewhere."""
     if isinstance(condition, bool):
         return length if condition else other
     chosen: Any = np.where(condition, np.asarray(length), np.asarray(other))

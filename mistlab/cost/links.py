@@ -443,7 +443,7 @@ def groups_of(cluster: Cluster, ranks: Ints) -> Rows:
 def figure_at(
     cluster: Cluster, first_rank: Ints, figure: Callable[[Cluster], float]
 ) -> Floats | float:
-    """A figure of the hardware that each stage runs on, which is that of the stage's first rank; a
+    """A figure of the hardware that each stage runs on: that of the node with its first rank; a
     single number if all nodes are equal.
     """
     if not cluster.others:

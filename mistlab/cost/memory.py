@@ -360,8 +360,8 @@ def host_bytes_of(plan: Plan, prediction: Prediction, cluster: Cluster) -> float
 
 
 def host_bytes_over(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:
-    """The largest excess of host memory in use over that of a node, in bytes; negative if every
-    node has enough.
+    """The most bytes by which host memory in use exceeds that of a node, over all nodes; negative
+    if every node has enough.
     """
     held = _host_bytes_of_plan(plan, prediction, cluster)
     room = host_room_at(cluster, np.arange(len(held)) * cluster.gpus_per_node)

@@ -171,7 +171,8 @@ def sums_of_layers(model: StageModel, batch: StageBatch) -> Sums:
     return sums
 
 
-# The formula for 1F1B gives these bytes, from which those in another order of passes are computed.
+# The formula for 1F1B gives these bytes; the bytes in other orders of passes are computed from
+# them.
 _CLOSED = ("held_bytes", "forward_peak_bytes", "backward_peak_bytes", "step_peak_bytes")
 _Closed = Mapping[str, Floats]
 

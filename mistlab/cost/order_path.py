@@ -343,8 +343,8 @@ class _PassSeconds:
             self.own_s["B", part] = plain(backward[0]), plain(backward[1])
 
     def of(self, stage_pass: StagePass) -> tuple[Floats | float, Floats | float, Floats | float]:
-        """The seconds of a pass after the end of its stage's previous pass, those after its input
-        has arrived, and extra seconds if it is a first or last pass.
+        """Three times of a pass: the seconds after the end of its stage's previous pass, the
+        seconds after its input has arrived, and extra seconds if it is a first or last pass.
         """
         part = self.part(stage_pass)
         pass_s, through = self.own_s[stage_pass.kind, part]

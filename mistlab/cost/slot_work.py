@@ -229,7 +229,7 @@ class SlotWork:
 
         The tasks are ``alone`` (4, K', S').
 
-        A layer computes only when the gradients have been offloaded whose buffer it reuses.
+        A layer reuses a buffer of gradients, and computes only when these have been offloaded.
         """
         slowed = in_slots(self.seconds.slowed_by(), alone, self.evicts)
         flat = link_after(alone.reshape(len(STREAMS), -1), slowed, "device_to_host")
@@ -268,7 +268,7 @@ _OF_GRADIENTS = frozenset({"R", "G"})
 
 def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats:
     """The seconds of each layer in a whole backward pass, in its input-gradient part and in its
-    weight-gradient part, and those of waits that weight-gradient GEMMs hid before.
+    weight-gradient part, and of waits that weight-gradient GEMMs hide in a whole pass.
 
     The result is (4, K, S); the arguments are those of ``split_pass_seconds``.
     """
@@ -295,9 +295,9 @@ def split_pass_seconds(
     """The seconds of separate weight-gradient passes with their gradient reductions, and how much
     shorter backward passes are without them.
 
-    The weight-gradient GEMMs take ``weights_s`` (T, S). In ``unhidden_s``, tensor-parallel ranks
-    wait for collectives that these GEMMs hid before. Both passes together are never shorter than
-    one.
+    The weight-gradient GEMMs take ``weights_s`` (T, S). For ``unhidden_s`` tensor-parallel ranks
+    wait for collectives that these GEMMs hide in a whole backward pass. Both passes together are
+    never shorter than one.
     """
     is_inside = kinds[:, HERE] != NOTHING
     split = split_slots(SlotWork(seconds, kinds[is_inside]), weights_s, unhidden_s)

@@ -34,8 +34,8 @@ NAMES = ("node", "network")
 class LinkTime:
     """The time of a message or collective over links: a latency, and seconds per byte.
 
-    A message takes the alternative ``instead``, if this is given and faster. Large messages are
-    limited by the links of a ``tier``.
+    ``instead`` is the time by another algorithm, if there is one; a message takes the faster of the
+    two. ``tier`` is the network tier whose links limit large messages.
     """
 
     latency_s: float
@@ -114,8 +114,7 @@ class TierTimes:
         """The time of a collective over all tiers that its group crosses, from its time ``link``
         without the higher tiers.
 
-        It is that of a ring, or for all-reduces of a tree or in-network reduction if that is
-        faster.
+        It runs as a ring or, if ``link`` has this alternative and it is faster, as a tree.
         """
         passes = 2.0 if kind == "all_reduce" else 1.0
         tree, ring = link.instead, passes * (shape.ranks - 1) / shape.ranks

@@ -113,8 +113,8 @@ class Network:
         return self.tiers[index - 1].gpus // self.node.gpus
 
     def nodes_alike(self, nodes: int) -> int:
-        """The number of nodes after which nodes have the same positions in racks, pods and other
-        units of the network again.
+        """After how many nodes the positions of nodes in racks, pods and other units of the network
+        repeat.
 
         Among the first ``nodes`` nodes it is the size of a unit in the lowest tier that joins all
         of them.

@@ -40,8 +40,8 @@ LANES: tuple[Lane, ...] = get_args(Lane)
 
 
 def lane_of(row: Task) -> Lane:
-    """The queue on which a task of the slot table runs: one for each stream, one for all-gathers
-    and one for reduce-scatters.
+    """The queue on which a task of a layer runs: one for each stream, but all-gathers and
+    reduce-scatters have one each.
     """
     if row.stream != "gpu_to_gpu":
         return row.stream
@@ -260,7 +260,7 @@ _OF_GRADIENTS: frozenset[Kind] = frozenset({"R", "G", "O"})
 
 
 def rows_of_pass(rows: Sequence[Task], stage_pass: StagePass, *, splits: bool) -> tuple[Task, ...]:
-    """Select the tasks of a pass from the rows of the slot table for its phase.
+    """Select the tasks of a pass from the tasks that overlap in its phase (rows of a slot table).
 
     A backward pass may be split into a pass for input gradients (B) and one for weight gradients
     (W). Then row B stands for the computation of both. The B pass also has the tasks that gather

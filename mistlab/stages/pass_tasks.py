@@ -69,7 +69,7 @@ class PassTasks:
             # Offloaded activations are freed here, to make room for those that are fetched back.
             yield self._memory("let go", "leaving")
         for slot in slots_of(count, depth):
-            # Tasks on the same queue run in the order of the slot table.
+            # Tasks on the same queue run in the order of the slot table (of tasks that overlap).
             rows = tasks_of_slot(self._rows(stage_pass), slot, count, depth)
             for row, position in sorted(rows, key=self.turn):
                 if self.shape.has(row, self.shape.layer_at(position, stage_pass)):
@@ -78,8 +78,8 @@ class PassTasks:
             yield from self._room("close", stage_pass)
 
     def turn(self, row_and_position: tuple[Task, int]) -> int:
-        """The position of a task, given as a row of the slot table, in the order in which the tasks
-        around a layer are issued.
+        """The position of a task in the order in which the tasks that overlap while one layer
+        computes are issued.
         """
         row, _ = row_and_position
         turns = _TURNS_ON_HOST if self.shape.steps_on_host else _TURNS
@@ -90,7 +90,9 @@ class PassTasks:
     def task(
         self, row: Task, slot: int, position: int, stage_pass: StagePass, name: str = ""
     ) -> PassTask:
-        """The task of a row of the slot table, for the layer in this position of the pass."""
+        """Make a task of a pass from a row of the slot table (of tasks that overlap while one layer
+        computes), for the layer at a position of the pass.
+        """
         shape, name = self.shape, name or row.name
         layer = shape.layer_at(position, stage_pass)
         entry = shape.entry_at(position, stage_pass, self.template.depth)
@@ -174,7 +176,8 @@ class PassTasks:
 
 
 def _stepping_on_host(template: Template) -> Template:
-    """An engine's slot table, changed for optimizer steps on the host.
+    """An engine's slot table (of tasks that overlap while one layer computes), changed for
+    optimizer steps on the host.
 
     Gradients are offloaded for the step (O>) in the last backward pass, rather than in the next
     first forward pass.
@@ -182,7 +185,7 @@ def _stepping_on_host(template: Template) -> Template:
     phases = dict(template.phases)
     leaves = next(row for row in phases["first_forward"] if row.name == "O>")
     phases["first_forward"] = tuple(row for row in phases["first_forward"] if row is not leaves)
-    # Gradients for a step on the host (O>) come before other gradients (G>) in the slot table.
+    # Gradients for a step on the host are offloaded (O>) before other gradients (G>).
     phases["last_backward"] = (replace(leaves, place="behind"), *phases["last_backward"])
     return replace(template, phases=phases)
 

@@ -54,8 +54,7 @@ class Op:
     reads: Buffers = ()
     writes: Buffers = ()
     waits: tuple[int, ...] = ()
-    # The kind and direction of a task of the slot table (such as P<), or the name of any other
-    # task.
+    # The kind and direction of a task for a layer (such as P<), or the name of any other task.
     name: str = field(init=False, repr=False, compare=False)
     # Whether the pass of the task is the first of its kind, which starts new sums over
     # micro-batches.
