@@ -1,15 +1,15 @@
-"""Whether the pins resolve on other machines: pip's dry run, for each Python and platform.
+"""Checks by dry runs of pip whether pinned packages install on other Pythons and platforms.
 
     make pins                    # Linux on x86-64, each Python that requires-python admits
     make pins ARGS=--everywhere  # Linux on ARM, macOS and Windows too
 
-pip takes from its own configuration how to reach the package index, and nothing else: no folder of
-wheels and no second index, which another machine would lack. It downloads no wheel: it reads the
-wheel's metadata as a file where the index offers one, elsewhere (``fast-deps``) the last bytes of
-the wheel, by range requests.
+Of its configuration pip uses only how to reach the package index: no folder of wheels and no second
+index, which another machine would lack. It downloads no wheel: it reads a wheel's metadata as a
+file where the index offers one, elsewhere (``fast-deps``) from the last bytes of the wheel, by
+range requests.
 
-``--python-version`` and ``--platform`` choose wheels, but leave environment markers to the running
-interpreter, so ``MARKERS`` gives pip those of the other machine.
+``--python-version`` and ``--platform`` choose wheels, but pip would still evaluate environment
+markers for this machine, so the script ``MARKERS`` runs pip with those of the other machine.
 """
 
 import argparse
@@ -41,15 +41,17 @@ INSTALLS = (
     *("base", "dev", "runtime", "kernels", "huggingface", "cluster", "cbc", "megatron"),
     *("agents", "docs", "images", "page", "pandas"),
 )
-# Compiled on the machine that trains, for its CUDA; no pins are kept for them.
+# Extras whose packages are compiled on the machine that trains, for its CUDA; they have no pins.
 UNPINNED = ("flash", "baselines")
-# What may be added to the image of the Containerfile, whose torch is another than the pins'.
+# Extras that may be added to the Containerfile's image, whose torch is not the pinned version.
 ADDED_TO_IMAGE = ("base", "runtime", "kernels", "megatron")
 SIZED = ("base", "dev", "runtime")
 SHOWN = ("numpy", "torch", "triton", "ray", "transformers", "megatron-core")
-# Share by which a figure of the Makefile may be off: it has one decimal, and platforms differ.
+# The share by which a download size in the Makefile may be wrong: it has one decimal, and platforms
+# differ.
 NEAR = 0.2
-# How pip reaches its index, which is all that a check takes over from this machine.
+# The settings of pip by which it reaches its package index; a check uses no other settings of this
+# machine.
 REACHING = (
     "index-url",
     "cert",
@@ -75,7 +77,7 @@ sys.exit(main())
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """Tags of the wheels that a machine takes, and what its markers say."""
+    """A kind of machine: the tags of the wheels that it takes, and its environment markers."""
 
     tags: tuple[str, ...]
     sys_platform: str
@@ -84,7 +86,7 @@ class Platform:
     os_name: str = "posix"
 
     def markers(self, python: str) -> dict[str, str]:
-        """Environment markers of a Python on this platform."""
+        """The environment markers of a Python version on this platform."""
         return {
             "python_version": python,
             "python_full_version": f"{python}.0",
@@ -96,7 +98,7 @@ class Platform:
 
 
 def _linux(machine: str) -> Platform:
-    """Linux with glibc 2.28 or newer."""
+    """The platform of Linux with glibc 2.28 or newer, on this kind of processor."""
     tags = [*(f"manylinux_2_{minor}_{machine}" for minor in range(28, 4, -1))]
     tags += [f"{name}_{machine}" for name in ("manylinux2014", "manylinux2010", "manylinux1")]
     return Platform(
@@ -128,13 +130,13 @@ Package = Mapping[str, Any]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what each machine would install, and where the pins fail."""
+    """Print what each machine would install, or why it cannot; returns 1 if any cannot."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--everywhere", action="store_true", help="all platforms")
     options = parser.parse_args(arguments)
     names = [*PLATFORMS] if options.everywhere else [next(iter(PLATFORMS))]
     machines = [(name, python) for name in names for python in admitted()]
-    # Most of the time goes to waiting for the index.
+    # Most of the time is spent waiting for the index, so several machines are checked at once.
     with ThreadPoolExecutor(4) as pool:
         lines_of = [*pool.map(lambda machine: checked(*machine), machines)]
     for lines in lines_of:
@@ -144,21 +146,24 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def admitted() -> list[str]:
-    """The Pythons that requires-python admits."""
+    """The Python versions that the project's ``requires-python`` allows."""
     wanted = SpecifierSet(_project()["requires-python"])
     return [python for python in PYTHONS if f"{python}.0" in wanted]
 
 
 def checked(name: str, python: str) -> list[str]:
-    """Lines about a machine: all installs at once, or one by one if they do not resolve; on the
-    image's platform also what may be added to the image."""
+    """Lines about one platform and Python: all extras together, or one by one if they do not
+    resolve; on Linux also lines about the Containerfile's image.
+    """
     platform, where = PLATFORMS[name], f"{name}, Python {python}"
     in_image = [*_in_image(where, platform, python)] if platform.sys_platform == "linux" else []
     return [*_of_pins(where, platform, python), *in_image]
 
 
 def _in_image(where: str, platform: Platform, python: str) -> Iterator[str]:
-    """A line about the Containerfile's image: what resolves with its torch and its pins."""
+    """Lines about the Containerfile's image: the versions that resolve with its torch and its pins,
+    or why none do.
+    """
     with tempfile.TemporaryDirectory() as folder:
         pins = Path(folder, "pins.txt")
         pins.write_text("\n".join(image_pins()), encoding="utf-8")
@@ -171,7 +176,7 @@ def _in_image(where: str, platform: Platform, python: str) -> Iterator[str]:
 
 
 def image_pins() -> list[str]:
-    """The image's torch, and the pins that the Containerfile keeps."""
+    """The torch version of the Containerfile's image, and the pins that the Containerfile keeps."""
     text = CONTAINERFILE.read_text(encoding="utf-8")
     torch = re.findall(r"^ARG TORCH=(\S+)$", text, re.M)[0]
     left_out = re.compile(re.findall(r"grep -vE '([^']+)' constraints.txt", text)[0])
@@ -180,7 +185,7 @@ def image_pins() -> list[str]:
 
 
 def _of_pins(where: str, platform: Platform, python: str) -> list[str]:
-    """Lines about all installs at once, or one by one if they do not resolve."""
+    """Lines about installing all extras together, or one by one if together they do not resolve."""
     packages, errors = resolved(INSTALLS, platform, python)
     if not errors:
         told = _told(where, packages, platform.markers(python))
@@ -196,7 +201,7 @@ def _of_pins(where: str, platform: Platform, python: str) -> list[str]:
 def resolved(
     installs: Sequence[str], platform: Platform, python: str, pins: Path = PINS
 ) -> tuple[list[Package], list[str]]:
-    """What pip would install under pins, and its errors."""
+    """The packages that pip would install under some pins, and its errors if it cannot."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         command = [sys.executable, "-c", MARKERS, json.dumps(platform.markers(python)), "install"]
@@ -216,14 +221,18 @@ def resolved(
 
 
 def requirements(install: str) -> list[str]:
-    """What an install asks for: the dependencies, and those of an extra."""
+    """The requirements of an extra, together with those of the project; ``base`` is the project
+    alone.
+    """
     project = _project()
     extra = [] if install == "base" else project["optional-dependencies"][install]
     return [*project["dependencies"], *extra]
 
 
 def reaching(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """An environment in which pip has of its configuration only how to reach its index."""
+    """Environment variables with which pip uses nothing of its configuration but how to reach its
+    index.
+    """
     command = [sys.executable, "-m", "pip", "config", "list"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={**environment})
     settings: dict[str, str] = {}
@@ -237,7 +246,9 @@ def reaching(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def _told(where: str, packages: Sequence[Package], markers: Mapping[str, str]) -> Iterator[str]:
-    """What installs download, versions that depend on one another, and an untrue figure."""
+    """A line with the number of wheels, download sizes and important versions, and a line with an
+    error if the Makefile's download size is wrong.
+    """
     versions = {_name(package): package["metadata"]["version"] for package in packages}
     shown = [f"{name} {versions[name]}" for name in SHOWN if name in versions]
     gb = {install: _gb(requirements(install), packages, markers) for install in SIZED}
@@ -258,7 +269,7 @@ def _gb(asked: Sequence[str], packages: Sequence[Package], markers: Mapping[str,
 def reached(
     asked: Sequence[str], packages: Sequence[Package], markers: Mapping[str, str]
 ) -> set[str]:
-    """Names of the packages that requirements bring along, by the metadata of each."""
+    """The names of all packages that the requirements need, directly or through one another."""
     metadata = {_name(package): package["metadata"] for package in packages}
     waiting = [(Requirement(line), "") for line in asked]
     seen: set[tuple[str, str]] = set()
@@ -276,7 +287,9 @@ def reached(
 
 
 def _unpinned(where: str, packages: Sequence[Package]) -> Iterator[str]:
-    """Packages that would come in whatever version is the newest of the day."""
+    """Lines with errors about packages without a pin, of which the newest version would be
+    installed.
+    """
     pinned = {
         canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==", PINS.read_text(), re.M)
     }

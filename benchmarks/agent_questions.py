@@ -36,7 +36,7 @@ PAGE = ROOT / "docs" / "results" / "agent-questions.md"
 # Figures count as equal if they differ by less than this: facts are written with a few digits.
 EQUAL = 1e-3
 WANTED = 45
-# The files of answers, by the name that the page gives them.
+# The files of answers, by the names under which the page shows them.
 RUNS = {
     "with the tools": "answers-with.json",
     "with the tools, mended": "answers-with-mended.json",
@@ -226,7 +226,7 @@ def _plain(text: str) -> str:
 
 
 def page() -> str:
-    """The page of results, made of the questions and answers beside this file."""
+    """The page of results, made from the stored questions and answers."""
     asked = questions()
     runs = {
         words: graded(asked, answers_in(ASKED / name))
@@ -264,7 +264,7 @@ def _by_kind(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 def _answers(
     asked: Sequence[Mapping[str, Any]], runs: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> str:
-    """A table of all questions: the right answer, and those that were given."""
+    """A table of all questions, each with the right answer and the answers that were given."""
     rows = []
     for place, question in enumerate(asked):
         marks = [marks[place] for marks in runs.values()]

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 STAND_INS = Path(__file__).parents[1] / "tests/runtime/stand_ins"
-# For each stand-in: the beginning of its package's archive name, the folders of its sources, and
-# its names there.
+# For each file of stand-ins: how the archive's name of the imitated package begins, the folders of
+# the package's sources, and the names there of stand-ins that are called otherwise.
 SOURCES: Mapping[str, tuple[str, tuple[str, ...], Mapping[str, str]]] = {
     "transformer_engine.py": (
         "transformer_engine-",
@@ -84,8 +84,8 @@ def sources_in(archive: Path, folders: Sequence[str]) -> Iterator[str]:
 
 
 def compared(folder: Path) -> Iterator[tuple[str, str]]:
-    """Each stand-in that a package has, with the differences of its arguments; empty if there are
-    none.
+    """Each stand-in with the differences between its arguments and those of the package; empty if
+    there are none. Stand-ins that the package lacks are left out.
     """
     for file, (start, folders, names) in SOURCES.items():
         (archive,) = folder.glob(f"{start}*")
@@ -101,7 +101,7 @@ def compared(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print each stand-in, and how it differs."""
+    """Print how each stand-in's arguments differ from the package's; returns 1 if any differ."""
     rows = [*compared(Path(*arguments))]
     for name, apart in rows:
         sys.stdout.write(f"{name}: {apart or 'the same arguments'}\n")

@@ -43,7 +43,8 @@ from runtime.profiling.launches import (
 )
 
 FAMILIES: tuple[Family, ...] = ("gpt", "llama", "falcon")
-# The largest allowed time of a block, as a multiple of a plain block's.
+# The largest allowed time of a block by the executor, as a multiple of a plain block's time, by
+# what is offloaded.
 LIMITS = {"nothing": 1.3, "optimizer": 2.0, "weights and gradients": 2.0, "activations": 2.0}
 CPU = torch.device("cpu")
 
@@ -52,7 +53,7 @@ class NoDevice:
     """A stand-in for a driver, its streams and its events, whose methods do nothing."""
 
     def record(self, stream: object) -> None:
-        """Does nothing. It is a method of the class, to be found quickly: a block records a dozen
+        """Does nothing. It is defined because it is looked up faster then: a block records a dozen
         events.
         """
 
@@ -119,9 +120,7 @@ class PlainModel:
 
 
 def take_torch_s_own(block: Any) -> None:
-    """Give a block torch's own norms, and its gate and rotary embedding as one writes them with
-    torch.
-    """
+    """Give a block torch's own norms, and a gate and a rotary embedding written in plain torch."""
 
     def gated(inner: torch.Tensor) -> torch.Tensor:
         gate, up = inner.chunk(2, -1)
@@ -161,7 +160,9 @@ def plain_blocks(family: Family, again: bool) -> Callable[[], float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTimes:
-    """CPU seconds of a block by the executor and of a plain one, each of its middle rounds."""
+    """The CPU seconds of a block by the executor and of a plain block, from the median of all
+    rounds.
+    """
 
     family: Family
     offloaded: str
@@ -175,8 +176,8 @@ class HostTimes:
 
 
 def measured(family: Family, offloaded: str, rounds: int) -> HostTimes:
-    """Time models of few and of many blocks in turn. What disturbs the machine slows all of them,
-    so the median over rounds of each model shows what it takes compared with the others.
+    """Time models of few and of many blocks in turn, several rounds. What disturbs the machine
+    slows all models, so their medians over the rounds can be compared.
     """
     with undisturbed():
         plain = [PlainModel(family, layers, again=False) for layers in (FEW, MANY)]
@@ -198,7 +199,7 @@ def measured(family: Family, offloaded: str, rounds: int) -> HostTimes:
 
 
 def page(rows: Sequence[HostTimes], rounds: int) -> Iterator[str]:
-    """The lines of the page."""
+    """The lines of the page of results."""
     made = f"taskset -c 0 python -m benchmarks.host_time --rounds {rounds} --page PAGE"
     heads = ("family", "offloaded", "plain, us", "executor, us", "ratio", "limit")
     yield from (
@@ -222,7 +223,7 @@ def page(rows: Sequence[HostTimes], rounds: int) -> Iterator[str]:
 
 
 def main() -> int:
-    """Time all cases, print them, and write the page."""
+    """Time all cases, print the results, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--page", type=Path)

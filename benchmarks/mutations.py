@@ -451,7 +451,7 @@ def run(name: str, numbers: Sequence[int], kept: Path, most_s: float) -> None:
 
 
 def page(kept: Path) -> Iterator[str]:
-    """The lines of the page, from the stored outcomes."""
+    """The lines of the page of results, from the stored outcomes."""
     known = json.loads(kept.read_text(encoding="utf-8"))
     explained = yaml.safe_load(CHECKS.read_text(encoding="utf-8"))["explained"] or {}
     counted = {

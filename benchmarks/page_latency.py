@@ -242,7 +242,7 @@ def write_problems() -> None:
 
 
 def _write_times(name: str, took: Times, *search: float) -> Times:
-    """Write a row; return the times of its sliders."""
+    """Write a result row; returns the times of the answers to moved sliders."""
     (first, first_cpu), sliders = took[0], took[1:]
     high, high_cpu = np.percentile(sliders, 95, axis=0)
     row = f"{name:28}{first:9.0f}{first_cpu:9.0f}{np.median(sliders[:, 0]):16.0f}"

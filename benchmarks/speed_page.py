@@ -22,7 +22,7 @@ from experiments.pages.tables import narrow
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "speed.md"
 Benchmark = Mapping[str, Any]
-# For each benchmark, the values that get a column on the page: the heading, and the format.
+# For each benchmark, the values that get a column on the page, each with its heading and format.
 RATES: Mapping[str, tuple[str, str]] = {
     "candidates_per_s": ("stage candidates a second", ",.0f"),
     "plans_per_s": ("plans a second", ",.0f"),

@@ -1,11 +1,11 @@
 """Measures how many tasks a second the event simulator plays, with contention, compared with bare
 SimPy.
 
-GPT-3 22B on four nodes of eight L4 in four stages with ZeRO-3 and offloading of everything, so that
-all four streams are busy and slow one another down; memory is followed over time. Rates are in
-``extra_info``, with what the same number of bare SimPy timeouts in as many processes takes. Then
-how time grows with stages, micro-batches and layers, and GPT-3 175B on 1,024 GPUs. Run on one core:
-``taskset -c 0 make benchmark``.
+The plan trains GPT-3 22B on four nodes of eight L4, in four stages with ZeRO-3 and everything
+offloaded, so that all four streams are busy and slow one another down; memory is tracked over time.
+``extra_info`` has the rates, and how long as many bare SimPy timeouts take in equally many
+processes. Further cases show how time grows with stages, micro-batches and layers, and GPT-3 175B
+on 1,024 GPUs. Run on one core: ``taskset -c 0 make benchmark``.
 """
 
 import resource

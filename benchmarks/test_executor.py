@@ -1,15 +1,14 @@
 """Measures how much the executor adds to the host's time for a block, if nothing else takes time.
 
-Blocks of hidden size 64 on 8 tokens. A round times, one after the other, a forward and a backward
-pass of a block by the executor and of a plain one: ``block(x).backward(g)``, or torch's own
-checkpointing of it where blocks are computed again. Both times are differences between models of
-eight blocks and of four, as in ``runtime.profiling.launches``: embedding and head are in both
-models and drop out, and a block finds a CPU's caches as cold as in any model. Seconds are CPU
-seconds of this process. ``extra_info`` has the ratio of the medians, and the quartiles of the
-rounds' ratios. Streams are simulated, or are the real ``CudaStreams`` on a driver that does
-nothing: the time in which CUDA itself records events and waits for them comes on top. A Llama
-block's plain twin has ``F.rms_norm``, ``F.silu`` and rotary embedding by slices. Run on one core:
-``taskset -c 0 make benchmark``.
+Blocks have hidden size 64, on 8 tokens. Each round times a forward and a backward pass of a block
+by the executor, then of a plain block: ``block(x).backward(g)``, or with torch's checkpointing
+where blocks are recomputed. Both times are differences between models of eight and of four blocks,
+as in ``runtime.profiling.launches``: so the time of embedding and head drops out, and blocks find a
+CPU's caches as cold as in any model. Seconds are CPU seconds of this process. ``extra_info`` has
+the ratio of the medians, and the quartiles of the rounds' ratios. Streams are simulated, or are the
+real ``CudaStreams`` on a driver that does nothing: the time that CUDA takes to record and wait for
+events comes in addition. A plain Llama block has ``F.rms_norm``, ``F.silu`` and rotary embedding by
+slices. Run on one core: ``taskset -c 0 make benchmark``.
 """
 
 from itertools import product

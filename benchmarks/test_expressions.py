@@ -1,8 +1,8 @@
-"""Measures for how many candidates a second memory and work are computed, for a block and for a
+"""Measures how many candidates' memory and work are computed per second, for a block and for a
 stage.
 
-The rate is in ``extra_info``; that it does not fall with the number of rows is what the sizes show.
-Run on one core: ``taskset -c 0 make benchmark``.
+``extra_info`` has the rate; the sizes show that it does not fall with the number of candidates. Run
+on one core: ``taskset -c 0 make benchmark``.
 """
 
 from typing import Any

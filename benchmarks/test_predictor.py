@@ -1,8 +1,8 @@
 """Measures how many stage candidates, and how many whole plans, a second the closed form predicts.
 
-GPT-3 22B on four nodes of eight L4: thousands of strategies, each with every number of blocks,
-checkpointed blocks and micro-batches in flight that a stage of four can have. Rates are in
-``extra_info``. Run on one core: ``taskset -c 0 make benchmark``.
+The candidates are stages of GPT-3 22B on four nodes of eight L4: thousands of strategies, each with
+every number of blocks, checkpointed blocks and micro-batches in flight that a pipeline of four
+stages can have. Rates are in ``extra_info``. Run on one core: ``taskset -c 0 make benchmark``.
 """
 
 from itertools import product

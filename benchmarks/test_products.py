@@ -1,11 +1,11 @@
-"""Compares a block's backward pass whose GEMMs accumulate weight gradients with one whose GEMMs do
-not.
+"""Compares a block's backward pass whose GEMMs add to the weight gradients with one in which
+autograd makes each weight gradient and then adds it.
 
-Both are modules of this package with gradients that are there already, a micro-batch of several; in
-the one autograd makes each weight's gradient and adds it. They take turns within a round.
-``extra_info`` has the ratio of the medians, and the quartiles of the rounds' ratios: by what factor
-the passes that add inside products are slower. Sizes are those at which arithmetic rules
-(``large``), weights' bytes do (few tokens, ``wide``), or the host does (``tiny``).
+Both blocks already have gradients, as after a step's first micro-batch. The two passes take turns
+within a round. ``extra_info`` has the ratio of the medians, and the quartiles of the rounds'
+ratios: by what factor the passes whose GEMMs add are slower. There is a size that arithmetic limits
+(``large``), one that reading weights limits (few tokens, ``wide``), and one that the host limits
+(``tiny``).
 """
 
 from collections.abc import Callable
@@ -26,12 +26,12 @@ from runtime.profiling.launches import undisturbed  # noqa: E402
 from tests.runtime.worlds import workload  # noqa: E402
 
 ROUNDS = 20
-# Channels, tokens, and passes a round.
+# For each size of block: channels, tokens, and backward passes in a round.
 SIZES = {"large": (512, 512, 1), "wide": (1024, 8, 2), "tiny": (64, 8, 30)}
 
 
 def backward(channels: int, tokens: int, *, inside: bool) -> Callable[[], float]:
-    """Times a backward pass of a GPT block in 32 bits."""
+    """A function that times a backward pass of a GPT block in 32 bits."""
     sizes = {"hidden": channels, "heads": 4, "ffn": 4 * channels, "sequence_length": tokens}
     block = model_of(workload("gpt", layers=1, **sizes)).blocks[0]
     for parameter in block.parameters():

@@ -2,8 +2,9 @@
 
     python -m benchmarks.walk NAME [ARGUMENT ...]
 
-Counted are calls after ``main`` began. Bodies of modules and classes are not, nor code compiled
-from text such as kept expressions. The last line has both counts; files come before it.
+Only calls after ``main`` began count, without the bodies of modules and classes, and without code
+compiled from text, such as cached expressions. Files are printed first; the last line has both
+counts.
 """
 
 import contextlib

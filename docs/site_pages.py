@@ -1,4 +1,5 @@
-"""Pages of the site that the code writes, and links of pages to files outside of it.
+"""Makes the pages of the site that are written from the code, and replaces links to files outside
+of the site.
 
 MkDocs calls these functions by name while it builds the site.
 """
@@ -26,7 +27,7 @@ _TITLE = re.compile(r"^# (\d+)\. (.*)$", re.MULTILINE)
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that are made from the code."""
+    """Add the pages that are written from the code."""
     for name, lines in (
         ("reference/commands.md", commands()),
         ("reference/dimensions.md", dimensions()),
@@ -38,7 +39,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
-    """Turn links to files outside of the site into their names; show what pictures show."""
+    """Replace links to files outside of the site by the files' names, and write below each picture
+    what it shows.
+    """
     here = Path(page.file.src_uri).parent
 
     def link(match: re.Match[str]) -> str:
@@ -57,7 +60,7 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
 
 
 def _joined(here: Path, target: str) -> str | None:
-    """A path of the site, or None where it leaves it."""
+    """The path in the site to which a link leads; None if it leads outside of the site."""
     parts: list[str] = []
     for part in (here / target).parts:
         if part == "..":
@@ -70,7 +73,7 @@ def _joined(here: Path, target: str) -> str | None:
 
 
 def commands() -> Iterator[str]:
-    """Every command, with its options and examples."""
+    """The lines of the page about commands: every command, with its options and examples."""
     yield "# Commands\n"
     yield "`mistlab NAME` and `python -m experiments.NAME` are the same.\n"
     for title, group in GROUPS.items():
@@ -98,7 +101,7 @@ def _options(parser: Any) -> Iterator[str]:
 
 
 def dimensions() -> Iterator[str]:
-    """The table of dimensions: what a plan chooses for each stage."""
+    """The lines of the page about dimensions: what a plan chooses for each stage."""
     yield "# Dimensions\n"
     yield "What a plan chooses for each stage; keys are those of a [plan file](plan-file.md).\n"
     yield "| key | symbol | part | numbers | default | in words |"
@@ -113,7 +116,9 @@ def dimensions() -> Iterator[str]:
 
 
 def engines() -> Iterator[str]:
-    """The engines that plans may name, with the limits that searches respect."""
+    """The lines of the page about engines: those that plans may name, with the limits that searches
+    respect.
+    """
     yield "# Engines\n"
     yield "What runs a plan: its slots, kernels, memory and limits ([how a row is made]"
     yield "(../decisions/0019-engines-and-algebra.md)).\n"
@@ -128,7 +133,7 @@ def engines() -> Iterator[str]:
 
 
 def decisions() -> Iterator[str]:
-    """All decisions, by number."""
+    """The lines of the page that lists all decisions, by number."""
     yield "# Decisions\n"
     yield "Why it is as it is: a question, the choice, and what was not chosen.\n"
     for path in sorted((ROOT / "docs" / "decisions").glob("*.md")):
