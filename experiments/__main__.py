@@ -11,7 +11,7 @@ from experiments.cli.command import execute
 from experiments.cli.commandline import DONE, run
 from experiments.cli.installed import SHELLS, completion, version
 from experiments.commands import COMMANDS, GROUPS
-from mistlab.core.values import InputError, near_matches, reject
+from mistlab.core.values import InputError, near_matches, one_of, reject
 
 
 def main(arguments: Sequence[str], program: str = "python -m experiments") -> int:
@@ -37,7 +37,8 @@ def _shell(line: Sequence[str]) -> str:
     command line is refused.
     """
     if len(line) != 1 or line[0] not in SHELLS:
-        reject(f"completion: {' '.join(line) or 'no shell'}: give one of {', '.join(SHELLS)}")
+        given = f"{' '.join(line)!r} is not one of the shells" if line else "no shell is given"
+        reject(f"completion: {given}: give {one_of(SHELLS)}, such as completion {SHELLS[0]}")
     return line[0]
 
 

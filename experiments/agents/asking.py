@@ -74,7 +74,10 @@ class Asking:
     def _turn(self) -> Iterator[None]:
         with self._lock:
             if self._waiting >= self.most_waiting:
-                reject(f"{self._waiting} questions are already waiting: ask again in a minute")
+                reject(
+                    f"{self._waiting} questions already wait for this server, which keeps at most "
+                    f"{self.most_waiting}: ask again in a minute"
+                )
             self._waiting += 1
         try:
             with self._running:
@@ -99,11 +102,14 @@ def _run(line: Sequence[str], seconds: float) -> CommandAnswer:
         )
     except subprocess.TimeoutExpired:
         reject(
-            f"{line[0]} took longer than {seconds:g} s: ask for less, such as fewer choices or a "
-            "budget_seconds below that"
+            f"{line[0]} took longer than the {seconds:g} s that a question may take: ask about "
+            f"fewer GPUs or choices, or give budget_seconds below {seconds:g}"
         )
     if done.returncode < 0 or "MemoryError" in done.stderr:
-        reject(f"{line[0]} needs more than {MOST_BYTES // GIB_BYTES} GiB of memory: ask for less")
+        reject(
+            f"{line[0]} needs more than the {MOST_BYTES // GIB_BYTES} GiB of memory that a "
+            "question may take: ask about fewer GPUs, plans or choices"
+        )
     return CommandAnswer(
         objects=tuple(json.loads(text) for text in done.stdout.splitlines() if text[:1] == "{"),
         told=done.stderr.strip(),

@@ -79,8 +79,8 @@ def clusters(hardware: str | None = None) -> list[Mapping[str, Any]]:
     names = [cluster["hardware"] for cluster in every]
     if hardware is not None and hardware not in names:
         reject(
-            f"--hardware {hardware}: the published evaluation did not use this hardware; give one "
-            f"of {', '.join(names)}{near_matches(hardware, names)}"
+            f"--hardware {hardware}: Mist's published evaluation did not use this hardware"
+            f"{near_matches(hardware, names)}"
         )
     return [cluster for cluster in every if hardware in (None, cluster["hardware"])]
 

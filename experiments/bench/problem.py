@@ -201,9 +201,9 @@ def _usual_precision(cluster: Cluster, engines: Sequence[str]) -> Precision:
     usable = [name for name in common if all(gpu.has(name) for gpu in gpus)]
     if not usable:
         reject(
-            f"--hardware {cluster.name}: trains in {gpus[0].precisions} alone, and engine "
-            f"{' and '.join(engines)} in {one_of(common)}: give another --hardware, --space or "
-            "--engine"
+            f"--hardware {cluster.name}: its GPUs compute in {gpus[0].precisions} only, but engine "
+            f"{' and '.join(engines)} trains in {one_of(common)}: give another --hardware, or an "
+            "--engine that trains in a precision of these GPUs"
         )
     return usable[0]
 
@@ -216,8 +216,9 @@ def _nodes_of(options: argparse.Namespace, *, takes_groups: bool) -> dict[str, A
     if len(groups) > 1 and not takes_groups:
         refuse(
             "hardware",
-            f"{options.hardware}: this command takes equal nodes alone: give one hardware, or "
-            "ask tune, compare_searchers or predict",
+            f"{options.hardware} has nodes of different kinds, but this command supports only "
+            "nodes that are all alike: give one hardware name, or use tune, compare_searchers or "
+            "predict",
         )
     fields = fields_of(groups)
     # A cluster file may set another number of nodes if the option has its default value.
@@ -225,7 +226,7 @@ def _nodes_of(options: argparse.Namespace, *, takes_groups: bool) -> dict[str, A
         refuse(
             "nodes",
             f"{options.nodes}, but --hardware {options.hardware} has {fields['nodes']} nodes: "
-            "leave it out",
+            "leave --nodes out",
         )
     return fields
 

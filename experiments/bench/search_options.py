@@ -87,8 +87,8 @@ def searchers_called(names: Sequence[str], predictor: str = "symbolic") -> list[
         if not can_ask(name, predictor):
             others = ", ".join(other for other in SEARCHERS if can_ask(other, predictor))
             reject(
-                f"--predictor {predictor}: has no costs of single stages, which searcher "
-                f"{name} needs: give one of {others}, or --predictor symbolic"
+                f"--predictor {predictor}: predicts whole plans only, but searcher {name} needs "
+                f"costs of single stages: give --predictor symbolic, or a searcher among {others}"
             )
     return list(dict.fromkeys(names))
 
@@ -107,7 +107,10 @@ def budget_of(options: argparse.Namespace, default: Budget) -> Budget:
     if evaluations is None and seconds is None and cpu_seconds is None:
         return default
     if seconds is not None and cpu_seconds is not None:
-        reject("--budget-seconds and --budget-cpu-seconds: give one of the two")
+        reject(
+            f"--budget-seconds {seconds:g} and --budget-cpu-seconds {cpu_seconds:g}: only one of "
+            "them can limit a search: leave the other out"
+        )
     if cpu_seconds is None:
         with as_options("budget-"):
             return Budget(evaluations=evaluations, seconds=seconds)

@@ -19,7 +19,7 @@ from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, number, table, table_of
 from mistlab import catalog
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import from_mapping, near_matches, one_of, reject
+from mistlab.core.values import did_you_mean, from_mapping, one_of, reject
 from mistlab.economy.bill import (
     OPERATIONS_FROZEN,
     Prices,
@@ -141,8 +141,11 @@ def estimate(options: argparse.Namespace) -> int:
     if options.prices is not None:
         return _rented(options)
     for name in ("by", "under", "starting"):
-        if getattr(options, name) is not None:
-            reject(f"--{name}: needs a table of prices: give --prices PRICES.yaml too")
+        if (value := getattr(options, name)) is not None:
+            reject(
+                f"--{name} {value}: has an effect only with a table of prices: give --prices "
+                f"PRICES.yaml too, or leave --{name} out"
+            )
     question, plan = _question(options)
     study = Study.begin("estimate", options)
     study.add_all(_rows(question, plan, quick=options.quick))
@@ -156,9 +159,11 @@ def estimate(options: argparse.Namespace) -> int:
 
 def _rented(options: argparse.Namespace) -> int:
     """Estimate the training on each kind of GPU in a table of prices; returns the exit status."""
-    for name in ("plan",):
-        if getattr(options, name) is not None:
-            reject(f"--{name}: names its GPUs, and --prices compares others: leave one out")
+    if options.plan is not None:
+        reject(
+            f"--plan {options.plan}: a plan file fixes the GPUs, but --prices {options.prices} "
+            "compares kinds of GPUs: leave out --plan or --prices"
+        )
     _check_shares(options)
     problem = _problem(options)
     tokens = _tokens(options, problem.workload, model_parameters(problem.workload))
@@ -243,7 +248,7 @@ def _check_shares(options: argparse.Namespace) -> None:
     for name in ("utilisation", "goodput"):
         value = getattr(options, name)
         if not 0 < value <= 1:
-            reject(f"--{name}: {value} is not a fraction: give one above 0, at most 1")
+            reject(f"--{name}: {value} is not a share: give a number above 0 and up to 1, as 0.4")
 
 
 def _problem(options: argparse.Namespace) -> Problem:
@@ -287,8 +292,9 @@ def _tokens(options: argparse.Namespace, work: Workload, parameters: int) -> flo
         if match := _WITH_UNIT.fullmatch(options.tokens):
             number = f"{match[1]}e{_ZEROS[match[2].lower()]}"
             reject(f"--tokens: {options.tokens} has a letter as its unit: give {number}")
-        near = near_matches(options.tokens, ("published", "chinchilla"))
-        reject(f"--tokens: {options.tokens!r} is not a number such as 300e9{near}")
+        near = did_you_mean(options.tokens, ("published", "chinchilla"))
+        remedy = near or "give a number such as 300e9, or published or chinchilla"
+        reject(f"--tokens: {options.tokens!r} is not a number of tokens: {remedy}")
     if not 0 < tokens < math.inf:
         reject(f"--tokens: {tokens:g} is not a number of tokens: give one above 0, such as 300e9")
     return tokens
@@ -298,8 +304,8 @@ def _prices(options: argparse.Namespace, cluster: Cluster) -> Prices:
     watts = cluster.hardware.gpu.board_watts if options.watts is None else options.watts
     if watts is None:
         reject(
-            f"--watts: {cluster.hardware.name} has no power figure: give --watts, "
-            "or board_watts in the hardware file"
+            f"--watts: the power that a GPU of {cluster.hardware.name} draws is unknown: give "
+            "--watts WATTS, or gpu.board_watts in the hardware file"
         )
     with as_options():
         return Prices(

@@ -17,7 +17,7 @@ from experiments.cli.live import Live
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, table_of
 from mistlab.core.files import about, read_yaml
-from mistlab.core.values import InputError, reject
+from mistlab.core.values import FieldError, InputError, refuse, reject
 from mistlab.economy.bill import gpu_hours_of, steps_of
 from mistlab.economy.price_table import (
     GpuPrice,
@@ -119,8 +119,10 @@ def _check_names(table: PriceTable) -> None:
     for index, price in enumerate(table.gpus):
         try:
             hardware_from(price.hardware, Path())
+        except FieldError as error:
+            refuse(f"gpus[{index}].hardware", error.problem)
         except InputError as error:
-            reject(f"gpus[{index}].hardware: {error}")
+            refuse(f"gpus[{index}].hardware", str(error))
 
 
 def _start(text: str) -> datetime:

@@ -266,11 +266,16 @@ def _job(options: argparse.Namespace) -> Job:
     _check_degrees(options)
     layers, stages = workload.model.layers, options.stages
     group = options.tensor_parallel * stages
-    if stages > layers or cluster.num_gpus % group:
+    if stages > layers:
         reject(
-            f"--stages {stages} --tensor-parallel {options.tensor_parallel}: do not divide "
-            f"{cluster.num_gpus} GPUs and {layers} blocks: give degrees whose product divides "
-            f"{cluster.num_gpus}, and at most {layers} stages"
+            f"--stages {stages}: {workload.model.name or 'the model'} has only {layers} blocks for "
+            f"pipeline stages: give at most {layers}"
+        )
+    if cluster.num_gpus % group:
+        reject(
+            f"--stages {stages} --tensor-parallel {options.tensor_parallel}: their product {group} "
+            f"does not divide the {cluster.num_gpus} GPUs: give two degrees whose product divides "
+            f"{cluster.num_gpus}"
         )
     replicas = cluster.num_gpus // group
     count, rest = divmod(workload.global_batch, replicas * options.micro_batch)

@@ -63,12 +63,14 @@ def calibrate_runs(options: argparse.Namespace) -> int:
         profile = None if options.profile == "none" else catalog.profile(options.profile)
     setting = ConstantSetting(hardware=hardware, engine=_engine(options.engine), profile=profile)
     given = dict(map(_pair, options.set))
-    _known([*given, *options.fit], setting)
+    _known("--set", [*given], setting)
+    _known("--fit", options.fit, setting)
     setting = with_values(setting, given)
     every = [one for path in options.tables for one in _runs(path)]
     runs = [one for one in every if _is_wanted(one, options)]
     if not runs:
-        message = f"no runs of engine {options.engine} on {hardware.name} in these tables"
+        tables = ", ".join(map(str, options.tables))
+        message = f"{tables}: no runs of --engine {options.engine} on --hardware {hardware.name}"
         raise InputError(message + _others(every))
     rows = list[Mapping[str, Any]]()
     for column in options.leave_out:
@@ -140,19 +142,22 @@ def _pair(text: str) -> tuple[str, float]:
     try:
         return name, float(value)
     except ValueError:
-        reject(f"--set {text}: has no number after {name}=: give one")
+        reject(f"--set {text}: is not a constant's name and number: give such as {name}=0.5")
 
 
-def _known(names: Sequence[str], setting: ConstantSetting) -> None:
-    """Refuse names of constants that are unknown, or that cannot be fitted with the options
-    given.
+def _known(option: str, names: Sequence[str], setting: ConstantSetting) -> None:
+    """Refuse names of constants in an option's value that are unknown, or that cannot be fitted
+    with the options given.
     """
     has = values_of(setting)
     for name in names:
         if name not in CONSTANTS:
-            reject(f"constant {name!r} is unknown{near_matches(name, CONSTANTS)}")
+            reject(f"{option}: constant {name!r} is unknown{near_matches(name, CONSTANTS)}")
         if name not in has:
-            reject(f"constant {name!r} is fitted only with --profile: give that, or leave it out")
+            reject(
+                f"{option}: constant {name!r} belongs to a cluster's profile: give --profile "
+                "NAME too, or leave the constant out"
+            )
 
 
 def _runs(path: Path) -> Iterator[MeasuredRun]:
@@ -190,9 +195,9 @@ def _others(runs: Sequence[MeasuredRun]) -> str:
     options_told = [
         f"--engine {engine} --hardware {hardware}" for engine, hardware in sorted(kinds)
     ]
-    return (
-        f": they have those of {', of '.join(options_told)}" if options_told else ", nor any others"
-    )
+    if not options_told:
+        return ", nor any other with a step_s: give tables of measured runs"
+    return f": give what they have: {', or '.join(options_told)}"
 
 
 def _folds(

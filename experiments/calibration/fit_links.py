@@ -92,7 +92,11 @@ def published_lines(path: Path, name: str) -> Step:
             content = path.read_bytes()
             parameters = json.loads(content)["templates"][name]["hardware"]["gpu_gpu_comm_params"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            reject(f"{path}: no gpu_gpu_comm_params of {name}: {error!r}: check file and name")
+            problem = error.strerror if isinstance(error, OSError) else type(error).__name__
+            reject(
+                f"{path}: templates.{name}.hardware.gpu_gpu_comm_params cannot be read "
+                f"({problem}): give a JSON file with this field, and a template that it has"
+            )
         transfers_ = _transfers_of(hardware, path)
         have = {(group.gpus_in_node, group.nodes) for group in transfers_.groups}
         pairs = list(zip(parameters[::2], parameters[1::2], strict=True))

@@ -233,7 +233,10 @@ def best_products(path: Path, table_hardware: str | None) -> Step:
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         best = read_best_products(path, table_hardware or hardware.name)
         if hardware.compute is None:
-            reject(f"{path}: {hardware.name} has no rates of GEMMs yet: fit these first")
+            reject(
+                f"{path}: rates of 8-bit GEMMs are fitted as ratios to 16-bit ones, which "
+                f"{hardware.name} lacks: give --operators TABLE.csv too"
+            )
         compute = hardware.compute
         rates = {rate.operators: rate for rate in compute.rates}
         for eight, sixteen in (

@@ -33,7 +33,10 @@ class ResumedTable:
         # A last line that was cut off is dropped, so that it is measured again.
         text = text[: text.rfind("\n") + 1] or f"{header}\n"
         if text.partition("\n")[0] != header:
-            reject(f"{self.path}: has columns other than {header}: give another --tables")
+            reject(
+                f"{self.path}: has the columns {text.partition(chr(10))[0]}, but this version "
+                f"writes {header}: give another folder as --tables"
+            )
         with naming(self.path):
             self.path.write_text(text, encoding="utf-8")
         for row in csv.DictReader(text.splitlines()):

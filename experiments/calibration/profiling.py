@@ -250,7 +250,10 @@ def _noted(path: Path, present: Environment, threads: int, kernel: str, date: st
         problem = f"measurements with attention by {noted.attention_kernel}, not by {kernel}"
     else:
         return _going_on(path, noted, present, date)
-    message = f"{path}: holds {problem}: they do not mix, give another --tables"
+    message = (
+        f"{path}: its folder has {problem}, and a folder may have only one kind: give another "
+        "folder as --tables"
+    )
     raise InputError(message)
 
 

@@ -12,7 +12,7 @@ from mistlab import catalog
 from mistlab.calibration.table_rows import Row, positive, read_rows
 from mistlab.core.files import parse_yaml
 from mistlab.core.units import MIB_BYTES, MILLISECONDS, TFLOP
-from mistlab.core.values import check_field, reject
+from mistlab.core.values import InputError, check_field, reject, shown
 from mistlab.cost.kernels import megatron_flop
 from mistlab.engines.baselines import ACESO, DEEPSPEED, MEGATRON
 from mistlab.engines.engine import Engine
@@ -311,6 +311,21 @@ def carried(text: str, megatron: Hardware) -> tuple[list[PublishedRun], list[Pub
     return [*_end_to_end(base, None)], weak_scaling
 
 
+# How Python's messages about a text that is not a number begin.
+_CONVERTING = ("invalid literal", "could not convert")
+
+
+class _WatchedRow(dict[str, str]):
+    """A row of a table that remembers which column was read last."""
+
+    last = ""
+
+    def __getitem__(self, name: str) -> str:
+        """The text of a column's cell."""
+        self.last = name
+        return super().__getitem__(name)
+
+
 def _read(
     path: Path,
     needed: Sequence[str],
@@ -320,12 +335,18 @@ def _read(
     runs: list[PublishedRun] = []
     for number, (where, row) in enumerate(rows):
         for name in needed:
-            if name.endswith(("_ms", "iter_s", "_gpu")):
+            if name == "nodes" or name.endswith(("_ms", "iter_s", "_gpu")):
                 positive(where, row, name)
+        watched = _WatchedRow(row)
         try:
-            runs += runs_of(row, number)
+            runs += runs_of(watched, number)
+        except InputError as error:
+            reject(f"{where}: {error}")
         except (ValueError, IndexError, KeyError) as error:
-            reject(f"{where}: {error}: correct the row")
+            if isinstance(error, ValueError) and not str(error).startswith(_CONVERTING):
+                reject(f"{where}: {error}: correct the row")
+            cell = shown(row[watched.last])
+            reject(f"{where}: {watched.last}: {cell} is unknown or malformed: correct this cell")
     return Table(path=path, sha256=origin.sha256, runs=tuple(runs))
 
 

@@ -10,13 +10,14 @@ import errno
 import gc
 import io
 import json
+import math
 import os
 import re
 import stat
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -302,10 +303,18 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
         return NO_ANSWER
     except OSError as error:
         # The disk is full, or a file may not be written.
-        return _complain(f"{_file_of(error)}{error.strerror or error}", NO_ANSWER)
+        remedy = f": {_REMEDIES[error.errno]}" if error.errno in _REMEDIES else ""
+        return _complain(f"{_file_of(error)}{error.strerror or error}{remedy}", NO_ANSWER)
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
+
+
+# What a user can do about an error of the operating system.
+_REMEDIES = {
+    errno.ENOSPC: "free space on this disk, or write to another one",
+    errno.EACCES: "give a file that you may read and write, or change its permissions",
+}
 
 
 def _file_of(error: OSError) -> str:
@@ -380,9 +389,22 @@ def as_json(value: Mapping[str, Any], indent: int | None = None) -> str:
         return json.dumps(value, allow_nan=False, indent=indent)
     except ValueError:
         reject(
-            "a result is too large for a number: give smaller sizes, prices or times (or larger "
-            "ones, where something is divided by them)"
+            f"the answer's {_overflowed(value)} is too large for a number: some size, price or "
+            "time that was given is extreme: give one that is not so large, or not so near to 0"
         )
+
+
+def _overflowed(value: object, name: str = "") -> str:
+    """The name of the first number within ``value`` that JSON cannot hold; "" if it holds all."""
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else name
+    items: Iterable[tuple[object, object]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    names = (_overflowed(item, f"{name}.{key}" if name else str(key)) for key, item in items)
+    return next(filter(None, names), "")
 
 
 def progress(text: str) -> None:

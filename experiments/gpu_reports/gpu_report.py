@@ -158,8 +158,8 @@ def check_minutes(minutes: float, steps: Iterable[Estimate]) -> None:
     least = ceil((longest_s + RESERVE_S) / 60)
     if not minutes >= least:
         reject(
-            f"--minutes: {minutes:g}: is too short for the longest run, which would start again "
-            f"in each call: give {least} or more"
+            f"--minutes {minutes:g}: is too short for the longest run, which would start again in "
+            f"each call: give {least} or more"
         )
 
 
@@ -241,16 +241,19 @@ def has_begun(folder: Path) -> bool:
     return any(True for pattern in MEASURED for _ in folder.glob(pattern))
 
 
+_GIVE_PACKED = f"give as --from the {NAME} in an --out folder of gpu_report"
+
+
 def _unpack(path: Path, folder: Path) -> None:
     try:
         with zipfile.ZipFile(path) as file:
             known = {name: file.read(name) for name in file.namelist() if _is_known(name)}
     except (zipfile.BadZipFile, zipfile.LargeZipFile) as error:
-        reject(f"{path}: is not a packed report ({error}): give the report.zip of a folder")
+        reject(f"{path}: is not a packed report ({error}): {_GIVE_PACKED}")
     except OSError as error:
-        reject(f"{path}: {error.strerror}: give the report.zip of a folder")
+        reject(f"{path}: {error.strerror}: {_GIVE_PACKED}")
     if not known:
-        reject(f"{path}: has no file of a report: give the report.zip of a folder")
+        reject(f"{path}: holds no file that gpu_report writes: {_GIVE_PACKED}")
     for name, content in known.items():
         writable(folder / name, "folder").write_bytes(content)
 
@@ -443,8 +446,9 @@ def profiled_in_process(device: str, gpus: int, out: Path, seconds: float, *, qu
     done = ended_within(command, seconds)
     if done is not None and done.returncode:
         reject(
-            f"the profile ended with status {done.returncode}: {done.stderr.strip()}: correct it, "
-            "and call this again, which keeps the measured rows"
+            f"profile_hardware, which gpu_report starts, ended with status {done.returncode}: "
+            f"{done.stderr.strip()}: correct this error and start gpu_report again; rows that were "
+            "measured are kept"
         )
     return done is not None
 
@@ -454,8 +458,8 @@ def _check_drawn(options: argparse.Namespace) -> None:
     out = options.out
     if options.packed is None and not has_begun(out) and packed_of(out, None) is None:
         reject(
-            f"--out {out}: has no runs and no tables to draw: give the folder of a report, or "
-            "--from report.zip"
+            f"--out {out}: holds no measurements to --draw: give the --out folder of a gpu_report "
+            "that has measured some, or --from report.zip"
         )
 
 

@@ -57,7 +57,10 @@ def check_imports(options: argparse.Namespace) -> int:
 def _listed(path: Path) -> list[dict[str, str]]:
     rows = list(csv.DictReader(text_in(path).splitlines()))
     if not rows or not {"repo", "path", "kind"} <= rows[0].keys():
-        reject(f"{path}: has no columns repo, path and kind: give a list of files")
+        reject(
+            f"{path}: is not a list of launch files: give as --list a CSV file with the columns "
+            "repo, path and kind, and a row for each file"
+        )
     return [
         {**row, "file": row.get("file") or f"{row['repo'].replace('/', '__')}/{row['path']}"}
         for row in rows

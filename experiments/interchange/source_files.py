@@ -107,7 +107,10 @@ def _only_launch_file(folder: Path) -> Path:
     if len(first) == 1:
         return first[0]
     if not first:
-        reject(f"{folder}: holds no launch file of a known format: give the file itself")
+        reject(
+            f"{folder}: none of the files in this folder is a launch file of a known format: give "
+            "the path of a launch script or configuration"
+        )
     names = ", ".join(str(path.relative_to(folder)) for path in first[:8])
     more = f" and {len(first) - 8} more" if len(first) > 8 else ""
     message = f"{folder}: holds {len(first)} launch files ({names}{more}): give one of them"

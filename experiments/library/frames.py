@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from mistlab.core.values import InputError, reject
+from mistlab.core.values import InputError, reject, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +33,10 @@ def table_path(table: "str | Path | pd.DataFrame") -> Iterator[Path]:
         yield Path(table)
         return
     if not hasattr(table, "to_csv"):
-        reject(f"table: {type(table).__name__} is not a table: give a path or a pandas DataFrame")
+        reject(
+            f"table: {shown(table)} is of type {type(table).__name__}: give the path of a CSV "
+            "file, or a pandas DataFrame"
+        )
     with TemporaryDirectory() as folder:
         path = Path(folder) / "frame.csv"
         table.to_csv(path, index=False)

@@ -543,7 +543,7 @@ def _job(plan: PlanLike, cluster: Mapping[str, Any]) -> tuple[Job, str]:
     known = ("keep_free_gib", "intra_node_gbytes_per_s", "inter_node_gbytes_per_s", "network")
     for option in cluster:
         if option not in known:
-            reject(f"{option}: is unknown{near_matches(option, known)}")
+            reject(f"argument {option!r} is unknown{near_matches(option, known)}")
     return on_cluster_with(job, cluster), name
 
 
@@ -572,6 +572,6 @@ def _options(command: str, **values: Any) -> argparse.Namespace:
     for name, value in values.items():
         if not hasattr(options, name) and name != "arguments":
             known = [*vars(options)]
-            reject(f"{name}: is unknown{near_matches(name, known)}")
+            reject(f"argument {name!r} of {command} is unknown{near_matches(name, known)}")
         setattr(options, name, value)
     return options

@@ -104,7 +104,7 @@ def _refused_body(headers: dict[str, str]) -> tuple[int, str] | None:
 
 def too_large(size: int) -> str:
     """The message that a request's body is too large."""
-    return f"the question has {size:,} bytes: send at most {MOST_BODY:,}"
+    return f"the request's body has {size:,} bytes: send at most {MOST_BODY:,}"
 
 
 def body_of(content: bytes) -> Any:
@@ -112,15 +112,20 @@ def body_of(content: bytes) -> Any:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        reject(f"the question is not UTF-8 (byte {error.start}): send JSON in UTF-8")
+        reject(f"the request's body is not UTF-8 (byte {error.start}): send JSON in UTF-8")
     if _levels(text) > MOST_LEVELS:
-        reject(f"the question is nested more than {MOST_LEVELS} levels deep: send fewer levels")
+        reject(
+            f"the request's JSON is nested more than {MOST_LEVELS} levels deep: send fewer levels"
+        )
     try:
         body = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        reject(f"the question is not JSON: {error}: send an object")
+        reject(f"the request's body is not JSON ({error}): send a JSON object")
     if not isinstance(body, dict):
-        reject(f"the question is {type(body).__name__}, not an object: send the page's fields")
+        reject(
+            f"the request's JSON is {text[:40]!r}, not an object: send an object such as "
+            '{"problem": {...}}'
+        )
     return body
 
 

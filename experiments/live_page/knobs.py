@@ -117,7 +117,7 @@ def _check(knobs: Mapping[str, Any]) -> None:
             if value not in names_for_plans():
                 refuse(ENGINE, f"{value!r} is unknown{near_matches(str(value), names_for_plans())}")
         elif isinstance(value, bool) or not isinstance(value, int | float):
-            refuse(f"knobs.{name}", f"{value!r} is not a number: give one")
+            refuse(f"knobs.{name}", f"{value!r} is not a number: give one such as 1")
         elif name == STAGES and not (isinstance(value, int) and value > 0):
             refuse(STAGES, f"{value!r} is not a number of stages: give a whole number from 1 on")
 
@@ -168,8 +168,9 @@ def _micro_batches(asked: AskedProblem, stage: StagePlan) -> int:
     if rest or not count:
         refuse(
             "global_batch",
-            f"{batch} sequences are not a multiple of {stage.degree(REPLICAS)} replicas x "
-            f"{stage.degree(SEQUENCES)} sequences: give another batch, or fewer replicas",
+            f"{batch} sequences cannot be divided among {stage.degree(REPLICAS)} data-parallel "
+            f"replicas with micro-batches of {stage.degree(SEQUENCES)}: give a multiple of {size}, "
+            "or fewer replicas",
         )
     return count
 

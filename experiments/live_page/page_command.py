@@ -51,8 +51,9 @@ def check_port(port: int) -> None:
     if _is_free(port):
         return
     free = next((p for p in range(port + 1, min(port + NEXT_PORTS, 65536)) if _is_free(p)), None)
-    message = f"--port: {port} is in use or not allowed"
-    raise InputError(f"{message}: {free} is free, give --port {free}" if free else message)
+    remedy = f"{free} is free, give --port {free}" if free else "give another --port"
+    message = f"--port: {port} is in use or not allowed: {remedy}"
+    raise InputError(message)
 
 
 def _is_free(port: int) -> bool:

@@ -61,7 +61,7 @@ class Lane:
         while the question is worked on.
         """
         if self._waiting >= self.most_waiting:
-            message = f"{self._waiting} questions are already waiting: ask again in a few seconds"
+            message = f"{self._waiting} questions already wait for this page: ask again in a minute"
             raise BusyError(message)
         self._waiting += 1
         try:
@@ -99,10 +99,16 @@ class Lane:
                     event = await _event(process)
             is_answered = True
         except TimeoutError:
-            message = f"{question} took longer than {self.seconds:g} s: ask for less"
+            message = (
+                f"the question {question} took longer than the {self.seconds:g} s that it may "
+                "take: ask about fewer GPUs, layers or choices"
+            )
             raise EndedError(message) from None
         except ConnectionError:
-            message = f"{question} ended its process: ask for less"
+            message = (
+                f"the question {question} ended its process, perhaps for lack of memory: ask about "
+                "fewer GPUs, layers or choices"
+            )
             raise EndedError(message) from None
         finally:
             if not is_answered:
@@ -151,7 +157,7 @@ class Lane:
         except (TimeoutError, ConnectionError):
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            message = "no process could be started for it: try again"
+            message = "the server could not start a process for this question: ask it again"
             raise EndedError(message) from None
         return process
 

@@ -216,7 +216,7 @@ def _load(body: Asked) -> dict[str, Any]:
             )
     for name in ("model", "gpu", "gpus"):
         if not question.get(name):
-            refuse(f"load.{name}", "missing: pick one")
+            refuse(f"load.{name}", "missing: choose a value")
     return question
 
 
@@ -261,8 +261,9 @@ def _first_plan(asked: AskedProblem) -> Job:
     best = min(_drawn(asked, predictor), key=lambda one: order_of(one[1]), default=None)
     if best is None:
         reject(
-            f"global_batch: {asked.workload.global_batch} sequences on {asked.cluster.num_gpus} "
-            "GPUs: no plan divides both: give another batch or other GPUs"
+            f"global_batch: {asked.workload.global_batch} sequences cannot be divided equally "
+            f"among {asked.cluster.num_gpus} GPUs by any plan: give a multiple of "
+            f"{asked.cluster.num_gpus}, or another number of GPUs"
         )
     return Job(workload=asked.workload, cluster=asked.cluster, plan=best[0])
 

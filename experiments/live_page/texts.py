@@ -9,7 +9,7 @@ from typing import Any, TypeGuard, TypeVar
 from experiments.bench.search_options import space_called, usual_space
 from mistlab import catalog
 from mistlab.core.files import parse_settings
-from mistlab.core.values import FieldError, InputError, from_mapping, near_matches, refuse
+from mistlab.core.values import FieldError, InputError, from_mapping, near_matches, refuse, shown
 from mistlab.export.given import Given
 from mistlab.formats.file_formats import FORMATS, format_of
 from mistlab.huggingface.configurations import KIND, model_of_config
@@ -167,7 +167,7 @@ def pasted(body: Mapping[str, Any]) -> dict[str, Any]:
 def mapping_of(plain: object, name: str) -> Mapping[str, Any]:
     """The value of a field, which must be a mapping."""
     if not isinstance(plain, Mapping):
-        refuse(name, f"{type(plain).__name__} is not a mapping: give the page's own fields")
+        refuse(name, f"{shown(plain)} is not an object: give an object with fields")
     return plain
 
 

@@ -128,9 +128,11 @@ def _read(row: TableRow) -> KernelRow:
     kernel, provider = (text_of(row.cells, name) for name in ("kernel", "provider"))
     kernels = described()["kernels"]
     if kernel not in kernels:
-        refuse("kernel", f"{shown(kernel)} is not described: give {one_of(kernels)}")
+        refuse("kernel", f"{shown(kernel)} cannot be predicted: give {one_of([*kernels])}")
     if provider not in (known := [*_providers(kernels[kernel])]):
-        refuse("provider", f"{shown(provider)} of {kernel} is not described: give {one_of(known)}")
+        refuse(
+            "provider", f"{shown(provider)} of {kernel} cannot be predicted: give {one_of(known)}"
+        )
     hardware = catalog.hardware(gpus_of(text_of(row.cells, "hardware")).hardware)
     unit = text_of(row.cells, "unit")
     if unit not in ("", "ms"):

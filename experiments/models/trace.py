@@ -115,7 +115,10 @@ def _traced(options: argparse.Namespace) -> list[tuple[ModelSpec, ModelGraph]]:
     """
     sizes = import_module("runtime.tracing.symbolic_sizes")
     if options.sequence_length < 2:
-        reject(f"--sequence-length {options.sequence_length}: give at least 2")
+        reject(
+            f"--sequence-length {options.sequence_length}: is too short to be traced: give at "
+            "least 2"
+        )
     try:
         if ":" in options.source:
             return _of_factory(options)
@@ -125,7 +128,8 @@ def _traced(options: argparse.Namespace) -> list[tuple[ModelSpec, ModelGraph]]:
         if path.suffix == ".json" or path.is_dir():
             return _of_config(options, path)
     except sizes.TraceError as error:
-        raise NoAnswerError(str(error)) from error
+        message = f"{options.source}: {error}"
+        raise NoAnswerError(message) from error
     message = (
         f"{options.source!r} is nothing to trace: give package.module:factory, the path of a "
         "config.json, or a .yaml with a model's mapping"
@@ -223,12 +227,19 @@ def _factory(source: str) -> Any:
             "set PYTHONPATH"
         )
     except Exception as error:
-        message = f"{source}: importing {module_name} raised {type(error).__name__}: {error}"
+        message = (
+            f"{source}: importing {module_name} raised {type(error).__name__}: {error}: correct "
+            "the module's code"
+        )
         raise InputError(message) from error
     factory = getattr(module, name, None)
     if factory is None:
         names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
-        reject(f"{source}: {module_name} has no {name!r}{near_matches(name, names or ['(none)'])}")
+        known = near_matches(name, names) if names else ": define a function that returns the model"
+        reject(f"{source}: module {module_name} has no function {name!r}{known}")
     if not callable(factory):
-        reject(f"{source}: {factory!r} is not a function: give one that returns the model")
+        reject(
+            f"{source}: {factory!r} is not a function: give the name of a function that returns "
+            "the model"
+        )
     return factory

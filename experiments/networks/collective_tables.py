@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.runs.runs_table import count_of, number_of, rows_of_table, text_of
-from mistlab.core.values import InputError, near_matches, refuse
+from mistlab.core.values import InputError, near_matches, one_of, refuse
 from mistlab.network.collective_times import (
     OPERATIONS,
     SOCKET_TIERS,
@@ -164,7 +164,7 @@ def _operation(text: str) -> str:
     if not name:
         refuse("collective", f"is empty: give one of {', '.join(OPERATIONS)}")
     if name not in OPERATIONS:
-        refuse("collective", f"{text} is not predicted{near_matches(name, OPERATIONS)}")
+        refuse("collective", f"{text} cannot be predicted{near_matches(name, OPERATIONS)}")
     return name
 
 
@@ -181,7 +181,8 @@ def hardware_named(text: str) -> str:
         return "GH200"
     return refuse(
         "hardware",
-        f"{text or 'nothing'} is not a GPU whose links are known{near_matches(text, known)}",
+        f"{f'{text} names no' if text else 'is empty: it needs a'} GPU whose links are known"
+        f"{near_matches(text, known)}",
     )
 
 
@@ -212,7 +213,8 @@ def _size(cells: Mapping[str, str]) -> tuple[float, tuple[str, ...]]:
     if elements is not None:
         kind = text_of(cells, "dtype").casefold()
         if kind not in ELEMENT_BYTES:
-            refuse("dtype", f"{kind or 'nothing'} is unknown: give {', '.join(ELEMENT_BYTES)}")
+            problem = f"{kind} is unknown" if kind else "is empty, and elements need their type"
+            refuse("dtype", f"{problem}: give {one_of([*ELEMENT_BYTES])}, or a column size_bytes")
         return elements * ELEMENT_BYTES[kind], ()
     if text_of(cells, "quantity").startswith("smallest"):
         return 8.0, ("no size: 8 bytes are assumed",)

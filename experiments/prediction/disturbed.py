@@ -92,7 +92,7 @@ def variability_of(text: str) -> tuple[Variability, int | None]:
         try:
             given[name] = int(number) if number.isdecimal() else float(number)
         except ValueError:
-            reject(f"--variability {part!r} is not a number: write it as {name}=NUMBER")
+            reject(f"--variability {part!r} gives no number to {name}: write it as {name}=0.1")
     try:
         samples = given.pop("samples", None)
         if samples is not None:

@@ -187,14 +187,24 @@ def _checked(options: argparse.Namespace) -> "tuple[Variability, int | None] | N
     """
     for name in ("timeline", "variability"):
         if getattr(options, name) is not None and options.simulator != "events":
-            reject(f"--{name} needs the event simulator: give --simulator events too")
+            reject(
+                f"--{name}: works only with --simulator events: give that option too, or leave "
+                f"--{name} out"
+            )
     if options.picture is not None and len(options.plans) > 1:
-        reject(f"--picture {options.picture}: can draw only one plan: give one plan file")
+        reject(
+            f"--picture {options.picture}: can draw only one plan, but {len(options.plans)} are "
+            "given: give one plan file"
+        )
     if options.goal is not None and options.solve is None:
-        reject(f"--for {options.goal}: is the goal of --solve: give --solve too")
+        reject(
+            f"--for {options.goal}: is a goal for the figure that --solve names: give --solve too, "
+            "such as --solve gpus"
+        )
     if options.breakdown and options.simulator != CLOSED_FORM:
         reject(
-            f"--breakdown breaks down the closed form: leave out --simulator {options.simulator}"
+            "--breakdown: shows the terms of the closed-form prediction, which --simulator "
+            f"{options.simulator} has not: leave out --simulator or --breakdown"
         )
     with as_options():
         for name, number in numbers_of(options).items():

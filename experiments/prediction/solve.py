@@ -70,7 +70,11 @@ def _rate(job: Job, name: str, goal: str | None) -> Solved:
     node = job.cluster.hardware.node
     now = getattr(job.cluster, name) or getattr(node, name)
     if now is None:
-        refuse("--solve", f"{name}: the hardware file has no such link: give one that has")
+        refuse(
+            "--solve",
+            f"{name}: hardware {job.cluster.hardware.name} has no node.{name}: give cluster.{name} "
+            "in the plan file, or hardware with such links",
+        )
 
     def with_rate(rate: float) -> Job:
         changed: dict[str, Any] = {name: rate}
@@ -104,7 +108,10 @@ def _latency(job: Job, name: str, goal: str | None) -> Solved:
     most_s, goal_words = _goal(goal, unlimited_s)
     transfers = job.cluster.hardware.transfers
     if transfers is None:
-        reject(f"--solve {name}: the hardware lacks transfer times: run calibrate --bandwidth")
+        reject(
+            f"--solve {name}: hardware {job.cluster.hardware.name} lacks the transfer times of "
+            "messages: add them by calibrate --bandwidth TABLE.csv"
+        )
 
     def is_short(inverse: float) -> bool:
         slower = replace(job.cluster.hardware, transfers=_later(transfers, 1 / inverse))
@@ -151,8 +158,8 @@ def _gpus(job: Job, name: str, goal: str | None) -> Solved:
     ]
     if not steps:
         reject(
-            f"--solve {name}: the plan does not fit with any number of replicas: find another one "
-            "with tune"
+            f"--solve {name}: the plan does not fit in GPU memory with any number of data-parallel "
+            "replicas: find another plan with tune"
         )
     most_s, goal_words = _goal(goal, min(seconds for _, seconds in steps))
     enough = [(one.plan.num_gpus, seconds) for one, seconds in steps if seconds <= most_s]
@@ -190,7 +197,11 @@ def _goal(goal: str | None, unlimited_s: float) -> tuple[float, str]:
     except ValueError:
         value = math.nan
     if not (value > 0 and math.isfinite(value)):
-        refuse("--for", f"{text!r} is not a goal: give a share (5%) or seconds (12.5s)")
+        refuse(
+            "--for",
+            f"{text!r} is not a goal: give how much longer than the best a step may take (5%), or "
+            "the seconds of a step (12.5s)",
+        )
     if unit == SHARE:
         return unlimited_s * (1 + value / 100), f"within {value:g} % of the best"
     return value, f"of {value:g} s"

@@ -60,7 +60,10 @@ class Digits:
         try:
             from sklearn.datasets import load_digits  # noqa: PLC0415 (an extra)
         except ModuleNotFoundError:
-            reject("scikit-learn is not installed: pip install '.[images]', or give --costs-alone")
+            reject(
+                "scikit-learn, which has the images, is not installed: pip install '.[images]', or "
+                "give --costs-alone for the costs without training"
+            )
         digits = load_digits()
         order = np.random.default_rng(0).permutation(len(digits.target))
         images = (digits.data[order] / 16).astype(np.float64)

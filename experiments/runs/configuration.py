@@ -520,8 +520,8 @@ def replicas_of(row: RunRow, data: int, context: int, gpus_per_node: int) -> tup
         replicas = max(1, ranks // gpus_per_node)
         note = f"shards lie inside a node: {replicas} replicas assumed"
     if data % replicas:
-        text = shown(row.text("zero"))
-        refuse("zero", f"{text}: {replicas} replicas do not divide dp {data}: give a divisor")
+        problem = f"{shown(row.text('zero'))} means {replicas} replicas of the sharded states"
+        refuse("zero", f"{problem}, which do not divide dp {data}: give a divisor of {data}")
     return replicas, note
 
 
@@ -592,6 +592,6 @@ def batches_at_once(row: RunRow, micro_batch: int, of_step: int, stages: int) ->
         return of_step
     at_once = max(1, row.local_batch // micro_batch)
     if of_step % at_once:
-        part = "a rank's part of the global batch"
-        refuse("notes", f"LBS {row.local_batch} does not divide {part}: give a divisor")
+        problem = f"local batch size LBS {row.local_batch} is {at_once} micro-batches"
+        refuse("notes", f"{problem}, which do not divide a step's {of_step}: give a divisor")
     return at_once

@@ -168,9 +168,9 @@ def _header(path: Path, cells: Sequence[str], told_by: Sequence[str]) -> list[st
     elif not all(map(_is_text, header)):
         problem = "is not UTF-8"
     elif not set(header) & set(told_by):
-        problem = f"no column {', '.join(told_by)}"
+        problem = f"has none of the columns {', '.join(told_by)}"
     elif twice:
-        problem = f"column {', '.join(twice)} is listed twice"
+        problem = f"its header has column {', '.join(twice)} twice"
     if problem:
         reject(f"{path}: {problem}: give a table of runs in UTF-8, with a header")
     return header

@@ -131,8 +131,8 @@ def served(options: argparse.Namespace, *, plays: bool = True) -> dict[str, Any]
     if not best:
         near = _nearest(timed, question, options, "gpus")
         reject(
-            f"no layout of {options.gpus} {question.space.gpu} meets the latency goals: the "
-            f"nearest is {near.plan.text}"
+            f"no layout (parallel degrees) of {options.gpus} {question.space.gpu} meets the "
+            f"latency goals, and the nearest is {near.plan.text}: give more GPUs or looser goals"
         )
     return _answer(question, best, timed, options, plays=plays)
 
@@ -203,7 +203,11 @@ def _load(options: argparse.Namespace, model: ModelSpec) -> ServingLoad:
     count = QUICK_PLAYED if options.quick else PLAYED
     draw = np.random.default_rng(options.seed)
     if options.trace is not None and options.histogram is not None:
-        refuse("histogram", f"{options.histogram} beside a trace: give one of them")
+        refuse(
+            "histogram",
+            f"{options.histogram}, but --trace {options.trace} gives requests already: leave one "
+            "of these two options out",
+        )
     if (path := options.trace or options.histogram) is not None:
         file = LoadFile(rows=read_csv(Path(path)), name=str(path), context=context, remedy=remedy)
         return file.histogram(count, draw, options.rate) if options.histogram else file.trace()

@@ -145,7 +145,8 @@ def _kind_of(path: Path, names: list[str]) -> Kind:
     if {"isl", "osl", "model", "hardware"} <= set(names):
         return "offline"
     message = (
-        f"{path}: no column concurrency, request_rate, or isl and osl: give a table of serving runs"
+        f"{path}: has no column concurrency or request_rate, nor the columns isl and osl: give a "
+        "table of serving runs with one of them"
     )
     raise InputError(message)
 
@@ -182,7 +183,9 @@ def _served(number: int, kind: Kind, cells: Mapping[str, str]) -> ServedRow:
     if split and own_kind in ("rate", "static batch"):
         refuse(
             "mode",
-            f"disaggregated is not built for a {own_kind}: give a table with concurrency",
+            "disaggregated (prefill and decoding on separate GPUs) cannot be predicted for a "
+            f"{'request rate' if own_kind == 'rate' else own_kind}: give the requests in flight in "
+            "a column concurrency",
         )
     layout, prefill, workers = _layouts(
         cells,

@@ -64,8 +64,8 @@ class Nodes:
             return [*torchrun, "--standalone", "--nproc-per-node", str(ranks)]
         if ranks % self.count:
             reject(
-                f"{ranks} ranks do not divide over {self.count} nodes: start a number "
-                "of nodes that divides them"
+                f"torchrun --nnodes {self.count}: the {ranks} ranks of a plan cannot be divided "
+                f"equally among {self.count} nodes: start a number of nodes that divides {ranks}"
             )
         return [
             *torchrun,

@@ -55,7 +55,7 @@ def document_lengths(options: argparse.Namespace) -> int:
             study.add(row)
         return study.end(_report_of_replays(study.rows))
     if options.plan is None:
-        reject("PLAN.yaml: is missing: give a plan, or --replay")
+        reject("PLAN.yaml: is missing: give a plan file, or --replay, which needs none")
     job = load_job(options.plan)
     with as_options():
         lengths = lengths_from(options.lengths).within(

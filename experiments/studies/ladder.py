@@ -256,7 +256,11 @@ def _bare(bench: Bench) -> Plan:
         if not any(stage.checkpointed_layers for stage in plan.stages)
     ]
     if not plans:
-        message = "no plan of equal stages divides these GPUs and this batch: give other numbers"
+        batch, gpus = bench.problem.workload.global_batch, bench.problem.cluster.num_gpus
+        message = (
+            f"--global-batch {batch}: no plan of equal stages divides this batch among the {gpus} "
+            f"GPUs of --nodes and --gpus-per-node: give a multiple of {gpus}"
+        )
         raise NoAnswerError(message)
     predictions = bench.predictor.predict_many(plans)
     fitting = [
@@ -273,7 +277,11 @@ def _saving(bench: Bench, options: argparse.Namespace) -> Plan:
     space = saving_space(quick=options.quick)
     entry = bench.search("mist", space, BUDGET, options.seed, Live(searcher="mist"))
     if entry.answer is None:
-        message = "no plan of equal stages fits: give more GPUs, more memory or a smaller model"
+        message = (
+            f"--model {options.model}: no plan of equal stages fits in the memory of "
+            f"{bench.problem.cluster.num_gpus} {bench.problem.cluster.name}: give more --nodes, "
+            "--hardware with more memory, or a smaller model"
+        )
         raise NoAnswerError(message)
     return entry.answer[0]
 

@@ -328,7 +328,7 @@ def partitions(options: argparse.Namespace) -> int:
         ranks = _ranks(options.tensor_parallel, hardware.node.gpus)
         cluster = Cluster(hardware=hardware, nodes=1, gpus_per_node=ranks)
     if options.sequence_length < 1:
-        reject(f"--sequence-length {options.sequence_length}: give at least 1")
+        reject(f"--sequence-length {options.sequence_length}: is too short: give at least 1")
     message_bytes = options.sequence_length * model.hidden * BYTES_A_NUMBER
     study = Study.begin("partitions", options)
     for chain_row in CHAINS[:: 2 if options.quick else 1]:
@@ -343,7 +343,10 @@ def partitions(options: argparse.Namespace) -> int:
 
 def _ranks(asked: int, most: int) -> int:
     if not 2 <= asked <= most:
-        reject(f"--tensor-parallel {asked}: give 2 to {most}, the GPUs of a node")
+        reject(
+            f"--tensor-parallel {asked}: must divide layers within a node of {most} GPUs: give 2 "
+            f"to {most}"
+        )
     return asked
 
 

@@ -138,9 +138,7 @@ def _asked(options: argparse.Namespace, names: Sequence[str]) -> Iterator[Qualit
     problems = options.problems.split(",")
     for problem in problems:
         if problem not in PROBLEMS:
-            near = near_matches(problem, PROBLEMS)
-            known = ", ".join(PROBLEMS)
-            reject(f"--problems: {problem!r} is unknown{near}: give some of {known}")
+            reject(f"--problems: {problem!r} is unknown{near_matches(problem, PROBLEMS)}")
     if options.seeds < 1:
         reject(f"--seeds {options.seeds}: a search needs a seed: give at least 1")
     evaluations, seeds = options.evaluations, options.seeds
@@ -150,7 +148,7 @@ def _asked(options: argparse.Namespace, names: Sequence[str]) -> Iterator[Qualit
     cpu_seconds = options.cpu_seconds
     if (budget := evaluations if cpu_seconds is None else cpu_seconds) <= 0:
         option = "--evaluations" if cpu_seconds is None else "--cpu-seconds"
-        reject(f"{option}: {budget:g} is not above 0: give the budget of each search")
+        reject(f"{option}: {budget:g} is not above 0: give each search a budget, such as 1000")
     for problem in problems:
         reference = QualityQuestion(
             name=problem, searcher=REFERENCE, seed=0, evaluations=None, cpu_seconds=None

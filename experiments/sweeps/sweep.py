@@ -59,7 +59,7 @@ def sweep(options: argparse.Namespace) -> int:
     worker is killed is solved again.
     """
     if options.jobs is not None and options.jobs < 1:
-        reject(f"--jobs {options.jobs}: give at least 1")
+        reject(f"--jobs {options.jobs}: is too few processes: give at least 1")
     cells = load_cells(options.sweep, options.seed)
     if options.quick:
         cells = [replace(cell, budget=QUICK) for cell in cells[:QUICK_CELLS]]

@@ -113,7 +113,8 @@ class WorkerRunner:
         if answer is None:
             return None
         if answer["status"] == WRONG_USAGE:
-            reject(f"{run.plan}: {answer['error'].removeprefix(ERROR)}")
+            problem = answer["error"].removeprefix(ERROR)
+            reject(problem if str(run.plan) in problem else f"{run.plan}: {problem}")
         outcome: Said = {"error": answer["error"]} if answer["status"] else answer["said"]
         return outcome
 
@@ -274,7 +275,10 @@ class RunRows:
                 row = json.loads(line)
                 self.said[row.pop("plan")] = row
             except (ValueError, KeyError):
-                reject(f"{self.path}: line {number} is not a run: remove it, and it runs again")
+                reject(
+                    f"{self.path}: line {number} is not a JSON object with a field plan: remove "
+                    "the line, so that its plan is run again"
+                )
 
     def add(self, name: str, outcome: Said) -> None:
         """Store a run under its plan, whatever file name its output reports."""

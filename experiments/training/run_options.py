@@ -30,10 +30,13 @@ def check_options(options: argparse.Namespace) -> None:
         given = getattr(options, name.replace("-", "_"))
         if not least <= given <= most:
             if most == math.inf:
-                reject(f"--{name} {given}: give a number of at least {least}")
-            reject(f"--{name} {given}: give a number from {least} to {most:.0f}")
+                reject(f"--{name} {given}: is too small: give a number of at least {least}")
+            reject(f"--{name} {given}: is out of range: give a number from {least} to {most:.0f}")
     if options.export_weights is not None and options.weights is None:
-        reject("--export-weights takes tensor names from --weights: give that, or --export FILE")
+        reject(
+            f"--export-weights {options.export_weights}: names tensors as the checkpoint of "
+            "--weights does: give --weights DIR too, or --export FILE instead"
+        )
     needing = [("--save-every", options.save_every), (f"--resume {LATEST}", goes_on(options))]
     for option, is_given in needing:
         if is_given and options.out is None:
@@ -67,8 +70,8 @@ def check_exported(options: argparse.Namespace, job: Job) -> None:
     """Refuse to export frozen weights as if they had been trained."""
     if options.export_weights is not None and job.workload.train != "all":
         reject(
-            "--export-weights writes weights, but workload.train: adapters trains none of them: "
-            "give --export FILE, which has the adapters"
+            f"--export-weights {options.export_weights}: would write weights that workload.train: "
+            "adapters leaves as they are: give --export FILE instead, which has the adapters"
         )
 
 
@@ -79,8 +82,9 @@ def check_every(job: Job, steps: int) -> None:
     every = job.workload.reduction.every
     if every > steps:
         reject(
-            f"{every} steps between averages (workload.reduction.every), and --steps is {steps}: "
-            f"give --steps {every} at least, or a lower every"
+            f"--steps {steps}: the plan averages weights only every {every} steps "
+            f"(workload.reduction.every), so they would never be averaged: give at least --steps "
+            f"{every}, or workload.reduction.every up to {steps}"
         )
 
 

@@ -140,7 +140,10 @@ def _documents(options: argparse.Namespace) -> "Documented | None":
     if options.lengths is None:
         for name in ("cut", "filling"):
             if getattr(options, name):
-                reject(f"--{name} needs documents: give --lengths too, or leave it out")
+                reject(
+                    f"--{name}: has an effect only on packed documents: give --lengths too, or "
+                    f"leave --{name} out"
+                )
         return None
     filling: Filling = options.filling or "packed"
     kind, _, end = options.lengths.partition(":")
@@ -149,7 +152,10 @@ def _documents(options: argparse.Namespace) -> "Documented | None":
             drawn = lengths_from(options.lengths)
         return Documented(filling=filling, lengths=drawn, cuts=options.cut)
     if not end.isdigit():
-        reject(f"--lengths {options.lengths}: give ends:TOKEN, the token that ends a document")
+        reject(
+            f"--lengths {options.lengths}: {end!r} is not the number of a token: give ends:TOKEN, "
+            "where TOKEN is the token that ends a document, such as ends:0"
+        )
     return Documented(filling=filling, end=int(end), cuts=options.cut)
 
 

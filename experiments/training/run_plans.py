@@ -115,14 +115,14 @@ def _found(folder: Path, *, quick: bool) -> list[Path | Row]:
     """
     if not folder.is_dir():
         reject(
-            f"{folder}: {'is a file' if folder.exists() else f'does not exist{_near(folder)}'}; "
-            "give a folder of plan files, or of results of run_plans"
+            f"{folder}: {'is a file' if folder.exists() else f'does not exist{_near(folder)}'}: "
+            "give a folder of plan files, or a result folder of run_plans"
         )
     if (folder / "rows.jsonl").is_file():
         return [*read_rows(folder / "rows.jsonl")]
     plans = sorted(folder.glob("*.yaml"))
     if not plans:
-        reject(f"{folder}: has no plan files: give a folder that has some (*.yaml)")
+        reject(f"{folder}: has no plan files: give a folder with some *.yaml files")
     if quick and len(plans) > QUICK_PLANS:
         left_out = ", ".join(plan.name for plan in plans[QUICK_PLANS:])
         progress(f"left out in haste (--quick): {left_out}")

@@ -45,7 +45,8 @@ def improve(options: argparse.Namespace) -> int:
     steps = walked(before, predictor, alone)
     if not before.fits and not any(step.prediction.fits for step in (*alone, *steps)):
         message = (
-            f"{options.start}: it does not fit, and no few changes make it fit: tune without --from"
+            f"--from {options.start}: the plan does not fit in GPU memory, and a few single "
+            "changes do not make it fit: leave --from out, so that tune searches all plans"
         )
         raise NoAnswerError(message)
     last = steps[-1] if steps else None

@@ -92,7 +92,8 @@ def test_names_of_gpus_are_read_whole() -> None:
     ):
         assert hardware_named(text) == name
     for text in ("H1000", "L40X9", "", "XA100"):
-        with pytest.raises(InputError, match="is not a GPU whose links are known"):
+        problem = f"hardware: {text} names no GPU" if text else "hardware: is empty: it needs a GPU"
+        with pytest.raises(InputError, match=f"^{problem} whose links are known: "):
             hardware_named(text)
 
 
@@ -187,8 +188,8 @@ def test_rows_are_answered_in_order_and_what_cannot_be_says_why(
     for answer, text in zip(
         answers[1:6],
         (
-            "line 3: hardware: H1000 is not a GPU whose links are known",
-            "line 4: collective: moe dispatch is not predicted",
+            "line 3: hardware: H1000 names no GPU whose links are known",
+            "line 4: collective: moe dispatch cannot be predicted",
             "line 5: nodes: 2 do not divide 9 GPUs",
             "line 6: size_bytes: '1 MB' is not a number above 0",
             "line 7: gpus: 1 is too few for a collective",
@@ -203,7 +204,7 @@ def test_rows_are_answered_in_order_and_what_cannot_be_says_why(
 def test_a_table_of_other_things_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("model,step_s\nllama,1\n", encoding="utf-8")
-    with pytest.raises(InputError, match="no column collective, operation, op"):
+    with pytest.raises(InputError, match="none of the columns collective, operation, op"):
         list(collective_rows(path))
     assert run(predict_collectives.main, [str(path)]) == 2
 

@@ -19,7 +19,14 @@ ROOT = Path(__file__).parents[2]
     [
         (NoAnswerError("nothing fits"), 1, "error: nothing fits\n"),
         (InputError("field: value: remedy"), 2, "error: field: value: remedy\n"),
-        (PermissionError(13, "Permission denied", "a/b"), 1, "error: a/b: Permission denied\n"),
+        (
+            PermissionError(13, "Permission denied", "a/b"),
+            1,
+            (
+                "error: a/b: Permission denied: give a file that you may read and write, or "
+                "change its permissions\n"
+            ),
+        ),
         (OSError("odd"), 1, "error: odd\n"),
         (
             ModuleNotFoundError("no torch", name="torch"),

@@ -154,4 +154,4 @@ def test_a_plan_can_be_played_and_drawn(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_timeline_needs_the_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(predict.main, ["--timeline", str(tmp_path)]) == 2
-    assert "--timeline needs the event simulator" in capsys.readouterr().err
+    assert "--timeline: works only with --simulator events" in capsys.readouterr().err

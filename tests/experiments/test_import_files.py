@@ -67,7 +67,7 @@ def test_a_file_that_another_refers_to_is_no_launch_file(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        ((), "holds no launch file of a known format: give the file itself"),
+        ((), "none of the files in this folder is a launch file of a known format"),
         (("a.sh", "b/c.sh"), "holds 2 launch files (a.sh, b/c.sh): give one of them"),
     ],
 )

@@ -131,7 +131,7 @@ def test_names_are_those_of_the_catalogue() -> None:
             lambda: mistlab.serve(model="llama3-8b", gpu="H100", gpus=2, fewest=True),
             "serve_plan --fewest",
         ),
-        (lambda: mistlab.predict_runs(3), "give a path or a pandas DataFrame"),
+        (lambda: mistlab.predict_runs(3), "table: 3 is of type int: give the path of a CSV file"),
         (lambda: mistlab.serve(model="llama3-8b", gpu="H100", gpus=2, tpt=1), "tpot"),
         (
             lambda: mistlab.tune(model="gpt3-175b", hardware="l4-24gb", global_batch=8),

@@ -81,7 +81,7 @@ def test_another_machine_of_the_same_kind_goes_on_and_is_noted(
 )
 def test_another_machine_does_not_mix(tmp_path: Path, fields: Any) -> None:
     write_yaml(to_mapping(noted()), tmp_path / "machine.yaml")
-    with pytest.raises(InputError, match="they do not mix, give another --tables"):
+    with pytest.raises(InputError, match="only one kind: give another folder as --tables"):
         machine(tmp_path, replace(H100, **fields))
     assert read_yaml(tmp_path / "machine.yaml") == to_mapping(noted())
 
@@ -89,5 +89,5 @@ def test_another_machine_does_not_mix(tmp_path: Path, fields: Any) -> None:
 def test_another_kernel_does_not_mix(tmp_path: Path) -> None:
     write_yaml(to_mapping(noted(attention_kernel="cudnn")), tmp_path / "machine.yaml")
     assert machine(tmp_path, H100, "cudnn").attention_kernel == "cudnn"
-    with pytest.raises(InputError, match="attention by cudnn, not by flash: they do not mix"):
+    with pytest.raises(InputError, match="attention by cudnn, not by flash, and a folder may"):
         machine(tmp_path, H100)

@@ -112,5 +112,7 @@ def test_shares_are_those_of_the_breakdown(
 def test_a_picture_is_of_one_plan(tmp_path: Path) -> None:
     plan = tmp_path / "plan.yaml"
     plan.write_text(format_yaml(PLAN), encoding="utf-8")
-    with pytest.raises(InputError, match="can draw only one plan: give one plan file"):
+    with pytest.raises(
+        InputError, match="can draw only one plan, but 2 are given: give one plan file"
+    ):
         predict(str(plan), str(plan), "--picture", "x.svg")

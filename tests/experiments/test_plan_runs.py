@@ -23,7 +23,7 @@ def test_a_run_that_was_cut_off_is_dropped_and_a_strange_one_refused(tmp_path: P
     rows.add("d", {"plan": "plans/d.yaml", "losses": [1.0]})
     assert RunRows(path=path).said == {"a": {"error": "b"}, "d": {"losses": [1.0]}}
     path.write_text("{}\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"runs.jsonl: line 1 is not a run: remove it"):
+    with pytest.raises(InputError, match=r"line 1 is not a JSON object .*: remove the line"):
         RunRows(path=path)
 
 
@@ -58,9 +58,10 @@ def test_plans_run_in_one_process_until_they_become_strict_or_fail(
 
     broken = tmp_path / "broken.yaml"
     broken.write_text("plan: 3\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"broken.yaml: .*broken.yaml") as refused:
+    with pytest.raises(InputError, match=r"broken.yaml: ") as refused:
         run(broken)
     assert "error" not in str(refused.value)
+    assert str(refused.value).count("broken.yaml") == 1
     # After a failure there is a new process.
     assert run(TINY)["losses"] == first["losses"]
 

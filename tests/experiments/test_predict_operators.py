@@ -85,13 +85,19 @@ def test_a_gpu_that_nobody_measured_is_predicted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ("softmax,liger,full,time,H,8,1,ms,A100,", "kernel: 'softmax' is not described: give"),
-        ("rms_norm,own,full,time,H,8,1,ms,A100,", "provider: 'own' of rms_norm is not described"),
+        ("softmax,liger,full,time,H,8,1,ms,A100,", "kernel: 'softmax' cannot be predicted: give"),
+        (
+            "rms_norm,own,full,time,H,8,1,ms,A100,",
+            "'own' of rms_norm cannot be predicted",
+        ),
         ("rms_norm,liger,both,time,H,8,1,ms,A100,", "pass: 'both' is unknown: give forward"),
         ("rms_norm,liger,full,time,H,,1,ms,A100,", "x_value: is empty: give the size"),
         ("rms_norm,liger,full,time,H,8,1,ms,A100,", "extra: does not give M: give"),
         ("rms_norm,liger,full,time,H,8,1,s,A100,", "unit: 's' is not known: give ms"),
-        ("rms_norm,liger,full,time,H,8,1,ms,Q7,", "hardware: 'Q7' has no hardware file"),
+        (
+            "rms_norm,liger,full,time,H,8,1,ms,Q7,",
+            "hardware: 'Q7' names no GPU",
+        ),
     ],
 )
 def test_a_row_that_is_refused_says_why(row: str, problem: str, tmp_path: Path) -> None:
@@ -106,6 +112,6 @@ def test_the_command_answers_each_row(capsys: pytest.CaptureFixture[str], tmp_pa
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(answers) == 25
     assert all(one["time_ms"] > 0 for one in answers[:-1])
-    assert "is not described" in answers[-1]["refused"]
+    assert "cannot be predicted" in answers[-1]["refused"]
     assert run(predict_operators.main, [str(path)]) == 0
     assert "1 kernels, each GPU left out" in capsys.readouterr().out

@@ -339,8 +339,8 @@ def test_who_fits_to_runs_that_no_table_has_is_told_which_it_has(
     options = ["--engine", "megatron-core", "--fit", "sustained"]
     assert run(calibrate_runs.main, [path, *options]) == 2
     said = capsys.readouterr().err
-    assert "no runs of engine megatron-core on h100-80gb" in said
-    assert "they have those of --engine nanotron --hardware h100-80gb" in said
+    assert "no runs of --engine megatron-core on --hardware h100-80gb" in said
+    assert "give what they have: --engine nanotron --hardware h100-80gb" in said
 
 
 def test_errors_of_a_fit_are_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,8 +113,8 @@ def test_from_a_bare_machine_to_a_prediction_and_on_from_where_it_was(
     write_yaml(noted, machine)
     assert profile(out) == 2
     complaint = capsys.readouterr().err
-    assert "machine.yaml: holds measurements of" in complaint
-    assert "give another --tables" in complaint
+    assert "machine.yaml: its folder has measurements of" in complaint
+    assert "give another folder as --tables" in complaint
 
 
 @pytest.mark.slow

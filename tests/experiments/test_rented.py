@@ -98,8 +98,8 @@ def test_a_table_that_is_nobody_s_prices_is_refused(
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (("--by", "friday"), "--by: needs a table of prices"),
-        (("--under", "500"), "--under: needs a table of prices"),
+        (("--by", "friday"), "--by friday: has an effect only with a table of prices"),
+        (("--under", "500"), "--under 500.0: has an effect only with a table of prices"),
     ],
 )
 def test_options_of_renting_need_prices(

@@ -78,7 +78,7 @@ def test_what_is_no_report_is_refused(
         packed.write_bytes(content)
     arguments = ["--out", str(out), "--from", str(packed), "--draw"]
     assert run(gpu_report.main, arguments) == WRONG_USAGE
-    assert "give the report.zip of a folder" in capsys.readouterr().err
+    assert "give as --from the report.zip in an --out folder" in capsys.readouterr().err
     assert contents(out) == {}
 
 

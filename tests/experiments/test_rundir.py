@@ -10,6 +10,7 @@ from experiments.cli.commandline import run
 from experiments.cli.rundir import RunDirectory
 from mistlab.core.values import InputError
 
+FULL = "No space left on device: free space on this disk, or write to another one\n"
 # Makes a folder of results, tells so, and waits.
 HOLDING = """
 import sys
@@ -63,7 +64,7 @@ def test_a_full_disk_names_the_file(
         return 0
 
     assert run(writing, ()) == 1
-    assert capsys.readouterr().err == f"error: {tmp_path / name}: No space left on device\n"
+    assert capsys.readouterr().err == f"error: {tmp_path / name}: {FULL}"
 
 
 def test_a_full_disk_behind_standard_output_is_named() -> None:
@@ -76,4 +77,4 @@ def test_a_full_disk_behind_standard_output_is_named() -> None:
             check=False,
         )
     assert done.returncode == 1
-    assert done.stderr == "error: standard output: No space left on device\n"
+    assert done.stderr == f"error: standard output: {FULL}"

@@ -121,8 +121,8 @@ def test_every_problem_can_be_searched() -> None:
         (["--problems", "defaul"], "did you mean 'default'"),
         (["--searchers", "randm"], "did you mean 'random'"),
         (["--seeds", "0"], "--seeds 0"),
-        (["--evaluations", "0"], "give the budget of each search"),
-        (["--cpu-seconds", "-1"], "give the budget of each search"),
+        (["--evaluations", "0"], "give each search a budget"),
+        (["--cpu-seconds", "-1"], "give each search a budget"),
     ],
 )
 def test_what_has_no_sense_is_refused(

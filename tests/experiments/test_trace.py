@@ -126,8 +126,8 @@ def test_a_factory_that_takes_a_degree_is_split(tmp_path: Path) -> None:
         ("unlike_blocks", 1, r"block 2 of blocks has other parameters than block 0"),
         ("not_a_model", 1, r"not_a_model returned 3: return a torch\.nn\.Module"),
         ("needs_an_argument", 1, r"the factory needs size: give it defaults"),
-        ("not_a_function", 2, r"3 is not a function: give one that returns the model"),
-        ("plian", 2, r"own_models has no 'plian': did you mean 'plain'"),
+        ("not_a_function", 2, r"3 is not a function: give the name of a function"),
+        ("plian", 2, r"own_models has no function 'plian': did you mean 'plain'"),
     ],
 )
 @pytest.mark.usefixtures("own_models")

@@ -364,7 +364,7 @@ def test_the_event_simulator_is_asked_by_those_who_need_plans_alone(
     assert row["predicted_s"] == row["simulated_s"]
     assert tuned(tmp_path / "other.yaml", *events, searcher="mist") == 2
     refusal = capsys.readouterr().err
-    assert "--predictor events: has no costs of single stages" in refusal
+    assert "--predictor events: predicts whole plans only" in refusal
     assert "random" in refusal
     assert "alpa" not in refusal
 

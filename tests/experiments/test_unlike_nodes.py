@@ -33,13 +33,13 @@ def test_groups_on_a_command_line_are_a_cluster() -> None:
 
 
 def test_a_command_for_equal_nodes_refuses_groups() -> None:
-    with pytest.raises(InputError, match=r"--hardware: .* takes equal nodes alone"):
+    with pytest.raises(InputError, match=r"--hardware: .* supports only nodes that are all alike"):
         problem_of(options())
 
 
 def test_nodes_beside_groups_must_add_up() -> None:
     with pytest.raises(
-        InputError, match=r"--nodes: 2, but --hardware .* has 3 nodes: leave it out"
+        InputError, match=r"--nodes: 2, but --hardware .* has 3 nodes: leave --nodes out"
     ):
         problem_of(options(nodes=2), takes_groups=True)
 

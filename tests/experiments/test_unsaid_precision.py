@@ -52,7 +52,8 @@ def test_commands_that_name_no_precision_answer_in_that_of_their_engine(
     assert run(estimate.main, [*asked, "--tokens", "1e6", "--prices", str(prices)]) == 0
     told = capsys.readouterr().out
     assert "Cheapest of all: 1 x h100-80gb" in told
-    assert "No v100-32gb: --hardware v100-32gb: trains in fp16 or fp32 alone, and engine" in told
+    refusal = "No v100-32gb: --hardware v100-32gb: its GPUs compute in fp16 or fp32 only, but "
+    assert f"{refusal}engine" in told
 
 
 @pytest.mark.parametrize("command", [tune, will_it_fit])
@@ -62,6 +63,7 @@ def test_gpus_without_any_precision_of_the_engine_are_refused(
     line = [*SMALL, "--hardware", "v100-32gb", "--engine", "fsdp", "--out", str(tmp_path / "out")]
     assert run(command.main, line) == 2  # type: ignore[attr-defined]
     assert capsys.readouterr().err == (
-        "error: --hardware v100-32gb: trains in fp16 or fp32 alone, and engine fsdp in bf16, fp8 "
-        "or fp4: give another --hardware, --space or --engine\n"
+        "error: --hardware v100-32gb: its GPUs compute in fp16 or fp32 only, but engine fsdp "
+        "trains in bf16, fp8 or fp4: give another --hardware, or an --engine that trains in a "
+        "precision of these GPUs\n"
     )

@@ -182,7 +182,8 @@ def test_changes_of_a_pipeline_are_plans_that_can_be() -> None:
     ("arguments", "message"),
     [
         (["nope.yaml"], "nope.yaml: there is no such file"),
-        (["--stages", "3"], "--stages 3 --tensor-parallel 1: do not divide 4 GPUs and 32 blocks"),
+        (["--stages", "3"], "--stages 3 --tensor-parallel 1: their product 3 does not divide"),
+        (["--stages", "40"], "--stages 40: gpt3-2.7b has only 32 blocks"),
         (["--stages", "0"], "--stages: 0 is too small"),
         (["--micro-batch", "3"], "--global-batch 8: 4 replicas with micro-batches of 3"),
         (["--zero", "4"], "--zero: 4 is too large"),

@@ -67,7 +67,7 @@ def test_a_pipeline_fills_for_each_local_batch() -> None:
     assert seconds[1] == pytest.approx(8 * seconds[2])
     assert seconds[1] > 1.1 * seconds[0]
     assert job_of(run(**PIPELINE | {"pp": "1", "dp": "8"}, notes="LBS 4")).times == 1
-    with pytest.raises(InputError, match="LBS 3 does not divide"):
+    with pytest.raises(InputError, match="LBS 3 is 3 micro-batches, which do not divide"):
         run(**PIPELINE, notes="LBS 3")
 
 

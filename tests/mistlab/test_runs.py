@@ -113,7 +113,7 @@ def test_without_gpus_and_dp_there_is_one_pipeline() -> None:
         ),
         ({"tp": "1.5"}, "tp: 1.5 is not a whole number"),
         ({"grad_accumulation": "5"}, "global_batch: 64 is not micro_batch 2 x dp 2 x"),
-        ({"hardware": "TPU v5"}, "hardware: 'TPU v5' has no hardware file"),
+        ({"hardware": "TPU v5"}, "hardware: 'TPU v5' names no GPU with a hardware file"),
         (
             {"hardware": "A100+H100"},
             "hardware: 'A100+H100' are heterogeneous GPUs, and a row does not say",

@@ -120,7 +120,7 @@ def test_gpus_may_be_named_by_their_memory() -> None:
         )
     assert gpus_of("not stated (one GPU)").hardware == gpus_of("").hardware
     for strange in ("25 GB", "48 GB Q7", "24 GB TPU"):
-        with pytest.raises(InputError, match="has no hardware file"):
+        with pytest.raises(InputError, match="names no GPU with a hardware file"):
             gpus_of(strange)
 
 

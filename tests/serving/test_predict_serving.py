@@ -144,7 +144,7 @@ def test_separate_gpus_for_prompts_under_a_rate_are_refused(
 ) -> None:
     line = "H100,4,LLaMA-3.1-70B,bf16,4,467,256,500,2,disaggregated"
     (answer,) = answers(tmp_path, capsys, f"{RATES},mode", line)
-    assert "mode: disaggregated is not built for a rate: give a table" in answer["error"]
+    assert "separate GPUs) cannot be predicted for a request rate: give" in answer["error"]
 
 
 def test_prefix_caching_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

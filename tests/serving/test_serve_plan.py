@@ -271,7 +271,7 @@ def test_a_histogram_is_refused_by_file_and_column(
     histogram.write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=told):
         run(capsys, "--histogram", str(histogram))
-    with pytest.raises(InputError, match=r"--histogram: .* beside a trace: give one of them"):
+    with pytest.raises(InputError, match=r"--histogram: .*, but --trace .* gives requests already"):
         run(capsys, "--histogram", str(histogram), "--trace", str(histogram))
 
 

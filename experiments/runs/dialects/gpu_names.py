@@ -237,7 +237,11 @@ def _refuse_name(text: str) -> NoReturn:
     near = did_you_mean(text.upper(), names)
     meant = f" ({near})" if near else ""
     known = ", ".join(CHIPS).upper()
-    refuse("hardware", f"{shown(text)} has no hardware file{meant}: give {known}, or write a file")
+    refuse(
+        "hardware",
+        f"{shown(text)} names no GPU with a hardware file{meant}: give one of {known}, or predict "
+        "a plan file whose cluster.hardware is a hardware file of your own",
+    )
 
 
 def _shown(chip: str, memory: int) -> str:
