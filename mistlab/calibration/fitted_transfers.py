@@ -45,8 +45,9 @@ def fit(rows: TransferRows) -> Line:
     (latency_us, seconds_a_gbyte), _ = nnls(terms / rows.seconds[:, None], np.ones(len(rows)))
     if seconds_a_gbyte == 0:
         reject(
-            "long transfers took no longer than short ones, so no bandwidth can be fitted: "
-            "measure larger transfers, with nothing else running"
+            f"transfers of {rows.size_bytes.max() / MIB_BYTES:g} MiB took no longer than those of "
+            f"{rows.size_bytes.min() / MIB_BYTES:g} MiB, so no bandwidth can be fitted: measure "
+            "larger transfers, with nothing else running"
         )
     return Line(
         latency_us=round(float(latency_us), 2),

@@ -80,8 +80,8 @@ def read_kernel_table(path: Path, hardware: str | None) -> KernelTable:
     }
     if not all(map(len, products.values())):
         reject(
-            f"{path}: no large GEMMs of {hardware}: add rows with op matmul and op group_matmul "
-            f"of more than {SMALLEST_PRODUCT:.0e} operations"
+            f"{path}: no GEMMs of {hardware or 'the GPU'} with more than {SMALLEST_PRODUCT:.0e} "
+            "operations: add such rows with op matmul and with op group_matmul"
         )
     return KernelTable(origin=origin, products=products, rows=plain)
 

@@ -25,6 +25,7 @@ from mistlab.calibration.table_rows import (
 from mistlab.core.arrays import Floats
 from mistlab.core.columns import ColumnSet
 from mistlab.core.units import GBYTES, MICROSECONDS, MILLISECONDS, TFLOP
+from mistlab.core.values import one_of
 from mistlab.cost.kernels import slowdown_of
 from mistlab.cost.layers import work_of
 from mistlab.engines.baselines import MEGATRON
@@ -74,7 +75,7 @@ def read_attention_table(
                 products.append((count * flop, count * moved_bytes, seconds))
     if not rates:
         where, row = rows[0]
-        refuse_row(where, "op", "the table has no rows of flash_attn")
+        refuse_row(where, "op", "flash_attn is missing in all rows", "add rows of fused attention")
     fitted = [
         Rate(operators=operators, tflops=rounded(float(np.median(rates_of_class))))
         for operators, rates_of_class in rates.items()
@@ -101,7 +102,8 @@ def _batched_product(where: str, row: Row) -> tuple[float, float]:
         shapes = json.loads(row["shapes"])
         batch, sequence, channels = shapes["batch1"] if "batch1" in shapes else shapes["mat2"]
     except (ValueError, KeyError, TypeError):
-        refuse_row(where, "shapes", f"{row['shapes']!r} has no batch1 or mat2 of three sizes")
+        problem = f"{row['shapes']!r} has neither batch1 nor mat2 with three sizes"
+        refuse_row(where, "shapes", problem, 'write JSON such as {"batch1": [32, 2048, 128]}')
     square = batch * sequence**2
     return 2.0 * square * channels, 2.0 * (square + 2 * batch * sequence * channels)
 
@@ -228,7 +230,9 @@ def read_operator_table(
     blocks = [b for b in dict.fromkeys(b for b, _ in times) if _is_whole(b, times)]
     if not blocks:
         where, row = rows[0]
-        refuse_row(where, "op", f"no block has all of {', '.join(CLASS_OF_OPERATOR)} at tp 1")
+        needed = ", ".join(CLASS_OF_OPERATOR)
+        problem = f"no block was measured with all of {needed} where column tp is 1"
+        refuse_row(where, "op", problem, "measure the missing operators of a block")
     return OperatorTable(
         origin=origin,
         failed=failed,
@@ -289,7 +293,7 @@ def precision_of(where: str, row: Row) -> Precision:
     given = row.get(PRECISION) or "fp16"
     precision = next((precision for precision in PRECISIONS if precision == given), None)
     if precision is None:
-        refuse_row(where, PRECISION, f"{given!r} is not one of {', '.join(PRECISIONS)}")
+        refuse_row(where, PRECISION, f"{given!r} is unknown", f"give {one_of(PRECISIONS)}")
     return precision
 
 

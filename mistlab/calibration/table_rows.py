@@ -16,6 +16,10 @@ from mistlab.core.values import near_matches, reject
 CAMPAIGN = "generation"
 HARDWARE = "hardware"
 
+# What an error message about a row tells the user to do.
+MEASURE_AGAIN = "measure the row again, or remove it"
+ADD_COLUMN = "add it to all rows (docs/reference/measurement-tables.md)"
+
 Row = dict[str, str]
 
 
@@ -99,8 +103,8 @@ def _rows_with(
     if wanted is None:
         if len(names) > 1:
             reject(
-                f"{path}: column {column} holds {', '.join(names)}, which do not mix: "
-                f"give one of them as {option}"
+                f"{path}: column {column} holds {', '.join(names)}, which cannot be fitted "
+                f"together: give one of them as {option}"
             )
         return rows
     if wanted not in names:
@@ -131,14 +135,14 @@ def duration(where: str, row: Mapping[str, str], name: str) -> float:
     try:
         value = float(row[name])
     except KeyError:
-        refuse_row(where, name, "the table has no such column")
+        refuse_row(where, name, "is missing in the table", ADD_COLUMN)
     except (TypeError, ValueError):
-        refuse_row(where, name, f"{row[name]!r} is not a number")
+        refuse_row(where, name, f"{row[name]!r} is not a number" if row[name] else "is empty")
     if not math.isfinite(value) or value < 0:
         refuse_row(where, name, f"{value:g} is negative or not finite")
     return value
 
 
-def refuse_row(where: str, name: str, problem: str) -> NoReturn:
+def refuse_row(where: str, name: str, problem: str, remedy: str = MEASURE_AGAIN) -> NoReturn:
     """Raise an ``InputError`` about the value in one column of a table row."""
-    reject(f"{where}: {name}: {problem}: measure the row again, or remove it")
+    reject(f"{where}: column {name}: {problem}: {remedy}")

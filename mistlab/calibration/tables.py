@@ -22,6 +22,7 @@ from mistlab.calibration.table_rows import (
     spread_of,
 )
 from mistlab.core.units import MIB_BYTES, MILLISECONDS
+from mistlab.core.values import one_of
 
 ALONE = ("iso_compute_ms", "iso_g2g_ms", "iso_c2g_ms", "iso_g2c_ms")
 TOGETHER = "latency_ms"
@@ -109,7 +110,7 @@ def read_transfer_table(path: Path, *, campaign: str | None = None) -> TransferT
     for where, row in chosen:
         transfer = TRANSFERS.get(row[KIND])
         if transfer is None:
-            refuse_row(where, KIND, f"{row[KIND]!r} is not one of {', '.join(TRANSFERS)}")
+            refuse_row(where, KIND, f"{row[KIND]!r} is unknown", f"give {one_of([*TRANSFERS])}")
         values = positive(where, row, BYTES), positive(where, row, TOGETHER) * MILLISECONDS
         groups[_shape(where, row)].setdefault(transfer, []).append(values)
     return TransferTable(
@@ -152,7 +153,8 @@ def read_collective_table(path: Path, *, hardware: str | None) -> TransferTable:
         if row.get("nodes"):
             nodes = positive(where, row, "nodes")
         if gpus % nodes:
-            refuse_row(where, "gpus", f"{gpus:g} are not as many in each of {nodes:g} nodes")
+            problem = f"{gpus:g} GPUs do not divide evenly over {nodes:g} nodes (column nodes)"
+            refuse_row(where, "gpus", problem, "give the GPUs of all nodes together")
         shape = GroupShape(gpus_in_node=round(gpus / nodes), nodes=round(nodes))
         if "time_ns" in row:
             values = positive(where, row, BYTES), positive(where, row, "time_ns") * NANOSECONDS
@@ -171,7 +173,7 @@ def read_point_to_point_table(path: Path, *, hardware: str | None) -> TransferTa
     groups: dict[GroupShape, dict[str, list[tuple[float, float]]]] = defaultdict(dict)
     for where, row in rows:
         if row["link"] not in SENDS:
-            refuse_row(where, "link", f"{row['link']!r} is not one of {', '.join(SENDS)}")
+            refuse_row(where, "link", f"{row['link']!r} is unknown", f"give {one_of([*SENDS])}")
         values = (
             positive(where, row, "mib") * MIB_BYTES,
             positive(where, row, "time_ms") * MILLISECONDS,

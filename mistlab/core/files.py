@@ -81,7 +81,7 @@ class _Walk:
             self._add(event, anchor, entries)
         elif isinstance(event, yaml.AliasEvent):
             if any(event.anchor == anchor for anchor, _ in self._open):
-                _refuse(event, f"alias *{event.anchor} refers to a value around it: remove it")
+                _refuse(event, f"alias *{event.anchor} is inside the value it names: remove it")
             self._add(event, None, self._entries.get(event.anchor or "", 1))
         elif isinstance(event, yaml.ScalarEvent):
             self._add(event, event.anchor, 1)
@@ -98,7 +98,8 @@ class _Walk:
             if before + entries > MOST_ENTRIES:
                 _refuse(
                     event,
-                    f"more than {MOST_ENTRIES:,} entries once aliases are expanded: use fewer",
+                    f"more than {MOST_ENTRIES:,} entries once aliases (*NAME) are expanded: write "
+                    "fewer aliases",
                 )
 
 
@@ -199,7 +200,7 @@ def text_in(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:
     except UnicodeDecodeError as error:
         problem = f"is not text in UTF-8 (byte {error.start}): give a text file"
     except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
+        problem = f"cannot be read ({error.strerror}): check the path and its permissions"
     except ValueError as error:
         problem = f"is not a path ({error}): give the path of a file"
     raise InputError(problem)
@@ -234,7 +235,7 @@ def _parsed(load: Callable[[str], Any], text: str, name: str) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        problem = f"{position}{error.problem}: correct the YAML there"
+        problem = f"{position}{_yaml_problem(error, text)}"
     except json.JSONDecodeError as error:
         problem = f"line {error.lineno}, column {error.colno}: {error.msg}: correct the JSON there"
     except yaml.reader.ReaderError as error:
@@ -243,8 +244,9 @@ def _parsed(load: Callable[[str], Any], text: str, name: str) -> dict[str, Any]:
         problem = "is nested too deeply: write at most a few levels"
     except InputError as error:
         problem = str(error)
-    except ValueError as error:
-        problem = f"{error}: correct the value"
+    except ValueError:
+        # Python reads no integer with so many digits.
+        problem = "a number has thousands of digits: write a shorter number"
     else:
         if isinstance(content, dict):
             return content
@@ -253,10 +255,52 @@ def _parsed(load: Callable[[str], Any], text: str, name: str) -> dict[str, Any]:
     raise InputError(message)
 
 
+# What parts of PyYAML's and libyaml's messages mean, and what to do.
+_YAML_PROBLEMS = {
+    "mapping values are not allowed": (
+        "a key with a colon cannot stand here: quote a text that contains ': ', or indent the line "
+        "as the lines around it"
+    ),
+    "end of stream": "a text in quotes is not closed: write the closing quote",
+    "expected ','": "a list in [ ] or a mapping in { } has no comma or closing bracket: write it",
+    "another document": "a second document begins: keep only one",
+    "unhashable key": "a key is a list or a mapping: write a text as the key",
+    "escape character": (
+        "a text in double quotes has an unknown escape: write \\\\ for a backslash, or use single "
+        "quotes"
+    ),
+    "block end": "the line does not fit the lines above it: indent it as they are",
+    "'-' indicator": "the line does not fit the list above it: write - before it, or indent it",
+    "expected ':'": "a line has no ': ' after its key: write KEY: VALUE",
+    "expected key": "the line is no key of the mapping above it: write KEY: VALUE, or indent it",
+}
+
+
+def _yaml_problem(error: yaml.MarkedYAMLError, text: str) -> str:
+    """What is wrong with a YAML text, in words for people who do not know YAML's grammar."""
+    problem, mark = error.problem or "", error.problem_mark
+    line = text.splitlines()[mark.line :][:1] if mark else []
+    start = line[0][mark.column :] if line and mark else ""
+    if tag := re.search(r"constructor for the tag '(?:tag:yaml.org,2002:)?(.*)'", problem):
+        return f"tag {start.split(' ')[0] or tag[1]} is not supported: remove it"
+    if "cannot start any token" in problem and start:
+        if start[0] == "\t":
+            return "the line is indented by a tab: indent it by spaces"
+        return f"a value cannot begin with {start[0]}: write the value in quotes"
+    if "undefined alias" in problem:
+        name = start.split(" ")[0]
+        return f"alias {name} names no value above it: write the value itself"
+    meant = (text for part, text in _YAML_PROBLEMS.items() if part in problem)
+    return next(meant, f"{problem}: correct the YAML there")
+
+
 def _not_a_mapping(content: object) -> str:
     if content is None:
         return "is empty: write at least one key"
     return f"holds {shown(content)}, not a mapping: write 'key: value' lines"
+
+
+_KINDS_OF_TAGS = {"timestamp": "a date", "int": "a whole number", "float": "a number"}
 
 
 class _Loader(SafeLoader):
@@ -267,6 +311,17 @@ class _Loader(SafeLoader):
     """
 
     repeated: list[str] | None = None
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except InputError:
+            raise
+        except ValueError:
+            kind = _KINDS_OF_TAGS.get(node.tag.rpartition(":")[2], "a value")
+            line, column = node.start_mark.line + 1, node.start_mark.column + 1
+            problem = f"{shown(node.value)} cannot be read as {kind}: correct it, or quote it"
+            refuse(f"line {line}, column {column}", problem)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()

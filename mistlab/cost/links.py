@@ -82,8 +82,9 @@ class LinkTimes:
         transfers = cluster.hardware.transfers
         if transfers is None:
             message = (
-                f"cluster.hardware: {cluster.hardware.name} has no transfers: measure them and "
-                "run python -m experiments.calibrate --bandwidth TABLE.csv"
+                f"cluster.hardware: {cluster.hardware.name} has no transfers (times of collectives "
+                "and copies): measure them and run "
+                "python -m experiments.calibrate --bandwidth TABLE.csv"
             )
             raise UncalibratedError(message)
         return cls(cluster=cluster, transfers=transfers, tiers=cluster.tiers)
@@ -121,7 +122,7 @@ class LinkTimes:
         if not alike and nodes == 1:
             message = (
                 f"cluster.hardware: transfers of {self.cluster.hardware.name} have no {kind} "
-                "inside a node: measure one and run "
+                "inside a node: measure this collective and run "
                 "python -m experiments.calibrate --collectives TABLE.csv"
             )
             raise UncalibratedError(message)
@@ -313,8 +314,9 @@ class LinkTimes:
         measured = [g for g in self.transfers.groups if getattr(g, direction) is not None]
         if not measured:
             message = (
-                f"cluster.hardware: transfers of {self.cluster.hardware.name} have no {direction}:"
-                " measure copies and run python -m experiments.calibrate --bandwidth TABLE.csv"
+                f"cluster.hardware: transfers of {self.cluster.hardware.name} have no {direction} "
+                "copies: measure them and run "
+                "python -m experiments.calibrate --bandwidth TABLE.csv"
             )
             raise UncalibratedError(message)
         busy = self.cluster.gpus_per_node

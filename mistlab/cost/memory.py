@@ -319,8 +319,9 @@ def allocator_of(cluster: Cluster) -> Allocator:
     allocator = cluster.hardware.allocator
     if allocator is None:
         message = (
-            f"cluster.hardware: {cluster.hardware.name} has no allocator: run "
-            "python -m experiments.calibrate --runs TABLE.csv with peaks of whole runs"
+            f"cluster.hardware: {cluster.hardware.name} has no allocator (GPU memory beyond "
+            "tensors): measure peak memory of runs and run "
+            "python -m experiments.calibrate --runs TABLE.csv"
         )
         raise UncalibratedError(message)
     return allocator

@@ -128,8 +128,8 @@ class TaskModel:
         """Make a workload's model of task times; refuses hardware without measured rates."""
         hardware = cluster.hardware
         if hardware.compute is None:
-            remedy = "profile its operators and run python -m experiments.calibrate --operators"
-            message = f"cluster.hardware: {hardware.name} has no compute: {remedy} TABLE.csv"
+            remedy = "profile operators and run python -m experiments.calibrate --operators"
+            message = f"cluster.hardware: {hardware.name} has no compute rates: {remedy} TABLE.csv"
             raise UncalibratedError(message)
         engine = workload.trained_by(engine)
         memory = engine.memory_in(workload.precision, workload.optimizer)

@@ -13,9 +13,9 @@ from mistlab.economy.bill import OF_AN_HOUR
 # The fields that a file of GPU prices must have, with what to write in each; a price is useless
 # without its date.
 _NEEDED = {
-    "date": "the day of the prices, as 2026-11-28",
-    "source": "where the prices are from, as a page of the provider's",
-    "gpus": "a list of kinds, as - {hardware: h100-80gb, usd_per_gpu_hour: 2.5}",
+    "date": "the day of the prices, such as 2026-11-28",
+    "source": "where the prices are from, such as the URL of the provider's price page",
+    "gpus": "a list of GPUs, such as - {hardware: h100-80gb, usd_per_gpu_hour: 2.5}",
 }
 
 
@@ -55,20 +55,15 @@ class PriceTable:
         except ValueError:
             refuse(
                 "date",
-                f"{shown(self.date)} is not a day: give the day of the prices, as 2026-11-28",
+                f"{shown(self.date)} is not a day: give the day of the prices, such as 2026-11-28",
             )
         if not self.source.strip():
-            refuse(
-                "source", "is empty: give where the prices are from, as a page of the provider's"
-            )
+            refuse("source", f"is empty: give {_NEEDED['source']}")
         if not self.gpus:
-            refuse(
-                "gpus",
-                "is empty: give a list of kinds, as - {hardware: h100-80gb, usd_per_gpu_hour: 2.5}",
-            )
+            refuse("gpus", f"is empty: give {_NEEDED['gpus']}")
         names = [one.hardware for one in self.gpus]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            refuse("gpus", f"{', '.join(twice)} is listed twice: give each kind one price")
+            refuse("gpus", f"{', '.join(twice)} is listed twice: list each hardware once")
 
     @classmethod
     def of_content(cls, plain: Any) -> Self:

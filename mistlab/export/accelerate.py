@@ -246,7 +246,8 @@ def _check_degrees(section: Section, draft: Found, sizes: Mapping[str, int]) -> 
             named = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
             text = (
                 f"{named} {'make' if ' x ' in named else 'makes'} {product} processes, but "
-                f"num_processes is {processes}: took num_processes, with more data parallelism"
+                f"num_processes is {processes}: num_processes is used, and data parallelism "
+                "follows from it"
             )
             draft.remark("contradicting", section.name, text)
 
@@ -327,8 +328,8 @@ def deepspeed_file(path: str, source: LaunchFile, where: str) -> Mapping[str, An
     text = source.beside(path)
     if text is None:
         reject(
-            f"{where}: {path} is not in this file's folder: put it there, or import that JSON "
-            "itself"
+            f"{where}: {path} is not in the folder of the imported file: put it there, or import "
+            f"{path} itself"
         )
     with about(f"{where}: {path}"):
         return parse_json(text)

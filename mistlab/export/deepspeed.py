@@ -116,7 +116,8 @@ def _precision(top: Section, given: Given) -> Precision:
         top.found.remark("assumed", "amp", "apex's mixed precision is predicted as fp16")
         enabled.append("fp16")
     if "fp16" in enabled and "bf16" in enabled:
-        top.found.remark("contradicting", "precision", "fp16 and bf16 are both enabled: took bf16")
+        text = "fp16 and bf16 are both enabled: bf16 is used"
+        top.found.remark("contradicting", "precision", text)
     return "bf16" if "bf16" in enabled else "fp16" if enabled else "fp32"
 
 
@@ -222,8 +223,8 @@ def offload_states(section: Section, level: int, *, optimizer: bool, weights: bo
         ratio = section.section("offload_optimizer").number("ratio", 1.0)
         if ratio < 1 and level < 3:
             text = (
-                f"offload_optimizer.ratio {ratio:g} has effect with ZeRO-3 only, but stage is "
-                f"{level}: taken as 1"
+                f"offload_optimizer.ratio {ratio:g} has effect with ZeRO-3 only, but "
+                f"zero_optimization.stage is {level}: predicted with ratio 1, as DeepSpeed runs it"
             )
             draft.remark("contradicting", "offload.optimizer", text)
             ratio = 1.0
@@ -231,7 +232,10 @@ def offload_states(section: Section, level: int, *, optimizer: bool, weights: bo
     if weights and level == 3:
         draft.values["offload_weights"] = 1.0
     elif weights:
-        text = f"offload_param has effect with ZeRO-3 only, but stage is {level}: ignored"
+        text = (
+            "offload_param has effect with ZeRO-3 only, but zero_optimization.stage is "
+            f"{level}: predicted with weights on the GPU"
+        )
         draft.remark("contradicting", "offload.weights", text)
 
 

@@ -83,7 +83,7 @@ class Found:
         option = f"--{name.replace('_', '-')}"
         if given is not None:
             if in_file is not None and in_file != given:
-                text = f"the file has {in_file}, but {option} is {given}: took the option's"
+                text = f"the file has {in_file}, but {option} is {given}: {given} is used"
                 self.remark("contradicting", name, text)
             return given
         if in_file is not None:
@@ -129,7 +129,7 @@ class Found:
         self._tell_of_engine(job, known[0])
         if precision != job.workload.precision:
             text = f"no engine predicts {precision} GEMMs with the plan's other choices"
-            self.remark("ignored", "precision", f"{text}: took {job.workload.precision}")
+            self.remark("ignored", "precision", f"{text}: predicted in {job.workload.precision}")
         self._tell_of_graph(job)
         return Imported(job=job, remarks=tuple(self.remarks))
 
@@ -146,8 +146,9 @@ class Found:
         """Refuse an imported plan that has more stages than its model has blocks."""
         if self.layers is None and self.num_stages > model.layers:
             reject(
-                f"{self.num_stages} pipeline stages are more than the model's {model.layers} "
-                f"blocks: give at most {model.layers} stages"
+                f"the file has {self.num_stages} pipeline stages, more than the {model.layers} "
+                f"blocks of {model.name or 'the model'}: set the pipeline-parallel degree in the "
+                f"file to at most {model.layers}, or give another --model"
             )
 
     def settled_model(self, given: Given, read: Callable[[], ModelSpec]) -> ModelSpec:
@@ -161,7 +162,7 @@ class Found:
         try:
             self.model = read()
         except InputError as error:
-            text = f"took --model, because the file's model cannot be read ({error})"
+            text = f"--model is used, because the file's model cannot be read ({error})"
             self.remarks[before:] = [Remark(kind="assumed", choice="model", text=text)]
         else:
             del self.remarks[before:]
@@ -177,7 +178,7 @@ class Found:
             )
         differing = [] if self.model is None else _differences(self.model, model)
         if differing:
-            text = f"--model differs from the file in {', '.join(differing)}: took --model"
+            text = f"--model differs from the file in {', '.join(differing)}: --model is used"
             self.remark("contradicting", "model", text)
         return model
 
@@ -201,8 +202,8 @@ class Found:
             reject(
                 f"{ranks} GPUs are not a multiple of the {replica} GPUs of a copy of the model "
                 f"(pipeline {self.num_stages} x tensor and other degrees "
-                f"{replica // self.num_stages}): give other --nodes and --gpus-per-node, or change "
-                "these degrees in the file"
+                f"{replica // self.num_stages}): give --nodes and --gpus-per-node whose product is "
+                f"a multiple of {replica}, or change these degrees in the file"
             )
         return ranks // replica
 
@@ -216,8 +217,8 @@ class Found:
         if batch % together:
             reject(
                 f"global_batch: {batch} sequences are not a multiple of micro_batch "
-                f"{micro_batch} x "
-                f"data_parallel {data}: give another --global-batch or --micro-batch"
+                f"{micro_batch} x data_parallel {data}: give --global-batch as a multiple of "
+                f"{together}, or another --micro-batch"
             )
         return batch
 
@@ -229,7 +230,7 @@ class Found:
         if product and self.global_batch not in (None, product):
             text = (
                 f"{self.global_batch}, but {self.steps} gradient_accumulation_steps x micro_batch "
-                f"{micro_batch} x data_parallel {data} are {product}: took {self.global_batch}"
+                f"{micro_batch} x data_parallel {data} are {product}: {self.global_batch} is used"
             )
             self.remark("contradicting", "global_batch", text)
 
@@ -321,7 +322,7 @@ def checked_whole(where: str, content: object, *, minimum: int = 1) -> int:
     try:
         number = int(str(content).replace("_", ""))
     except ValueError:
-        reject(f"{where}: {shown(content)} is not a whole number: give one, at least {minimum}")
+        reject(f"{where}: {shown(content)} is not a whole number: give at least {minimum}")
     if number < minimum:
         reject(f"{where}: {number} is too small: give at least {minimum}")
     return number

@@ -59,7 +59,7 @@ def sections_of(text: str, name: str, wanted: str | None) -> dict[str, Any]:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        reject(f"{name}: cannot be read as Python: {error}: correct it there")
+        reject(f"{name}: {_python_problem(error)}")
     functions = {
         node.name: node
         for node in tree.body
@@ -79,6 +79,13 @@ def sections_of(text: str, name: str, wanted: str | None) -> dict[str, Any]:
     built = _Registry(functions).build(wanted, 0)
     kind = _KINDS.search(name) or _KINDS.search(wanted)
     return _as_sections(built, kind[1] if kind else "", wanted)
+
+
+def _python_problem(error: Exception) -> str:
+    """What is wrong with a text that Python cannot parse, with its line if Python names it."""
+    if isinstance(error, SyntaxError) and error.lineno is not None:
+        return f"line {error.lineno}: is not Python ({error.msg}): correct this line"
+    return "cannot be read as Python: give a file that Python can import"
 
 
 def _builds(node: ast.expr) -> bool:
@@ -264,7 +271,7 @@ def _module(text: str) -> ast.Module:
     try:
         module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
-        reject(f"{error}: correct the Python there")
+        reject(_python_problem(error))
     functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
     if len(functions) != 1:
         named = ", ".join(functions[:3])

@@ -114,7 +114,7 @@ _REFUSED_ROWS: tuple[tuple[str, str, str, str], ...] = (
         "prices",
         "a table of prices",
         "gpus date source",
-        "it holds no run: give it by estimate --prices",
+        "it describes no run: give it to estimate by --prices",
     ),
     (
         "olmo",
@@ -136,7 +136,7 @@ _REFUSED_ROWS: tuple[tuple[str, str, str, str], ...] = (
         "nemo-rl",
         "a run of reinforcement learning",
         "actor_rollout_ref | policy grpo | actor rollout | algorithm.adv_estimator",
-        "it generates text and trains several models in turn",
+        "it trains several models in turn: give a run that trains one by next-token prediction",
     ),
     (
         "maxtext",
@@ -166,25 +166,25 @@ _REFUSED_ROWS: tuple[tuple[str, str, str, str], ...] = (
         "flagscale-experiment",
         "an experiment of FlagScale",
         "experiment defaults | experiment.task experiment.runner",
-        "it names the file with the run's settings: import that",
+        "import the file with the run's settings, which it names",
     ),
     (
         "test-recipe",
         "a recipe of Megatron-LM's tests",
         "spec products",
-        "it names tests, whose model_config.yaml has the options: import that",
+        "import the model_config.yaml of one of the tests that it names",
     ),
     (
         "model-card",
         "a card of a model",
         "base_model license",
-        "it describes a model, not a run",
+        "it describes a model, not a run: give the launch script or configuration of a run",
     ),
     (
         "mindspeed",
         "MindSpeed's training by FSDP2",
         "parallel.fsdp_plan | model.model_id parallel training",
-        "its plan of sharding has no reader here: give it as a configuration of Accelerate",
+        "its sharding cannot be read: describe the run as a configuration of Accelerate",
     ),
 )
 
@@ -269,7 +269,7 @@ def _in_order(imported: Imported, repeated: Sequence[str]) -> Imported:
     ``repeated`` keys, which occur twice in the file, get a remark each.
     """
     joint: dict[tuple[str, str], list[Remark]] = {}
-    text = "is given twice in one mapping: took the last"
+    text = "is given twice in one mapping: the last value is used"
     twice = (Remark(kind="contradicting", choice=key, text=text) for key in repeated)
     for remark in (*twice, *imported.remarks):
         joint.setdefault((remark.kind, remark.text), []).append(remark)

@@ -154,8 +154,8 @@ def _made_by_program(top: Section) -> None:
     if top.switch("offload"):
         draft.values |= {"offload_optimizer": 1.0, "offload_gradients": 1.0}
     text = (
-        f"the program makes DeepSpeed's configuration itself: took zero_stage {level} and nothing "
-        "else"
+        f"the program makes DeepSpeed's configuration itself: predicted with zero_stage {level} "
+        "and DeepSpeed's defaults"
     )
     draft.remark("assumed", "deepspeed", text)
     if draft.precision is None:
@@ -174,7 +174,7 @@ def _tell_of_batches(top: Section, content: Mapping[str, Any], name: str) -> Non
     for key, argument in pairs.items():
         of_file, of_line = content.get(key), top.get(argument or key)
         if isinstance(of_file, int) and of_line is not None and str(of_file) != str(of_line):
-            text = f"{of_file}, but {argument or key} is {of_line}: took the argument's"
+            text = f"{of_file}, but {argument or key} is {of_line}: {of_line} is used"
             top.found.remark("contradicting", f"{name}.{key}", text)
 
 

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import reject
+from mistlab.core.values import reject, shown
 from mistlab.export import accelerate as accelerate_read
 from mistlab.export import deepspeed as deepspeed_read
 from mistlab.export.accelerate import offload_inputs
@@ -235,8 +235,9 @@ def _refuse_others(top: Section, trainer: Trainer, command: Command | None) -> N
         value = top.get(key)
         if value not in (None, False, "", 0, "none", "None", "false", "False"):
             reject(
-                f"{trainer.names.get(key, key)}: this run of {trainer.title} trains {what}, which "
-                "is not supported: give a run that trains a decoder by next-token prediction"
+                f"{trainer.names.get(key, key)}: {shown(value)}, so this run of {trainer.title} "
+                f"trains {what}, which is not supported: give a run that trains a decoder by "
+                "next-token prediction"
             )
     for key in ("tuner_type", "train_type"):
         if top.text(key, "full") not in ("full", "none"):

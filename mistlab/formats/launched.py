@@ -188,7 +188,7 @@ def named_text(path: str, command: Command | None, source: LaunchFile, role: str
     text = _at_hand(path, command, source)
     if text is None:
         reject(
-            f"{path}: {role}, but is not in the script's folder: put it there, or import that file "
+            f"{path}: {role}, but is not in the script's folder: put it there, or import {path} "
             "itself"
         )
     return text
@@ -270,7 +270,7 @@ def resolved(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[
     try:
         result = _Resolver(settings, variables).value(settings, (), 0)
     except RecursionError:
-        reject("references to other settings are nested too deeply: write values in their place")
+        reject("references ${KEY} are nested too deeply: write values in their place")
     assert isinstance(result, dict)
     return result
 
@@ -286,7 +286,9 @@ class _Resolver:
     def value(self, value: Any, path: _Path, depth: int) -> Any:
         """Return a value of any type with its references resolved as far as possible."""
         if depth > _DEEPEST:
-            reject(f"{'.'.join(path)}: its value refers to itself: write a value instead")
+            reject(
+                f"{'.'.join(path)}: its value refers to itself by ${{KEY}}: write a value instead"
+            )
         if isinstance(value, Mapping):
             return {
                 key: self.value(below, (*path, str(key)), depth) for key, below in value.items()
@@ -307,7 +309,10 @@ class _Resolver:
                 return valued(text)
             self.followed += 1
             if self.followed > _MOST:
-                reject(f"{'.'.join(path)}: has more than {_MOST} references: write values instead")
+                reject(
+                    f"{'.'.join(path)}: has more than {_MOST} references ${{KEY}}: write values "
+                    "instead"
+                )
             known, meant = self._meant(match[1], path)
             if not known:
                 return text

@@ -292,7 +292,8 @@ def _cap(draft: Found, given: Given, ranks: int) -> None:
         share = draft.global_batch // (ranks // draft.values.get("tensor_parallel", 1))
         if share and draft.micro_batch > share:
             text = (
-                f"{draft.micro_batch} is more than the {share} sequences of a device: took {share}"
+                f"{draft.micro_batch} is more than the {share} sequences of the global batch that "
+                f"each device gets: predicted with {share}"
             )
             draft.remark("contradicting", "device_train_microbatch_size", text)
             draft.micro_batch = share

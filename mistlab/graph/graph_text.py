@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import sympy
 
-from mistlab.core.values import InputError, reject
+from mistlab.core.values import InputError, reject, shown
 from mistlab.graph.graph import ModelGraph
 from mistlab.graph.symbols import size_symbol
 
@@ -46,7 +46,7 @@ def expression_from(text: str) -> sympy.Expr:
     try:
         return _build(ast.parse(text, mode="eval").body)
     except (SyntaxError, TypeError, ValueError, RecursionError) as error:
-        message = f"{text[:80]!r} is not an expression in sizes: use + - * / ** and symbols"
+        message = f"{text[:80]!r} is not an expression in sizes, of + - * / ** and symbols"
         raise InputError(message) from error
 
 
@@ -62,7 +62,7 @@ def relation_from(text: str) -> sympy.Basic:
     try:
         return _relation(ast.parse(text, mode="eval").body)
     except (SyntaxError, TypeError, ValueError, RecursionError) as error:
-        message = f"{text[:80]!r} is not a comparison of sizes: use < <= > >= Eq Ne"
+        message = f"{text[:80]!r} is not a comparison of sizes, by < <= > >= Eq Ne"
         raise InputError(message) from error
 
 
@@ -153,7 +153,10 @@ def _plain(value: Any) -> Any:
 
 def _value(kind: Any, plain: Any, where: str, read: Callable[[str], Any]) -> Any:
     if kind is sympy.Expr:
-        return read(_expect(str, plain, where))
+        try:
+            return read(_expect(str, plain, where))
+        except InputError as error:
+            reject(f"{where}: {error}: trace the model again")
     item = _item_of(kind)
     if item is not None:
         items = enumerate(_expect(list, plain, where))
@@ -166,8 +169,10 @@ def _value(kind: Any, plain: Any, where: str, read: Callable[[str], Any]) -> Any
 def _instance(kind: Any, plain: Mapping[str, Any], where: str, read: Callable[[str], Any]) -> Any:
     hints, required = _hints(kind), _required(kind)
     if not required <= plain.keys() <= hints.keys():
-        keys = ", ".join(sorted((required - plain.keys()) | (plain.keys() - hints.keys())))
-        reject(f"{where}: keys {keys} are missing or unknown: trace the model again")
+        is_missing = not required <= plain.keys()
+        keys = sorted(required - plain.keys() if is_missing else plain.keys() - hints.keys())
+        problem = "missing" if is_missing else "unknown"
+        reject(f"{where}: keys {', '.join(keys)} are {problem}: trace the model again")
     return kind(
         **{name: _value(hints[name], plain[name], f"{where}.{name}", read) for name in plain}
     )
@@ -191,9 +196,17 @@ def _hints(kind: Any) -> Mapping[str, Any]:
     return get_type_hints(kind)
 
 
+_KINDS: Mapping[type, str] = {
+    str: "a text",
+    bool: "true or false",
+    list: "a list",
+    dict: "a mapping",
+}
+
+
 def _expect(kind: type, plain: Any, where: str) -> Any:
     if not isinstance(plain, kind):
-        reject(f"{where}: {plain!r} is not a {kind.__name__}: trace the model again")
+        reject(f"{where}: {shown(plain)} is not {_KINDS[kind]}: trace the model again")
     return plain
 
 

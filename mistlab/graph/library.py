@@ -493,12 +493,16 @@ def _of_family(
     )
     of_kinds = {name: replace(common, parts=parts) for name, parts in kinds.parts.items()}
     for variant in of_kinds.values():
-        if _of(variant) is None or not _has_known_structure(model):
+        is_known = _has_known_structure(model)
+        if _of(variant) is None or not is_known:
+            has_fused = is_known and _of(replace(variant, attention="flash")) is not None
+            features = ["biases"] * variant.biases + ["dropout"] * variant.dropout
             reject(
-                f"workload.model: no layer graph is shipped for {variant.name} with the structure "
-                f"of {model.name or 'this model'}: use the family's own structure, biases and "
-                "dropout, or trace it: python -m experiments.trace MODEL.yaml --out MODEL.json, "
-                "where MODEL.yaml holds the model's mapping"
+                f"workload.model: no layer graph (operators of a block) is shipped for "
+                f"{model.name or 'this model'} of family {model.family} with attention: "
+                f"{', '.join([variant.attention, *features, *variant.parts])}: "
+                f"{'give attention: flash, or ' * has_fused}trace the model by python -m "
+                "experiments.trace MODEL.yaml --out MODEL.json (MODEL.yaml: the model's mapping)"
             )
     if len(of_kinds) == 1:
         graph = _known(of_kinds[BLOCK])

@@ -200,7 +200,7 @@ def sum_from(text: str) -> Sum:
     try:
         return _build(ast.parse(text, mode="eval").body)
     except (SyntaxError, TypeError, ValueError, RecursionError, ZeroDivisionError) as error:
-        message = f"{text[:80]!r} is not an expression in sizes: use + - * / ** and symbols"
+        message = f"{text[:80]!r} is not an expression in sizes, of + - * / ** and symbols"
         raise InputError(message) from error
 
 

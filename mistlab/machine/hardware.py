@@ -130,7 +130,7 @@ class Compute:
             classes = ", ".join(OPERATOR_CLASSES)
             refuse(
                 "rates",
-                f"has rates of {', '.join(given) or 'no operators'}: give one of each of {classes}",
+                f"has rates of {', '.join(given) or 'no operators'}: give one rate for {classes}",
             )
 
     def rate(self, operators: OperatorClass) -> Rate:
@@ -551,10 +551,10 @@ class Hardware:
         check_fields(self)
         for group in CALIBRATED:
             if (getattr(self, group) is None) != (getattr(self.provenance, group) is None):
-                refuse(
-                    f"provenance.{group}",
-                    f"one of {group} and provenance.{group} is missing: give both, or neither",
-                )
+                if getattr(self, group) is None:
+                    refuse(group, f"missing, but provenance.{group} is given: give {group} too")
+                kinds = "give its kind and source"
+                refuse(f"provenance.{group}", f"missing, but {group} is given: {kinds}")
         if not self.name.strip():
             refuse("name", "is empty: give the hardware a name")
         check_consistency(self)

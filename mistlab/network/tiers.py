@@ -212,11 +212,11 @@ def _check_place(tier: Tier, index: int) -> None:
             "rails", "only the tier between nodes can have rails: move the key to the second tier"
         )
     if not tier.forwards and not tier.rails:
-        refuse("forwards", f"False, but tier {tier.name} has no rails: leave it out")
+        refuse("forwards", f"false, but tier {tier.name} has no rails: leave it out")
     if tier.scattered and index == NETWORK:
         refuse(
             "scattered",
-            "True, but this tier joins single nodes: give scattered to a higher tier",
+            "true, but this tier joins single nodes: give scattered to a higher tier",
         )
     _check_rate(tier, index)
 

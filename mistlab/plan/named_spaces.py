@@ -179,7 +179,10 @@ def space_of(name: str) -> SearchSpace:
     2
     """
     if name in SPACE_OF_FRAMEWORK:
-        reject(f"space {name!r} is unknown: give {SPACE_OF_FRAMEWORK[name]}, which has its plans")
+        reject(
+            f"space {name!r} is unknown: give {SPACE_OF_FRAMEWORK[name]}, whose plans {name} can "
+            "run"
+        )
     if name not in SPACES:
         reject(f"space {name!r} is unknown{near_matches(name, SPACES)}")
     return SPACES[name]

@@ -61,10 +61,9 @@ class SearchSpace(dimension_fields.SpaceFields):
             if name not in known:
                 refuse("other_engines", f"{name!r} is unknown{near_matches(name, known)}")
         if len(set(self.engines)) < len(self.engines):
-            refuse(
-                "other_engines",
-                "names an engine twice, or the one in field engine: name each other engine once",
-            )
+            twice = next(name for name in self.engines if self.engines.count(name) > 1)
+            where = "field engine names it too" if twice == self.engine else "it is listed twice"
+            refuse("other_engines", f"{twice!r}, but {where}: name each other engine once")
         rows = [ENGINES[name] for name in self.engines]
         for order in self.orders:
             if order not in ORDERS:

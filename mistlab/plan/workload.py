@@ -286,10 +286,11 @@ class ModelSpec:
 
     def _check_pattern(self) -> None:
         if (self.state_space is None) != (not set(self.pattern) & set("MG")):
-            refuse(
-                "pattern",
-                f"{self.pattern!r} and state_space do not go together: give both, or neither",
-            )
+            if self.state_space is None:
+                problem = "has state-space blocks (M or G): give state_space too"
+                refuse("pattern", f"{self.pattern!r} {problem}")
+            problem = "has no state-space blocks (M or G), but state_space is given: leave it out"
+            refuse("pattern", f"{self.pattern!r} {problem}, or write M or G")
         if self.experts is None and "E" in self.pattern:
             refuse("pattern", f"{self.pattern!r} has blocks with experts (E): give experts too")
         if self.further_tokens and self.pattern:

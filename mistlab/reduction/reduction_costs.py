@@ -125,8 +125,8 @@ class Reduction:
         if self.feedback == "ef21" and self.compressor.is_unbiased:
             refuse(
                 "feedback",
-                f"ef21 needs a contractive compressor, and {self.compressor.kind} is unbiased, so "
-                "give top_k, sign or power, or feedback: memory",
+                f"ef21 needs a contractive compressor, but {self.compressor.kind} is unbiased: "
+                "give compressor top_k, sign or power, or feedback: memory",
             )
         self._check_robust()
         if self.kind == "outer":

@@ -209,8 +209,9 @@ def _check_named(lines: Sequence[Sequence[_Word]], chunks: int, before: int) -> 
     other, other_word = next((number, word) for number, word, one, _ in in_lines if one.chunk)
     for number, word, _, has_chunk in in_lines:
         if not has_chunk:
-            have = f"there are {chunks} (line {other} has {other_word})"
-            refuse_word(number, word, f"lacks a chunk, but {have}: write {word[0]}0{word[1:]}")
+            have = f"stages have {chunks} chunks (line {other} has {other_word})"
+            remedy = f"write {word[0]}0{word[1:]}, with the number of the chunk after {word[0]}"
+            refuse_word(number, word, f"names no chunk, but {have}: {remedy}")
 
 
 def _chunks(lines: Sequence[Sequence[_Word]], before: int) -> int:

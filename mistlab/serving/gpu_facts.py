@@ -202,7 +202,10 @@ def kernel_rate(gpu: str, engine: str, work: Work, kind: str) -> KernelRate:
         rate = rates.get((name, maker, work, of_kind))
         if rate is not None:
             return rate
-    message = f"no fit of {work} in {kind}: run python -m experiments.calibrate_serving"
+    message = (
+        f"hardware {gpu}: the rate of {work} in {kind} was never measured: run "
+        "python -m experiments.calibrate_serving with measurements of it"
+    )
     raise InputError(message)
 
 

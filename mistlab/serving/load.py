@@ -121,8 +121,8 @@ class ServingLoad:
             if prompt + output > context:
                 refuse(
                     f"prompts[{number}]",
-                    f"{prompt} and {output} tokens of output are more than the context of "
-                    f"{context}: give shorter requests, or a longer context",
+                    f"{prompt} tokens of prompt and {output} of output are more than the context "
+                    f"of {context}: give shorter requests, or a longer context",
                 )
 
     def within(self, context: int) -> "ServingLoad":
@@ -202,7 +202,10 @@ class LoadFile:
         columns = self._columns(HISTOGRAM_COLUMNS)
         weights = columns["requests"]
         if not weights.sum():
-            reject(f"{self.name}: requests: 0 in all rows: give how many have these lengths")
+            reject(
+                f"{self.name}: requests: 0 in all rows: give the number of requests with the "
+                "lengths of each row"
+            )
         drawn = draw.choice(len(weights), size=count, p=weights / weights.sum())
         prompts, outputs = (columns[name][drawn].astype(int) for name in TOKEN_COLUMNS)
         return ServingLoad(
@@ -219,7 +222,7 @@ class LoadFile:
             reject(f"{self.name}: has no requests: give a row for each, with {', '.join(names)}")
         missing = [name for name in names if name not in self.rows[0]]
         if missing:
-            reject(f"{self.name}: no column {missing[0]}: give {', '.join(names)}")
+            reject(f"{self.name}: has no column {missing[0]}: give the columns {', '.join(names)}")
         columns = {
             name: np.array([self._number(name, *numbered) for numbered in enumerate(self.rows, 1)])
             for name in names
@@ -238,7 +241,7 @@ class LoadFile:
             reject(f"{cell} is not finite: give a finite number")
         least, most = LIMITS[name]
         if not least <= value <= most:
-            reject(f"{cell} is out of range: give {least:g} to {most:g}")
+            reject(f"{cell} is out of range: give a number from {least:,.0f} to {most:,.0f}")
         if name in TOKEN_COLUMNS and value % 1:
             reject(f"{cell} is not a whole number of tokens: give a whole number")
         return value

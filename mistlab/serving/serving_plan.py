@@ -43,12 +43,14 @@ class ServingPlan:
         if two != (self.prefill is not None):
             refuse(
                 "prefill",
-                f"missing, but {self.scheduler} needs it: give the parallel degrees for prefill"
+                f"missing, but scheduler {self.scheduler} needs it: give the parallel degrees "
+                "for prefill"
                 if two
-                else f"given, but {self.scheduler} has one layout for both phases: leave it out",
+                else f"given, but scheduler {self.scheduler} has one layout for both phases: leave "
+                "it out",
             )
         if self.scheduler == "disaggregated" and not self.prefill_replicas:
-            refuse("prefill_replicas", "0 with disaggregated: give at least 1")
+            refuse("prefill_replicas", "0 with scheduler disaggregated: give at least 1")
         if self.scheduler == "changing layouts" and self.prefill is not None:
             reading = self.prefill_replicas * self.prefill.gpus
             decoding = self.replicas * self.layout.gpus

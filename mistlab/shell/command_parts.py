@@ -38,7 +38,7 @@ def unbraced(word: RawWord) -> tuple[RawWord, ...]:
         split = isinstance(part, Literal) and not part.quoted
         units += list(part.text) if isinstance(part, Literal) and split else [part]
     if units.count("{") * len(units) > _MOST_STEPS:
-        raise LineError(word.line, "a word has too many braces: write fewer")
+        raise LineError(word.line, f"{word.source[:40]}: the word has too many braces: write fewer")
     expanded = list(islice(_alternatives(units, word.line, 0), _MOST + 1))
     if len(expanded) > _MOST:
         message = f"{word.source}: braces give more than {_MOST} words: write fewer"
@@ -70,7 +70,7 @@ def _expanded_word(units: list[Unit], word: RawWord) -> RawWord:
 def _alternatives(units: list[Unit], line: int, depth: int) -> Iterator[list[Unit]]:
     """Return all words that brace expansion makes of characters and parts of a word."""
     if depth > 20:
-        raise LineError(line, "braces are nested too deep: write the words instead")
+        raise LineError(line, "braces {...} are nested too deep: write the words instead")
     for start, unit in enumerate(units):
         if unit != "{":
             continue

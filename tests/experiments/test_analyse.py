@@ -76,7 +76,7 @@ BAD = {
     "a ratio above one": ("optimizer: 0.5", "optimizer: 1.5", "1.5 is not a ratio"),
     "not a number": ("optimizer: 0.5", "optimizer: .nan", "nan"),
     "text for a number": ("zero: 1", "zero: one", "'one' is not a whole number"),
-    "broken YAML": ("cluster:", "cluster: [", "correct the YAML there"),
+    "broken YAML": ("cluster:", "cluster: [", "closing bracket: write it"),
 }
 
 

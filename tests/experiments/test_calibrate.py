@@ -155,7 +155,7 @@ def test_times_that_do_not_grow_make_no_line(
     table.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
     out = str(tmp_path / "m.yaml")
     assert run(calibrate.main, ["--bandwidth", str(table), "--out", out]) == 2
-    assert "table.csv: all_gather: long transfers took no longer" in capsys.readouterr().err
+    assert "table.csv: all_gather: transfers of 32 MiB took no longer" in capsys.readouterr().err
 
 
 def test_no_table_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -223,8 +223,8 @@ def test_tables_are_compared_set_by_set(
     ("change", "message"),
     [
         ({"layers": "13 x"}, "line 2: could not convert"),
-        ({"iter_s": "0"}, "line 2: iter_s: 0 is not positive"),
-        ({"iter_s": "nan"}, "line 2: iter_s: nan is negative or not finite"),
+        ({"iter_s": "0"}, "line 2: column iter_s: 0 is not positive"),
+        ({"iter_s": "nan"}, "line 2: column iter_s: nan is negative or not finite"),
         ({"model": "gpt2-9b"}, "line 2: model: 'gpt3-9b' is unknown"),
         ({"system": "alpa"}, "line 2: 'alpa'"),
     ],

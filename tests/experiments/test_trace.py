@@ -335,7 +335,9 @@ def test_a_structure_that_no_family_has_is_traced_in_every_size(tmp_path: Path) 
     work = Workload(
         model=plain, sequence_length=128, global_batch=4, attention="math", precision="fp32"
     )
-    with pytest.raises(ValueError, match=r"trace it: python -m experiments\.trace MODEL\.yaml"):
+    with pytest.raises(
+        ValueError, match=r"trace the model by python -m experiments\.trace MODEL\.yaml"
+    ):
         graph_of(work)
 
     content = traced(str(source), out, "--attention", "math", "--precision", "fp32")

@@ -23,8 +23,12 @@ BAD_YAML = {
     "binary": (bytes(range(256)), "is not text in UTF-8 (byte 128): give a text file"),
     "zero bytes": (b"a: 1\x00\x00", "character 4 is not printable: give a text file"),
     "latin-1": ("name: café".encode("latin-1"), "is not text in UTF-8 (byte 9)"),
-    "syntax": (b"plan:\n  stages: [1, 2\n", "line 3, column 1: "),
-    "tab": (b"plan:\n\tstages: 1\n", "line 2, column 1: "),
+    "syntax": (b"plan:\n  stages: [1, 2\n", "line 3, column 1: a list in [ ] or a mapping in { }"),
+    "tab": (b"plan:\n\tstages: 1\n", "line 2, column 1: the line is indented by a tab"),
+    "colon": (b"a: b: c\n", "line 1, column 5: a key with a colon cannot stand here: quote"),
+    "at": (b"a: @x\n", "line 1, column 4: a value cannot begin with @: write the value in"),
+    "open quote": (b"a: 'x\n", "line 2, column 1: a text in quotes is not closed"),
+    "unknown alias": (b"a: *x\n", "line 1, column 4: alias *x names no value above it"),
     "duplicate key": (b"a: 1\nb: 2\na: 3\n", "line 3, column 1: key 'a' stands twice"),
     "deep duplicate key": (b"a:\n  - {b: 1, b: 2}\n", "line 2, column 12: key 'b' stands twice"),
     "list": (b"- 1\n- 2\n", "holds [1, 2], not a mapping: write 'key: value' lines"),
@@ -42,18 +46,18 @@ BAD_YAML = {
     "growing aliases": (
         b"a0: &a0 [1, 1]\n"
         + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (n, n, n - 1, n - 1) for n in range(1, 40)),
-        "line 18, column 22: more than 1,000,000 entries once aliases are expanded",
+        "line 18, column 22: more than 1,000,000 entries once aliases (*NAME) are",
     ),
     "growing merges": (
         b"a0: &a0 {x: 1}\n"
         + b"".join(b"a%d: &a%d {<<: [*a%d, *a%d]}\n" % (n, n, n - 1, n - 1) for n in range(1, 40)),
-        "line 18, column 28: more than 1,000,000 entries once aliases are expanded",
+        "line 18, column 28: more than 1,000,000 entries once aliases (*NAME) are",
     ),
-    "alias of itself": (b"a: &a [*a]\n", "line 1, column 8: alias *a refers to a value around it"),
-    "list as key": (b"? [1]\n: 2\n", "line 1, column 3: "),
-    "tag": (b"a: !!python/name:os.system\n", "line 1, column 4: "),
-    "two documents": (b"a: 1\n---\nb: 2\n", "line 2, column 1: "),
-    "impossible date": (b"a: 2020-13-45\n", "month must be in 1..12"),
+    "alias of itself": (b"a: &a [*a]\n", "line 1, column 8: alias *a is inside the value it names"),
+    "list as key": (b"? [1]\n: 2\n", "line 1, column 3: a key is a list or a mapping"),
+    "tag": (b"a: !!python/name:os.system\n", "line 1, column 4: tag !!python/name:os.system is"),
+    "two documents": (b"a: 1\n---\nb: 2\n", "line 2, column 1: a second document begins"),
+    "impossible date": (b"a: 2020-13-45\n", "line 1, column 4: '2020-13-45' cannot be read as a"),
 }
 
 
@@ -151,7 +155,7 @@ def test_a_file_without_end_is_refused(read: Any) -> None:
 
 @pytest.mark.parametrize("path", ["a\0b", "a" * 5000])
 def test_what_no_path_can_be_is_refused(path: str) -> None:
-    with pytest.raises(InputError, match=r"is not a path|cannot be read: File name too long"):
+    with pytest.raises(InputError, match=r"is not a path|cannot be read .File name too long"):
         read_yaml(Path(path))
 
 

@@ -110,7 +110,7 @@ def test_a_micro_batch_of_llm_foundry_is_no_larger_than_a_device_s_batch() -> No
     text = FOUNDRY.replace("global_train_batch_size: 128", "global_train_batch_size: 16")
     found = imported(text, nodes=1, gpus_per_node=8)
     assert found.job.plan.stages[0].micro_batch == 2
-    assert "took 2" in texts(found, "contradicting")["device_train_microbatch_size"]
+    assert "predicted with 2" in texts(found, "contradicting")["device_train_microbatch_size"]
 
 
 @pytest.mark.parametrize(

@@ -206,9 +206,9 @@ def test_a_key_that_stands_twice_is_told_and_the_last_counts() -> None:
     twice = "micro_batch_size: 4, micro_batch_size: 2"
     found = imported(NANOTRON.replace("micro_batch_size: 4", twice))
     assert found.job.plan.stages[0].micro_batch == 2
-    assert [str(remark) for remark in found.remarks if remark.kind == "contradicting"] == [
-        "contradicting: micro_batch_size (line 14): is given twice in one mapping: took the last"
-    ]
+    (remark,) = (one for one in found.remarks if one.kind == "contradicting")
+    assert remark.choice == "micro_batch_size (line 14)"
+    assert remark.text == "is given twice in one mapping: the last value is used"
 
 
 @pytest.mark.parametrize(

@@ -79,15 +79,15 @@ def test_defaults_of_the_trainer_are_told() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ("rank: 16", "rank: this run .* trains adapters"),
+        ("rank: 16", "rank: .*, so this run .* trains adapters"),
         (
             "load_in_4bit: true",
             "load_in_4bit: freezes all weights .* no adapters are given",
         ),
         ("adapter: ia3", "adapter: ia3 is not supported: give lora, qlora or full"),
-        ("beta: 0.1", "beta: this run .* trains by preferences"),
-        ("num_generations: 8", "num_generations: this run .* by reinforcement learning"),
-        ("vision_tower: clip", "vision_tower: this run .* a vision-language model"),
+        ("beta: 0.1", "beta: .*, so this run .* trains by preferences"),
+        ("num_generations: 8", "num_generations: .*, so this run .* by reinforcement learning"),
+        ("vision_tower: clip", "vision_tower: .*, so this run .* a vision-language model"),
         ("per_device_train_batch_size: four", "per_device_train_batch_size: 'four' is not a whole"),
         (
             "model_name_or_path: me/mine",
@@ -130,7 +130,7 @@ def test_an_empty_argument_is_none_and_batches_that_differ_are_told() -> None:
     found = imported(f"{RECIPE}\ndeepspeed: ds.json", gpus_per_node=8, files={"ds__json": content})
     assert found.job.plan.stages[0].micro_batch == 4
     told = texts(found, "contradicting")["ds.json.train_micro_batch_size_per_gpu"]
-    assert told == "16, but per_device_train_batch_size is 4: took the argument's"
+    assert told == "16, but per_device_train_batch_size is 4: 4 is used"
 
 
 DEEPSPEED = """

@@ -31,7 +31,8 @@ def test_the_file_s_level_counts_and_the_option_s_is_told() -> None:
     found = with_config("--zero-stage 1")
     assert (found.job.plan.engine, found.job.plan.stages[0].zero) == ("deepspeed", 2)
     said = texts(found, "contradicting")["zero"]
-    assert said == f"--zero-stage 1, but ds.json (line {LINE}) has stage 2: took the file's"
+    file = f"ds.json (line {LINE})"
+    assert said == f"--zero-stage 1, but {file} has zero_optimization.stage 2: the file is used"
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -68,7 +69,7 @@ def test_offloading_of_the_file_is_read() -> None:
 def test_an_optimizer_on_the_host_is_offloaded() -> None:
     found = with_config("--cpu-optimizer")
     assert found.job.plan.stages[0].offload.optimizer == 1
-    assert "took it as offloaded" in texts(found, "contradicting")["offload.optimizer"]
+    assert "predicted as offloaded" in texts(found, "contradicting")["offload.optimizer"]
     weights = with_config("--remote-device cpu", {"zero_optimization": {"stage": 3}})
     assert weights.job.plan.stages[0].offload.weights == 1
 
@@ -78,7 +79,7 @@ def test_without_the_file_the_option_s_level_is_told_as_assumed() -> None:
     assert found.job.plan.stages[0].zero == 1
     text = texts(found, "assumed")["--deepspeed-config"]
     assert text.startswith(
-        "took ZeRO-1 of --zero-stage with nothing offloaded, because gone.json (line 40)"
+        "predicted with --zero-stage 1 and nothing offloaded, because gone.json (line 40)"
     )
 
 
@@ -130,18 +131,18 @@ def test_batches_and_precision_of_the_file_fill_the_line_or_contradict_it() -> N
     other = with_config(config={"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2})
     said = texts(other, "contradicting")
     assert other.job.workload.global_batch == 16
-    assert "has train_batch_size 32: took the option's" in said["global_batch"]
+    assert "has train_batch_size 32: the option is used" in said["global_batch"]
     assert "has train_micro_batch_size_per_gpu 2" in said["micro_batch"]
     halves = with_config(config={"bf16": {"enabled": False}, "fp16": {"enabled": True}})
     assert halves.job.workload.precision == "fp16"
-    assert "enables fp16: took the file's" in texts(halves, "contradicting")["precision"]
+    assert "enables fp16: the file is used" in texts(halves, "contradicting")["precision"]
 
 
 def test_steps_of_accumulation_that_make_another_batch_are_told() -> None:
     steps = {"train_batch_size": None, "gradient_accumulation_steps": 4}
     told = texts(with_config(config=steps), "contradicting")["global_batch"]
     assert told == (
-        "16, but 4 gradient_accumulation_steps x micro_batch 1 x data_parallel 8 are 32: took 16"
+        "16, but 4 gradient_accumulation_steps x micro_batch 1 x data_parallel 8 are 32: 16 is used"
     )
     fitting = with_config(config={**steps, "gradient_accumulation_steps": 2})
     assert not texts(fitting, "contradicting")

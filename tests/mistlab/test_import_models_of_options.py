@@ -250,7 +250,7 @@ def test_a_tokenizer_of_another_size_than_the_option_is_told() -> None:
     more = "--tokenizer-type GPT2BPETokenizer --vocab-file gpt2-vocab.json --vocab-size 32000"
     found = imported(more, shape=NO_VOCAB)
     assert found.job.workload.model.vocab == 50304
-    assert "took the tokenizer's" in texts(found, "contradicting")["model.vocab"]
+    assert "has 50257 tokens: 50257 is used" in texts(found, "contradicting")["model.vocab"]
 
 
 def test_a_null_tokenizer_s_further_token_is_told() -> None:
@@ -263,7 +263,7 @@ def test_a_null_tokenizer_s_further_token_is_told() -> None:
 def test_sequences_of_a_decoder_beside_an_encoder_are_read() -> None:
     found = imported("--decoder-seq-length 8192 --max-position-embeddings 8192")
     assert found.job.workload.sequence_length == 8192
-    assert "took the decoder's" in texts(found, "contradicting")["sequence_length"]
+    assert ": 8192 is used" in texts(found, "contradicting")["sequence_length"]
     encoder = SHAPE.replace("--seq-length", "--encoder-seq-length")
     assert imported(shape=encoder).job.workload.sequence_length == 4096
 

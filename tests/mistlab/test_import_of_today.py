@@ -230,7 +230,7 @@ def test_products_have_the_bits_that_the_machine_has(
             "--fp8-format hybrid --fp4-format e2m1",
             "contradicting",
             "precision",
-            "took --fp4-format",
+            "--fp4-format is used",
         ),
     ],
 )

@@ -93,20 +93,24 @@ def test_a_script_has_variables_arrays_sums_and_comments() -> None:
 @pytest.mark.parametrize(
     ("more", "choice", "words"),
     [
-        ("--fp16", "precision", "--bf16 and --fp16 are both given: took bf16"),
+        ("--fp16", "precision", "--bf16 and --fp16 are both given: bf16 is used"),
         ("--optimizer-cpu-offload", "offload.optimizer", "which is not given"),
         ("--overlap-param-gather", "overlap_communication", "predicted without overlap"),
         ("--data-parallel-sharding-strategy optim", "zero", "without --use-megatron-fsdp"),
         ("--num-query-groups 8", "model.kv_heads", "every head has keys and values of its own"),
         ("--recompute-granularity full", "checkpointed_layers", "Megatron-LM refuses"),
         ("--recompute-num-layers 2", "checkpointed_layers", "without --recompute-granularity"),
-        ("--hidden-size 1024 --hidden-size 2560", "--hidden-size", "2560, 1024, 2560: took the"),
+        (
+            "--hidden-size 1024 --hidden-size 2560",
+            "--hidden-size",
+            "2560, 1024, 2560: the last value, 2560",
+        ),
         (
             "--world-size 4",
             "gpus_per_node",
             "but the launcher starts 2 x 4 processes",
         ),
-        ("--attention-backend local --use-flash-attn", "attention", "took local"),
+        ("--attention-backend local --use-flash-attn", "attention", "--attention-backend is used"),
     ],
 )
 def test_contradictions_are_named(more: str, choice: str, words: str) -> None:
@@ -165,11 +169,10 @@ def test_what_is_given_wins() -> None:
     )
     told = said(found, "contradicting")
     assert (
-        told["sequence_length"]
-        == "the file has 2048, but --sequence-length is 4096: took the option's"
+        told["sequence_length"] == "the file has 2048, but --sequence-length is 4096: 4096 is used"
     )
-    assert told["nodes"] == "the file has 2, but --nodes is 1: took the option's"
-    assert told["precision"] == "the file has bf16, but --precision is fp16: took the option's"
+    assert told["nodes"] == "the file has 2, but --nodes is 1: 1 is used"
+    assert told["precision"] == "the file has bf16, but --precision is fp16: fp16 is used"
     assert "hidden (2048 instead of 2560)" in told["model"]
     assert found.job.workload.model == catalog.model("gpt3-1.3b")
     assert found.job.cluster.num_gpus == 4
@@ -195,7 +198,7 @@ def test_an_engine_may_be_given_for_predictions() -> None:
         ),
         (
             "--micro-batch-size x",
-            "--micro-batch-size: line 1: 'x' is not a whole number: give one, at least 1",
+            "--micro-batch-size: line 1: 'x' is not a whole number: give at least 1",
         ),
         ("--micro-batch-size 0", "--micro-batch-size: line 1: 0 is too small: give at least 1"),
         (
@@ -214,11 +217,11 @@ def test_an_engine_may_be_given_for_predictions() -> None:
         ),
         (
             "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 6",
-            "the 26 blocks left do not divide over the 3 stages left",
+            "26 blocks do not divide over 3 stages",
         ),
         (
             "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 5",
-            "32 blocks on 2 stages do not divide into chunks of 5: Megatron-LM refuses this",
+            "32 blocks on 2 stages do not divide into chunks of 5, which Megatron-LM refuses",
         ),
     ],
 )

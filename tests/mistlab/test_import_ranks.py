@@ -121,7 +121,9 @@ def test_tasks_of_slurm_are_told_where_they_stand_for_gpus() -> None:
     other = imported(
         run=WIDE, started="srun python", source=LaunchFile(text=f"{header}#SBATCH --gres=gpu:4\n")
     )
-    assert "took 8 GPUs, one for each task" in texts(other, "contradicting")["gpus_per_node"]
+    assert (
+        "predicted with 8 GPUs, one for each task" in texts(other, "contradicting")["gpus_per_node"]
+    )
     # What torchrun starts on a node counts.
     inner = imported(
         run=WIDE, started="srun torchrun --nproc-per-node 4", source=LaunchFile(text=header)

@@ -327,12 +327,15 @@ HEADER = (
         ("", "column .*latency_ms.* is missing"),
         (HEADER.replace("latency_ms,", ""), "column latency_ms is missing: give a table with"),
         (HEADER, "has no rows"),
-        (HEADER + "a,2,1,3,1,2,0,0\na,2,1,-3,1,2,0,0\n", "line 3: latency_ms: -3 is negative"),
-        (HEADER + "a,2,1,0,1,2,0,0\n", "line 2: latency_ms: 0 is not positive"),
-        (HEADER + "a,2,1,3,nan,2,0,0\n", "line 2: iso_compute_ms: nan is negative or not"),
-        (HEADER + "a,2,1,3,one,2,0,0\n", "line 2: iso_compute_ms: 'one' is not a number"),
-        (HEADER + "a,2,1,3\n", "line 2: iso_compute_ms: None is not a number"),
-        (HEADER + "a,2,1,3,1,2,0,0\nb,2,1,3,1,2,0,0\n", "a, b, which do not mix"),
+        (
+            HEADER + "a,2,1,3,1,2,0,0\na,2,1,-3,1,2,0,0\n",
+            "line 3: column latency_ms: -3 is negative",
+        ),
+        (HEADER + "a,2,1,0,1,2,0,0\n", "line 2: column latency_ms: 0 is not positive"),
+        (HEADER + "a,2,1,3,nan,2,0,0\n", "line 2: column iso_compute_ms: nan is negative or not"),
+        (HEADER + "a,2,1,3,one,2,0,0\n", "line 2: column iso_compute_ms: 'one' is not a number"),
+        (HEADER + "a,2,1,3\n", "line 2: column iso_compute_ms: is empty"),
+        (HEADER + "a,2,1,3,1,2,0,0\nb,2,1,3,1,2,0,0\n", "a, b, which cannot be fitted together"),
     ],
 )
 def test_bad_rows_are_named(text: str, message: str, tmp_path: Path) -> None:

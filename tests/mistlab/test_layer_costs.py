@@ -199,6 +199,6 @@ def test_rates_name_what_is_wrong() -> None:
     ):
         Rate(operators="memory")
     with pytest.raises(
-        FieldError, match="rates: has rates of matmul: give one of each of matmul, batched"
+        FieldError, match="rates: has rates of matmul: give one rate for matmul, batched"
     ):
         Compute(rates=RATES[:1], launch_us=0.0)

@@ -108,7 +108,7 @@ def test_phases_follow_the_order_and_not_the_numbers() -> None:
     assert [one.is_first for one in passes] == [True, False, True, False, False, False]
 
 
-NO_CHUNK = "line 1: Fm0 lacks a chunk, but there are 2 (line 1 has F1m0): write F0m0"
+NO_CHUNK = "line 1: Fm0 names no chunk, but stages have 2 chunks (line 1 has F1m0): write F0m0"
 CIRCLE = (
     "in a cycle: Bm0 of line 1 waits for Bm0 of line 2, which is after Fm1 of line 2; "
     "Fm1 of line 2 waits for Fm1 of line 1, which is after Bm0 of line 1: put one of them after"
@@ -138,7 +138,7 @@ CIRCLE = (
         (CHUNKS.replace("F1m0", "F2m0"), "line 1: F1m0 is missing"),
         (f"{CHUNKS} F3m0", "line 2: F3m0 is of chunk 3, but chunks are 0 to 1: number them"),
         (CHUNKS.replace("F0m0", "Fm0"), NO_CHUNK),
-        (CHUNKS.replace("F1m0", "Fm0"), "line 1: Fm0 lacks a chunk"),
+        (CHUNKS.replace("F1m0", "Fm0"), "line 1: Fm0 names no chunk"),
         ("Fm0 Bm0 Fm1 Bm1\nFm0 Fm1 Bm0 Bm1", CIRCLE),
     ],
 )

@@ -171,7 +171,7 @@ MODULE = text_of(job_of("llama3-8b", {"zero": 3}, engine="fsdp"))
     [
         ("seq_len=4096", "seq_len=LENGTH", "seq_len: LENGTH is not a plain value: write the value"),
         ("def plan(", "def other():\n    pass\n\n\ndef plan(", "holds 2 functions"),
-        ("return Trainer", "return = Trainer", "correct the Python"),
+        ("return Trainer", "return = Trainer", "is not Python .*: correct this line"),
         (
             "import model_registry",
             "import other_registry",

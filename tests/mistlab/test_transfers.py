@@ -80,11 +80,14 @@ def test_calibrated_hardware_is_no_faster_than_its_datasheet(name: str) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("a,2,1,all_gather,0,3", "line 2: bytes: 0 is not positive"),
-        ("a,2,1,all_gather,8,-1", "line 2: latency_ms: -1 is negative"),
-        ("a,2,1,all_gather,8,nan", "line 2: latency_ms: nan is negative or not finite"),
-        ("a,2,1,gather,8,1", "line 2: kind: 'gather' is not one of all_gather, pinned_h2d"),
-        ("a,,1,all_gather,8,1", "line 2: intra_group: '' is not a number"),
+        ("a,2,1,all_gather,0,3", "line 2: column bytes: 0 is not positive"),
+        ("a,2,1,all_gather,8,-1", "line 2: column latency_ms: -1 is negative"),
+        ("a,2,1,all_gather,8,nan", "line 2: column latency_ms: nan is negative or not finite"),
+        (
+            "a,2,1,gather,8,1",
+            "line 2: column kind: 'gather' is unknown: give all_gather, pinned_h2d",
+        ),
+        ("a,,1,all_gather,8,1", "line 2: column intra_group: is empty"),
     ],
 )
 def test_bad_rows_are_named(row: str, message: str, tmp_path: Path) -> None:

@@ -106,8 +106,8 @@ def test_an_engine_has_the_choices_that_it_can_run() -> None:
     ("others", "words"),
     [
         (("megatorn",), "'megatorn' is unknown: did you mean 'megatron'"),
-        (("mistlab",), "names an engine twice"),
-        (("megatron", "megatron"), "names an engine twice"),
+        (("mistlab",), "'mistlab', but field engine names it too"),
+        (("megatron", "megatron"), "'megatron', but it is listed twice"),
     ],
 )
 def test_unknown_and_double_engines_are_refused(others: tuple[str, ...], words: str) -> None:

@@ -199,7 +199,10 @@ def test_bad_questions_are_refused(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("arrival_s,prompt_tokens\n0,9\n", "trace.csv: no column output_tokens: give arrival_s"),
+        (
+            "arrival_s,prompt_tokens\n0,9\n",
+            "trace.csv: has no column output_tokens: give the",
+        ),
         (
             "arrival_s,prompt_tokens,output_tokens\n0,9,\n",
             "trace.csv: output_tokens: '' in row 1 is not a number: give a number",
@@ -215,7 +218,7 @@ def test_bad_questions_are_refused(
         ("arrival_s,prompt_tokens,output_tokens\n", "trace.csv: has no requests: give a row"),
         (
             "arrival_s,prompt_tokens,output_tokens\n0,-3,4\n",
-            "trace.csv: prompt_tokens: '-3' in row 1 is out of range: give 1 to ",
+            "trace.csv: prompt_tokens: '-3' in row 1 is out of range: give a number from 1 to ",
         ),
         (
             "arrival_s,prompt_tokens,output_tokens\n1,9,4\n0,8000,193\n",
@@ -255,11 +258,14 @@ def test_a_longer_context_is_stated_or_that_of_the_weights(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("prompt_tokens,output_tokens\n9,4\n", "h.csv: no column requests: give prompt_tokens"),
+        (
+            "prompt_tokens,output_tokens\n9,4\n",
+            "h.csv: has no column requests: give the",
+        ),
         ("prompt_tokens,output_tokens,requests\n9,4,0\n", "h.csv: requests: 0 in all rows: give"),
         (
             "prompt_tokens,output_tokens,requests\n9,4,-1\n",
-            "'-1' in row 1 is out of range: give 0 to",
+            "'-1' in row 1 is out of range: give a number from 0 to",
         ),
         ("prompt_tokens,output_tokens,requests\n9000,4,1\n", "9000 in row 1, with 4 of output"),
     ],
@@ -332,7 +338,7 @@ def test_command_lines_of_separate_gpus_say_their_phase(engine: str) -> None:
 
 
 def test_a_plan_of_two_layouts_is_checked() -> None:
-    with pytest.raises(InputError, match="prefill: missing, but disaggregated needs it"):
+    with pytest.raises(InputError, match="prefill: missing, but scheduler disaggregated needs it"):
         ServingPlan(layout=LAYOUT, scheduler="disaggregated")
     with pytest.raises(InputError, match="two layouts with equally many GPUs"):
         ServingPlan(layout=LAYOUT, scheduler="changing layouts", prefill=LAYOUT, prefill_replicas=2)

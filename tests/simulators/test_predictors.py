@@ -128,6 +128,6 @@ def test_more_work_takes_longer(name: str, plan: Plan) -> None:
 def test_hardware_that_was_never_calibrated_is_refused_with_the_remedy(name: str) -> None:
     provenance = replace(CLUSTER.hardware.provenance, compute=None)
     bare = replace(CLUSTER.hardware, compute=None, provenance=provenance)
-    with pytest.raises(InputError, match=r"has no compute: .*calibrate --operators") as caught:
+    with pytest.raises(InputError, match=r"has no compute rates: .*--operators") as caught:
         made(name, cluster=replace(CLUSTER, hardware=bare)).predict(PLAN)
     assert isinstance(caught.value, UncalibratedError)

@@ -268,7 +268,7 @@ def test_hardware_without_an_allocator_is_named() -> None:
     bare = replace(
         hardware, allocator=None, provenance=replace(hardware.provenance, allocator=None)
     )
-    with pytest.raises(InputError, match=r"l4-24gb has no allocator: run .*--runs"):
+    with pytest.raises(InputError, match=r"l4-24gb has no allocator .*: .*run .*--runs"):
         predictor(replace(CLUSTER, hardware=bare)).predict(PLAN)
 
 

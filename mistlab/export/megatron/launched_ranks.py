@@ -232,7 +232,7 @@ def _tell_of_tasks(counts: Mapping[str, _LauncherNumber], draft: Found, kind: st
     elif gpus.word.text.isdecimal() and gpus.word.text != number:
         text = (
             f"{_named(tasks)} gives {number} tasks a node, but {_named(gpus)} asks for "
-            f"{gpus.word.text} GPUs: took {number} GPUs, one for each task"
+            f"{gpus.word.text} GPUs: predicted with {number} GPUs, one for each task"
         )
         draft.remark("contradicting", "gpus_per_node", text)
 

@@ -109,9 +109,10 @@ def _without_configuration(options: Options, draft: Found, name: str, level: int
             f"{_CONFIG}: {missing}, so ZeRO's level, offloading and precision are unknown: put the "
             f"file beside the script, or add {_STAGE} N for a configuration with nothing else"
         )
+    remedy = "put the file beside the script" if name else "add it to the launch line"
     text = (
-        f"took ZeRO-{level} of {_STAGE} with nothing offloaded, because {missing}: put the file "
-        "beside the script"
+        f"predicted with {_STAGE} {level} and nothing offloaded, because {missing}: {remedy} if it "
+        "sets more"
     )
     draft.remark("assumed", _CONFIG, text)
     draft.values["zero"] = level
@@ -123,7 +124,8 @@ def _with_configuration(text: str, name: str, draft: Found, level: int | None) -
     read_states(section, draft)
     if level is not None and draft.values["zero"] != level:
         text_of_remark = (
-            f"{_STAGE} {level}, but {name} has stage {draft.values['zero']}: took the file's"
+            f"{_STAGE} {level}, but {name} has zero_optimization.stage {draft.values['zero']}: "
+            "the file is used"
         )
         draft.remark("contradicting", "zero", text_of_remark)
     if draft.num_stages > 1 and draft.values["zero"] > 1:
@@ -136,7 +138,7 @@ def _with_configuration(text: str, name: str, draft: Found, level: int | None) -
     if halves and draft.precision not in (*halves, "fp8", "fp4"):
         if draft.precision != "fp32":
             text_of_remark = (
-                f"--{draft.precision}, but {name} enables {halves[-1]}: took the file's"
+                f"--{draft.precision}, but {name} enables {halves[-1]}: the file is used"
             )
             draft.remark("contradicting", "precision", text_of_remark)
         draft.precision = "bf16" if "bf16" in halves else "fp16"
@@ -168,7 +170,7 @@ def _batches(top: Section, name: str, draft: Found) -> None:
         if of_line is None:
             setattr(draft, choice, of_file)
         elif of_file is not None and of_file != of_line:
-            text = f"{option} {of_line}, but {name} has {key} {of_file}: took the option's"
+            text = f"{option} {of_line}, but {name} has {key} {of_file}: the option is used"
             draft.remark("contradicting", choice, text)
     draft.micro_batches = draft.steps = top.whole("gradient_accumulation_steps")
 
@@ -177,8 +179,8 @@ def _offloads(options: Options, draft: Found) -> None:
     """Read from the launch line which states DeepSpeed offloads."""
     if options.has("--cpu-optimizer") and not draft.values.get("offload_optimizer"):
         text = (
-            "--cpu-optimizer is given, but DeepSpeed's configuration offloads no optimizer: took "
-            "it as offloaded"
+            "--cpu-optimizer is given, but DeepSpeed's configuration offloads no optimizer: "
+            "predicted as offloaded"
         )
         draft.remark("contradicting", "offload.optimizer", text)
         draft.values["offload_optimizer"] = draft.values["offload_gradients"] = 1.0

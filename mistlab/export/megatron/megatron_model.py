@@ -15,6 +15,7 @@ from mistlab.export.found import Found
 from mistlab.export.given import ask_for
 from mistlab.export.megatron.megatron_flags import Options, is_of_epfl
 from mistlab.export.megatron.megatron_parts import (
+    OPTIONS_OF_PARTS,
     check_hybrid,
     hybrid_parts,
     is_hybrid,
@@ -172,9 +173,7 @@ def _tokens(options: Options, draft: Found) -> int:
     known = _known(options, kind)
     if stated is not None:
         if known is not None and _padded(options, known) != _padded(options, stated):
-            text = (
-                f"--vocab-size {stated}, but the tokenizer has {known} tokens: took the tokenizer's"
-            )
+            text = f"--vocab-size {stated}, but the tokenizer has {known} tokens: {known} is used"
             draft.remark("contradicting", "model.vocab", text)
             return known
         return stated
@@ -306,7 +305,11 @@ def sayable_model(job: Job) -> Job:
             "is an encoder, which pretrain_gpt.py does not train: export a decoder's plan",
         )
     if model.post_norms:
-        refuse("workload.model.post_norms", "is not supported by this export: leave it out")
+        refuse(
+            "workload.model.post_norms",
+            "true, which no option of Megatron-LM can express: give --to deepspeed or accelerate, "
+            "where the training script defines the model",
+        )
     check_hybrid(model)
     model = sayable_parts(model)
     if not model.rotary_base.is_integer():
@@ -443,11 +446,11 @@ def _layers_of(options: Options, hidden: int, program: str) -> tuple[int, dict[s
 
 
 def _check_hybrid(parts: dict[str, Any]) -> None:
-    for name in ("latent", "window", "sinks", "further_tokens", "attention_gate"):
+    for name, option in {**OPTIONS_OF_PARTS, "attention_gate": "--attention-output-gate"}.items():
         if parts.get(name):
             reject(
-                f"model.{name}: is not supported in hybrid models: give a model of the catalogue "
-                "by --model"
+                f"{option}: is not supported in hybrid models: give a model of the catalogue by "
+                "--model"
             )
 
 

@@ -7,7 +7,7 @@ networks (``--hybrid-attention-ratio``, ``--hybrid-mlp-ratio``).
 """
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -334,17 +334,20 @@ def _further_tokens(options: Options) -> int:
     return number
 
 
+# The options of Megatron-LM for parts of a model that blocks of several kinds cannot have.
+OPTIONS_OF_PARTS: Mapping[str, str] = {
+    "latent": "--multi-latent-attention",
+    "window": "--window-size",
+    "sinks": "--softmax-type",
+    "further_tokens": "--mtp-num-layers",
+}
+
+
 def _beside_pattern(parts: dict[str, Any]) -> str | None:
     """Return an option on the launch line for a part that hybrid models cannot have, or None if
     there is none.
     """
-    options = {
-        "latent": "--multi-latent-attention",
-        "window": "--window-size",
-        "sinks": "--softmax-type",
-        "further_tokens": "--mtp-num-layers",
-    }
-    return next((option for name, option in options.items() if parts.get(name)), None)
+    return next((option for name, option in OPTIONS_OF_PARTS.items() if parts.get(name)), None)
 
 
 def _turns_of(options: Options, blocks: list[int], layers: int) -> dict[str, Any]:

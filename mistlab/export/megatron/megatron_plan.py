@@ -43,9 +43,9 @@ def read_stages(options: Options, draft: Found, layers: int) -> None:
         draft.layers = by_ends
     elif layers % draft.num_stages and not is_of_deepspeed(options):
         reject(
-            f"--num-layers {layers}: {draft.num_stages} stages do not divide the blocks: "
-            "Megatron-LM refuses this; give --pipeline-model-parallel-layout, or another number of "
-            "stages"
+            f"--num-layers {layers}: {draft.num_stages} stages do not divide the blocks, which "
+            "Megatron-LM refuses: give --pipeline-model-parallel-layout, or a "
+            "--pipeline-model-parallel-size that divides them"
         )
     _order(options, chunks, draft)
 
@@ -72,8 +72,8 @@ def _of_parts(parts: Sequence[int], option: str, draft: Found) -> int:
     """
     if len(parts) % draft.num_stages:
         reject(
-            f"{option}: {len(parts)} parts are not a multiple of {draft.num_stages} stages: give a "
-            "part for each chunk of each stage"
+            f"{option}: {len(parts)} parts are not a multiple of {draft.num_stages} stages "
+            "(--pipeline-model-parallel-size): give each stage equally many parts"
         )
     draft.layers = [sum(parts[stage :: draft.num_stages]) for stage in range(draft.num_stages)]
     return len(parts) // draft.num_stages
@@ -89,7 +89,8 @@ def _listed(options: Options, draft: Found, layers: int) -> Sequence[int] | None
     if len(listed) != draft.num_stages or sum(listed) != layers:
         reject(
             f"{where}: lists {sum(listed)} blocks in {len(listed)} stages, but the model has "
-            f"{layers} in {draft.num_stages}: give each stage a number, {layers} in all"
+            f"{layers} blocks (--num-layers) in {draft.num_stages} stages: give a number for each "
+            f"stage, {layers} in all"
         )
     return listed
 
@@ -108,7 +109,8 @@ def _beside_ends(options: Options, num_stages: int, layers: int) -> Sequence[int
     if len(set(shares)) > 1 and not both:
         reject(
             f"--num-layers {layers}: with embedding and loss {sum(shares)} parts do not divide "
-            f"over {num_stages} stages: Megatron-LM refuses this; give another number of stages"
+            f"over {num_stages} stages, which Megatron-LM refuses: give a "
+            f"--pipeline-model-parallel-size that divides {sum(shares)}"
         )
     shares[0] -= at_start
     shares[-1] -= at_end
@@ -132,8 +134,8 @@ def _chunks(options: Options, draft: Found, layers: int) -> int:
         if rest:
             reject(
                 f"--num-layers-per-virtual-pipeline-stage {each}: {layers} blocks on "
-                f"{draft.num_stages} stages do not divide into chunks of {each}: "
-                "Megatron-LM refuses this; give a divisor of the blocks of a stage"
+                f"{draft.num_stages} stages do not divide into chunks of {each}, which "
+                "Megatron-LM refuses: give a divisor of the blocks of a stage"
             )
     return chunks or 1
 
@@ -146,8 +148,8 @@ def _with_ends(
     left = layers - (first or 0) - (last or 0)
     if inner < 0 or left < 0 or (inner and left % inner) or (not inner and left):
         reject(
-            f"--num-layers {layers}: the {left} blocks left do not divide over the "
-            f"{max(inner, 0)} stages left: give another --decoder-first-pipeline-num-layers or "
+            f"--num-layers {layers}: beside the first or last stage, {left} blocks do not divide "
+            f"over {max(inner, 0)} stages: give another --decoder-first-pipeline-num-layers or "
             "--decoder-last-pipeline-num-layers"
         )
     middle = [left // inner] * inner if inner else []
@@ -289,15 +291,15 @@ def read_activations(options: Options, draft: Found, layers: int) -> None:
 def _full(method: str | None, count: int | None, draft: Found, layers: int) -> None:
     if method is None:
         text = (
-            "Megatron-LM refuses --recompute-granularity full without --recompute-method: took "
-            "uniform"
+            "Megatron-LM refuses --recompute-granularity full without --recompute-method: "
+            "predicted as uniform"
         )
         draft.remark("contradicting", "checkpointed_layers", text)
     if method == "block":
         if count is None:
             text = (
-                "--recompute-method block is given without --recompute-num-layers: took 1, the "
-                "default of older versions"
+                "--recompute-method block is given without --recompute-num-layers: predicted "
+                "with 1, the default of older versions"
             )
             draft.remark("contradicting", "checkpointed_layers", text)
         draft.values["checkpointed_layers"] = 1 if count is None else count
@@ -514,7 +516,7 @@ def read_precision(options: Options, draft: Found, hardware: Hardware) -> None:
     """Read the precision of GEMMs and of Adam's moments."""
     halves = [name for name in ("bf16", "fp16") if options.has(f"--{name}")]
     if len(halves) > 1:
-        draft.remark("contradicting", "precision", "--bf16 and --fp16 are both given: took bf16")
+        draft.remark("contradicting", "precision", "--bf16 and --fp16 are both given: bf16 is used")
     draft.precision = "bf16" if "bf16" in halves else "fp16" if halves else "fp32"
     if draft.precision == "bf16" and options.has(_SUMS_IN_BF16):
         draft.gradients = "16bit"
@@ -534,7 +536,7 @@ def _narrow_products(options: Options, draft: Found, hardware: Hardware) -> None
     options.choice("--fp4-recipe", ("nvfp4", "custom"))
     peaks = hardware.gpu.peak_tflops
     if four is not None and eight is not None:
-        text = "--fp4-format and --fp8-format are both given: took --fp4-format"
+        text = "--fp4-format and --fp8-format are both given: --fp4-format is used"
         draft.remark("contradicting", "precision", text)
     option_text = f"--fp4-format {four}" if four else f"--fp8-format {eight}"
     if (four or eight) and (peaks.fp4 if four else peaks.fp8) is None:

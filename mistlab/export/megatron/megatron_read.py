@@ -132,7 +132,8 @@ def _repeated(options: Options) -> Iterator[Remark]:
     for name, before in options.repeated.items():
         last = " ".join(options.words[name]) or "on"
         if any(value != last for value in before) and name in TELLING:
-            text = f"is given as {', '.join((*before, last))}: took the last"
+            values = ", ".join((*before, last))
+            text = f"is given several times, as {values}: the last value, {last}, is used"
             yield Remark(kind="contradicting", choice=name, text=text)
 
 
@@ -363,7 +364,7 @@ def _world(options: Options, draft: Found) -> None:
     if world and draft.nodes and draft.gpus_per_node and world != draft.nodes * draft.gpus_per_node:
         text = (
             f"--world-size is {world}, but the launcher starts {draft.nodes} x "
-            f"{draft.gpus_per_node} processes: took the launcher's"
+            f"{draft.gpus_per_node} processes: the launcher's number is used"
         )
         draft.remark("contradicting", "gpus_per_node", text)
 
@@ -423,7 +424,8 @@ def _workload(options: Options, draft: Found, launch: Launch) -> None:
     positions = options.whole("--max-position-embeddings")
     if positions and draft.sequence_length and positions < draft.sequence_length:
         text = (
-            f"--max-position-embeddings {positions} is shorter than --seq-length: took --seq-length"
+            f"--max-position-embeddings {positions} is less than --seq-length "
+            f"{draft.sequence_length}: --seq-length is used"
         )
         draft.remark("contradicting", "sequence_length", text)
     _attention(options, draft, launch)
@@ -434,9 +436,7 @@ def _length(options: Options, draft: Found) -> int | None:
     length = options.whole("--seq-length") or options.whole("--encoder-seq-length")
     decoder = options.whole("--decoder-seq-length")
     if length is not None and decoder is not None and decoder != length:
-        text = (
-            f"--seq-length is {length}, but --decoder-seq-length is {decoder}: took the decoder's"
-        )
+        text = f"--seq-length is {length}, but --decoder-seq-length is {decoder}: {decoder} is used"
         draft.remark("contradicting", "sequence_length", text)
     return decoder or length
 
@@ -452,14 +452,15 @@ def _attention(options: Options, draft: Found, launch: Launch) -> None:
         draft.attention = "math"
         if is_flash:
             text = (
-                f"--use-flash-attn and --attention-backend {backend} are both given: took {backend}"
+                f"--use-flash-attn and --attention-backend {backend} are both given: "
+                "--attention-backend is used"
             )
             draft.remark("contradicting", "attention", text)
     elif is_flash and backend in (None, "auto") and _is_written_out(options, launch):
         draft.attention = "math"
         text = (
             "--use-flash-attn is given, but NVTE_FLASH_ATTN=0 and NVTE_FUSED_ATTN=0 turn fused "
-            "attention off in Transformer Engine: took math (unfused)"
+            "attention off in Transformer Engine: predicted as unfused (attention: math)"
         )
         draft.remark("contradicting", "attention", text)
     elif is_flash or backend not in (None, "auto"):
