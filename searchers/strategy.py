@@ -123,7 +123,7 @@ class Ledger:
         return max(0.0, 1 - self.bound_s / self.best_s) if self.bound_s and self.best else None
 
     def best_of(self, engine: str) -> list[Plan]:
-        """Those of the ledger's fastest few plans that use this engine."""
+        """The plans of one engine among the few fastest plans that the ledger keeps."""
         return [one.plan for one in self.nearest if one.plan.engine == engine]
 
     def bounded(self, bound_s: float) -> None:

@@ -89,7 +89,7 @@ def tasks_of_parts(
                 networks=uses,
                 tied_s=tied_s if is_end else 0.0,
                 averaged_s=float(seconds.averaged_s()[types, stage].sum()) if averages else 0.0,
-                # If hosts wait for sends, a late host is represented by ``pace`` instead.
+                # If hosts wait for sends, ``pace`` represents late hosts instead of ``issues``.
                 issues={} if is_awaited else issues,
                 pace=_pace(model, issues, of_name, types, late_s) if is_held else 1.0,
             )

@@ -14,8 +14,8 @@ from mistlab.core.arrays import Bools, Floats, Ints
 # below, as for errors that are normally distributed.
 FEW_RUNS = 20
 WIDTH_OF_MEAN = 2.06
-# The smallest share of a prediction by which measurements are assumed to differ from it, since
-# repeated runs differ by as much.
+# Measurements are assumed to differ from a prediction by at least this share of it, since repeated
+# runs differ by as much.
 LEAST_WIDTH = 0.001
 
 

@@ -450,9 +450,9 @@ class _OwnWork(Generic[Length]):
         """The durations of the chains of passes from the end of a stage's first forward pass to the
         arrival of its gradient, or from the last forward pass to the last gradient.
 
-        The micro-batch goes ``around``, through the later stages and back. Or the stage runs all
-        the passes that it runs ahead, each of which takes ``each``, after the work ``before`` them.
-        Or it runs all of these but one, and then waits for the next stage alone; with fewer
+        Either the micro-batch goes ``around``, through the later stages and back. Or the stage runs
+        all the passes that it runs ahead, each of which takes ``each``, after the work ``before``
+        them. Or it runs all of these but one, and then waits for the next stage alone; with fewer
         micro-batches than stages, the next stage runs as many ahead, so the stage runs all.
         """
         ahead = self.counts.in_flight - 1

@@ -115,9 +115,9 @@ class LayerWork:
     """Functions that compute the operations, bytes, kernels and messages of a model's layers from
     columns of sizes.
 
-    The expressions of a pass are named after the first type of layer that has the pass.
-    ``compiled`` has the index of its name for each pass of each type. With sequence parallelism,
-    layers have the operations of the graph ``split``, if the model has one.
+    Types of layers may have equal passes; the expressions of such a pass are named after the first
+    type that has it. ``compiled`` knows for each pass of each type which name this is. With
+    sequence parallelism, layers have the operations of the graph ``split``, if the model has one.
     """
 
     graph: StoredGraph

@@ -280,7 +280,7 @@ class _HostSeconds:
         self.issued_s: dict[int, Any] = {}
 
     def least_s(self, stage_pass: StagePass, part: int, through: Any) -> tuple[Any, Any]:
-        """Two lower bounds of the time at which the pass ends that a stage's host issues next.
+        """Two lower bounds of the time at which the pass that a stage's host issues next will end.
 
         The host issues a pass block by block. After its first block was issued, the pass takes at
         least the time of all its blocks; after its last block was issued, at least that of one

@@ -49,14 +49,15 @@ class LaunchesOfWay:
 
 
 LAUNCHES: Mapping[int, LaunchesOfWay] = {
-    # Forward, a rank packs keys and values, clones the first log-sums and rescales the first part;
-    # for each other rank it sends, receives, attends, and merges log-sums and outputs. Backward, it
-    # copies keys and values and computes three gradients of the first part; for each other rank it
-    # sends, receives, attends, and accumulates three gradients.
+    # In the forward pass, a rank packs keys and values, and clones the log-sum-exps and rescales
+    # the outputs of its first part of attention. For each other rank it sends, receives, attends,
+    # and merges log-sum-exps and outputs. In the backward pass it copies keys and values and
+    # computes the first part's three gradients; for each other rank it sends, receives, attends,
+    # and accumulates three gradients.
     RING: LaunchesOfWay(forward=Launches(once=3, further=5), backward=Launches(once=4, further=6)),
-    # Forward, a rank gathers and reorders keys and values, attends with the second half of its
-    # queries apart, and copies both halves. Backward, it does the same, and gradients of all keys
-    # are zeroed, accumulated in four parts, reordered and reduce-scattered.
+    # In the forward pass, a rank gathers and reorders keys and values, attends with each half of
+    # its queries, and copies both halves. In the backward pass it does the same, and gradients of
+    # all keys are zeroed, accumulated in four parts, reordered and reduce-scattered.
     GATHER: LaunchesOfWay(forward=Launches(once=7), backward=Launches(once=17)),
     # Each pass exchanges four tensors, and needs three copies and an all-to-all for each.
     HEADS: LaunchesOfWay(forward=Launches(once=16), backward=Launches(once=16)),

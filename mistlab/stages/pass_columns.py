@@ -103,7 +103,7 @@ NOT_PLAYED = ("let go",)
 
 
 _Entry = TypeVar("_Entry")
-# For one task, the tasks that wait for it: how many tasks each of them comes after it.
+# The tasks that wait for one task, each as its number minus the number of that task.
 Offsets = tuple[int, ...]
 # The dependencies of at most this many distinct passes are cached.
 MOST_KEPT = 1024

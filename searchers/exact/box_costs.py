@@ -42,8 +42,8 @@ from searchers.strategy import Ledger
 # For each dimension that saves memory (ZeRO level and offload ratios), the values that a stage may
 # have, in ascending order.
 Choices = tuple[tuple[float, ...], ...]
-# ``low`` and ``high`` of ``Boxes`` have a row for each box and a column for each of these
-# dimensions; an entry is an index into the dimension's allowed values.
+# ``low`` and ``high`` of ``Boxes`` have a row for each box and a column for each dimension that
+# saves memory; an entry is an index into the dimension's allowed values.
 
 # How many times each box is cut in half in one round of branch and bound.
 HALVED = 2

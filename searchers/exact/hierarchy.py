@@ -210,7 +210,7 @@ def _combined(savings: Iterable[SavingsRow], counts: Sequence[CountsRow]) -> Flo
 
 
 def _counts_within(counts: Ints, layers: Ints) -> dict[str, Column]:
-    """The candidate's numbers of recomputed blocks, reduced to what each stage has."""
+    """Each candidate's numbers of recomputed blocks, limited by each stage's number of blocks."""
     columns: dict[str, Column] = {}
     left = layers
     for name, asked in zip(counts_of_blocks(), counts.T, strict=True):

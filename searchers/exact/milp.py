@@ -102,8 +102,8 @@ def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float
         before_s = menus.ledger.wall_s
         programme = StageProgramme(menus, stages)
         programme.minimise(_longest_chain(programme), limit_s)
-        # The solver's time limit leaves room for handing the linear programme over, which takes
-        # about as long as building it.
+        # Handing the linear programme to the solver takes about as long as building it, so the
+        # solver's time limit is shorter by that.
         handing_s = menus.ledger.wall_s - before_s
         if programme.solve(solver, min(seconds, menus.ledger.seconds_left - handing_s)):
             chosen = programme.chosen()

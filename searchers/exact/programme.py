@@ -43,7 +43,8 @@ from searchers.strategy import Ledger
 # The beam width: how many partial pipelines a beam search keeps for each pair of numbers of blocks
 # and GPUs in use.
 BEAM = 16
-FEW = 16  # The number of fastest pipelines that a beam search returns.
+# The number of fastest pipelines that a beam search returns.
+FEW = 16
 # When times are rounded, dominated partial pipelines are pruned as soon as there are more partial
 # pipelines than this.
 MOST = 1 << 17

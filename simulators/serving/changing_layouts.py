@@ -168,8 +168,8 @@ class _PhasePlayer:
                 self._made(self.requests[number], action.steps, start_s + each_s, each_s)
 
     def _step_s(self, requests: Sequence[Sequence[int]], steps: int) -> float:
-        """The seconds of one decode step: of several steps, those of the middle one. All replicas
-        decode at the same time.
+        """The seconds of one decode step; if several steps follow one another, of the middle one.
+        All replicas decode at the same time.
         """
         slowest_s = 0.0
         for numbers in requests:
