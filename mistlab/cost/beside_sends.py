@@ -447,14 +447,14 @@ def within_round_s(send_s: Floats, slowed: Floats, stages: Ints) -> Floats:
     For K equal stages, in units of one send, with u(i) the gap of stage i before its forward pass,
     and ``slowed`` the share of their overlap that a pass and a send lose:
 
-    A round trip that begins at the stage in front contains one stage more than one that begins at
-    this stage.
+        u(0) = 0, u(K) = 2, u(i+1) = u(i) + short + slowed (max(1 - u(i), 0) + max(u(i+1) - 1, 0))
 
     where a micro-batch takes ``short`` less than both passes and both sends of a stage in sequence.
     The first stage sends nothing back, and so loses nothing. A round is therefore 2 - K short
     longer than without interference.
 
-    A round from the stage in front on goes past one stage more than a round from this stage on.
+    A round trip that begins at the stage in front contains one stage more than one that begins at
+    this stage, so this stage adds the difference of the two.
     """
     return send_s * (_lost(slowed, stages + 1) - _lost(slowed, stages))
 

@@ -8,17 +8,17 @@ layers, and a head may hold several micro-batches.
 If weight gradients have separate passes (W), recomputed and offloaded activations are on the GPU
 from the backward pass to W, so the memory peak need not be where the largest layer runs. Offloaded
 activations are fetched while a layer of the same chunk runs. If chunks do not follow one another in
-a loop, the peak is while one chunk runs and another recomputes or has the head. So the passes of
-these stages are simulated one by one (``mistlab.cost.memory``). They need at least what the closed
-form gives for the micro-batches that all chunks hold at once.
+a loop, the peak may be while one chunk runs and another recomputes or has the head. So the passes
+of these stages are simulated one by one (``mistlab.cost.memory``). They need at least what the
+closed form gives for the micro-batches that all chunks hold at once.
 
-*Bounds.* If a stage holds one or more whole micro-batches, the closed form's bytes never grow with
-offload ratios or with the number of recomputed blocks. Nor do the bytes that chunks keep between
-their forward and backward passes; those kept afterwards do not change. So all stages with smaller
-ratios or fewer recomputed blocks have these lower bounds:
+*Lower bounds.* If a stage holds one or more whole micro-batches, the closed form's bytes never grow
+with offload ratios or with the number of recomputed blocks. The bytes that chunks keep between
+their forward and backward passes never grow either, and the bytes that they keep afterwards do not
+change. So all stages with smaller ratios or fewer recomputed blocks have these lower bounds:
 
-- where passes are walked: the closed form for the micro-batches that all chunks hold at once, and
-  what is kept at any moment, without what a layer takes while it runs;
+- where passes are simulated one by one: the closed form for the micro-batches that all chunks hold
+  at once, and what is kept at any moment, without what a layer takes while it runs;
 - else the closed form for one micro-batch, and what is kept beyond it at the fullest moment at
   which every chunk holds a micro-batch.
 

@@ -405,23 +405,23 @@ def order_bound_s(
 ) -> Floats:
     """A lower bound of the seconds of an iteration in an order of passes, for each candidate.
 
-    It is made from the times of the model's parts (C, P) and the seconds ``issued_s`` in which
-    hosts issue both passes of a micro-batch.
+    It is the longest of several times that no order can avoid, made from the times of the model's
+    parts (C, P) and the seconds ``issued_s`` in which hosts issue both passes of a micro-batch.
 
-    In every order a stage runs all its passes. The first is a forward pass of its first chunk, and
-    waits until the first micro-batch has passed through the first chunks of the stages in front.
-    The last backward pass is of its first chunk too, and its gradient returns through the same
-    chunks. A micro-batch also passes through all parts of the model, forward and back. Parts lie in
-    a loop or in a V (``mistlab.schedule.placement``): in both, the first chunks are the first
-    parts.
+    A stage runs all its passes. The first is a forward pass of its first chunk, and waits until the
+    first micro-batch has passed through the first chunks of the stages in front. The last backward
+    pass is of its first chunk too, and its gradient returns through the same chunks. A micro-batch
+    also passes through all parts of the model, forward and back. Parts lie in a loop or in a V
+    (``mistlab.schedule.placement``): in both, the first chunks are the first parts.
 
-    A host issues all passes of its stage in sequence from the beginning, and may be ahead of them,
-    so a stage's last pass ends no earlier than its host has issued everything. Work after it may
+    A host issues all passes of its stage in sequence from the beginning of the iteration, so a
+    stage's last pass ends no earlier than its host has issued everything. Work after that pass may
     overlap with a pass that waits for its host. A stage's sends are in sequence too, from the end
     of its first pass.
 
-    A backward pass is ``split`` if weight gradients have separate passes: together the two take at
-    least as long as one. With ``steps_apart`` no stage waits for the beginning of another.
+    With ``splits`` weight gradients have separate passes: a backward pass and its weight-gradient
+    pass together take at least as long as one whole pass. With ``steps_apart`` no stage waits for
+    the beginning of another.
     """
     goes_back = not (splits or steps_apart)
     of_chunks = _OfChunks(times, placement, issued_s)
