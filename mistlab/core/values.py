@@ -152,7 +152,7 @@ SHOWN_CHARACTERS = 60
 class NumberRange:
     """The range of a number; ``minimum`` and ``maximum`` are included, ``above`` is excluded.
 
-    ``least`` and ``most`` are far outside of all that is meant. ``usual`` is the unit of a number.
+    Numbers below ``least`` and above ``most`` are implausible. ``usual`` is the unit of a number.
     """
 
     minimum: float | None = None
@@ -397,7 +397,7 @@ def bounded(
 ) -> Metadata:
     """Field metadata for the range of a number: at least, above and at most these bounds.
 
-    Only an error outside ``least`` and ``most`` mentions them, and ``usual``, their unit.
+    ``far`` has the plausible range (``least``, ``most``) and its unit (``usual``).
     """
     return {_BOUNDS: NumberRange(minimum=minimum, above=above, maximum=maximum, **far)}
 

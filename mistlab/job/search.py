@@ -141,10 +141,10 @@ class StageBoundModel(StageCostModel, Protocol):
         """Lower bounds of the costs of all candidates whose choices lie between those of ``least``
         and ``most``; None if the engine has no such bounds.
 
-        ``fits`` says whether any of these may fit in memory.
+        The result's ``fits`` says whether any of these candidates may fit in memory.
 
-        The two differ in positive ratios, and in numbers of recomputed blocks of which there are
-        ``FEWEST_ALIKE`` at least and one block less than all at most.
+        ``least`` and ``most`` differ in positive offload ratios, and in numbers of recomputed
+        blocks from ``FEWEST_ALIKE`` to one block less than all.
         """
         ...
 

@@ -71,8 +71,8 @@ class Report:
     """The results of a training iteration, equal on all ranks. Only loss scales may differ: between
     replicas that average weights, and between ranks of an asynchronous server.
 
-    ``norm`` is None if no norm was computed, or if gradients overflowed and the step is skipped.
-    ``loss`` is None on a stage without the head that ran by itself. The loss excludes the routers'
+    ``gradient_norm`` is None if none was computed, or if gradients overflowed and the step is
+    skipped. ``loss`` is None on a stage without the head that ran by itself. It excludes routers'
     auxiliary losses, although their gradients are used; ``router_loss`` is their sum over blocks.
     """
 
