@@ -5,7 +5,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
+from math import inf
 from pathlib import Path
+from typing import Any
 
 from experiments.bench.problem import (
     asked_words,
@@ -205,8 +208,8 @@ def will_it_fit(options: argparse.Namespace, line: Sequence[str]) -> int:
     states sharded or offloaded, smaller micro-batches, other parallel degrees. The cheapest change
     is the one with the shortest predicted iteration. If no change makes the plan fit, more GPUs and
     other hardware are tried, of which the boards that draw least power are the cheapest. Then the
-    command names another training that fits: a loss computed in chunks, 16-bit optimizer states,
-    adapters, or a 4-bit base model.
+    command names another training that fits and is faster: with a loss computed in chunks, 16-bit
+    optimizer states, adapters, or a 4-bit base model, or with two of these.
     """
     job = _job(options) if options.plan is None else _given(options, line)
     study = Study.begin("will_it_fit", options)
@@ -216,8 +219,9 @@ def will_it_fit(options: argparse.Namespace, line: Sequence[str]) -> int:
         dump_job(cheapest.job, study.path / "plan.yaml")
     otherwise = None
     if not asked.prediction.fits:
-        fits_here = cheapest is not None and cheapest.kind != "elsewhere"
-        otherwise = trained_otherwise(job, as_options=options.plan is None, as_it_is=fits_here)
+        is_here = cheapest is not None and cheapest.kind != "elsewhere"
+        within_s = cheapest.prediction.iteration_s if cheapest is not None and is_here else inf
+        otherwise = trained_otherwise(job, as_options=options.plan is None, within_s=within_s)
     return study.end(report_of(study, asked, cheapest, otherwise), DONE)
 
 
@@ -339,27 +343,66 @@ def _cheapest(asked: Tried, most: int, add: Callable[[Row], None]) -> Tried | No
     return min(fitting, key=_price, default=None)
 
 
-def trained_otherwise(job: Job, *, as_options: bool, as_it_is: bool = False) -> Tried | None:
-    """The smallest change of the training itself with which a plan fits: first without changes of
-    the plan ``as_it_is``, otherwise also after one change of it. The text names the change by its
-    command-line options, or by the fields of a plan file's workload.
+def trained_otherwise(job: Job, *, as_options: bool, within_s: float = inf) -> Tried | None:
+    """The job with a change of its training with which it fits, and an iteration takes less than
+    ``within_s``.
+
+    It is the first of ``LEANER`` with which the plan fits as it is; else the fastest plan with up
+    to two of them and one change of the plan, if possible with the same weights trained. The text
+    names changes of the training by their command-line options, or by the fields of a plan file's
+    workload.
     """
-    leaner = []
-    for values, remedy in LEANER:
+    once, twice = (list(_leaner(job, number, as_options=as_options)) for number in (1, 2))
+    for training, other in once:
+        fitting = [*_fitting(training, [Changed(changes=(), job=other)], within_s)]
+        if fitting:
+            return fitting[0]
+    work = job.workload
+    fitting = [
+        tried
+        for training, other in (*once, *twice)
+        for tried in _fitting(training, [Changed(changes=(), job=other), *single(other)], within_s)
+    ]
+    return min(
+        fitting,
+        key=lambda tried: (
+            tried.job.workload.train != work.train or tried.job.workload.base != work.base,
+            _price(tried),
+        ),
+        default=None,
+    )
+
+
+def _fitting(training: str, changed: Sequence[Changed], within_s: float) -> Iterator[Tried]:
+    """The plans of a changed training that fit and whose iteration takes less than ``within_s``."""
+    for tried in _predicted(changed, "otherwise"):
+        if tried.prediction.fits and tried.prediction.iteration_s < within_s:
+            yield replace(tried, words=" and ".join(filter(None, (training, tried.words))))
+
+
+def _leaner(job: Job, number: int, *, as_options: bool) -> Iterator[tuple[str, Job]]:
+    """The job after each combination of this many changes that train with less memory, and the
+    changes as text.
+    """
+    workloads = [job.workload]
+    for changes in combinations(LEANER, number):
         with suppress(InputError):
-            workload = replace(job.workload, **values)
-            if workload != job.workload:
-                fields = ", ".join(f"{name}: {value}" for name, value in values.items())
-                named = f"{remedy.partition(' (')[0]} (workload: {fields})"
-                leaner.append((remedy if as_options else named, replace(job, workload=workload)))
-    for are_changed in (False,) if as_it_is else (False, True):
-        for training, variant in leaner:
-            changed = [*single(variant)] if are_changed else [Changed(changes=(), job=variant)]
-            fitting = [one for one in _predicted(changed, "otherwise") if one.prediction.fits]
-            if fitting:
-                best = min(fitting, key=lambda one: one.prediction.iteration_s)
-                return replace(best, words=" and ".join(filter(None, (training, best.words))))
-    return None
+            workload = job.workload
+            for values, _ in changes:
+                workload = replace(workload, **values)
+            if workload not in workloads:
+                workloads.append(workload)
+                texts = [
+                    remedy if as_options else _in_plan_file(values, remedy)
+                    for values, remedy in changes
+                ]
+                yield " and ".join(texts), replace(job, workload=workload)
+
+
+def _in_plan_file(values: Mapping[str, Any], remedy: str) -> str:
+    """A change of the training as text, with the fields of a plan file in place of options."""
+    fields = ", ".join(f"{name}: {value}" for name, value in values.items())
+    return f"{remedy.partition(' (')[0]} (workload: {fields})"
 
 
 def _price(change: Tried) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """Whether a plan fits: yes or no, what fills it, and a change that makes it fit."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,36 @@ def test_a_training_that_fits_is_told_by_its_options(
     # What is told is true: the options that it names make the plan fit.
     fitting = answer(capsys, *QLORA, "--base", "4bit", "--out", tmp_path)
     assert (fitting["fits"], fitting["otherwise"]) == (True, None)
+
+
+LONG_LORA = (
+    *("--model", "llama3-8b", "--hardware", "rtx-4090-24gb", "--gpus-per-node", "2"),
+    *("--sequence-length", "32768", "--global-batch", "4", "--train", "lora"),
+)
+
+
+def test_two_changes_of_the_training_are_told_if_they_are_faster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = answer(capsys, *LONG_LORA, "--out", tmp_path)
+    assert asked["cheapest"] is not None
+    assert asked["otherwise"] == (
+        "a loss in chunks (--loss chunked) and adapters on 4 bits (--train lora --base 4bit) and "
+        "all blocks recomputed"
+    )
+    # With the options that are named, the change of the plan makes it fit.
+    answer(capsys, *LONG_LORA, "--loss", "chunked", "--base", "4bit", "--out", tmp_path)
+    page = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert re.search(r"\| all blocks recomputed +\| yes ", page)
+
+
+def test_a_slower_training_is_not_told() -> None:
+    job = load_job(FITS)
+    tight = replace(job, cluster=replace(job.cluster, keep_free_gib=15.0))
+    other = fitting.trained_otherwise(tight, as_options=True)
+    assert other is not None
+    within_s = other.prediction.iteration_s
+    assert fitting.trained_otherwise(tight, as_options=True, within_s=within_s) != other
 
 
 def test_a_training_that_fits_is_told_by_the_fields_of_a_plan_file() -> None:
