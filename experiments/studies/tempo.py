@@ -309,7 +309,7 @@ def _report(rows: Sequence[Row]) -> Report:
             table_of(published, *_BATCHES, *_BESIDE),
             f"Within {POINTS} points: {near} of {len(published)}.",
             *("## What a larger batch brings", _of_parts(rows)),
-            *("## Alone and together", table_of(ways, *_WAY.items())),
+            *("## Alone and together", IN_A_FILE, table_of(ways, *_WAY.items())),
             *("## Each kind of operator alone", IN_A_FILE),
             table_of([r for r in rows if r["chapter"] == "kinds"], *_WAY.items()),
             *("## With fused attention", table_of(of["fused"], *_GAIN.items())),
