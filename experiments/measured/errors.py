@@ -39,7 +39,7 @@ def error_lines(rows: Sequence[tuple[TableRow, RunAnswer]]) -> list[str]:
     predicted = [one for one in every if one.answer.prediction is not None]
     if 0 < len(predicted) <= MOST_ROWS:
         lines += ["", *aligned([ROW_HEAD, *map(_row_cells, predicted)])]
-    return [*lines, *_changed(predicted), *_refusals(every)]
+    return [*lines, *_changed(predicted), *_impossible(predicted), *_refusals(every)]
 
 
 def _row_cells(run: Judged) -> tuple[str, ...]:
@@ -62,6 +62,9 @@ def _row_cells(run: Judged) -> tuple[str, ...]:
 def _groups(every: Sequence[Judged]) -> Iterator[GroupErrors]:
     for file, rows in groups_of(every, lambda run: run.row.file):
         yield errors_of(Path(file).name, rows)
+        possible = [run for run in rows if not run.impossible]
+        if len(possible) < len(rows):
+            yield errors_of("  without impossible rows", possible)
         for column in COLUMNS:
             for value, group in groups_of(rows, lambda run: run.row.cells.get(column, "")):  # noqa: B023 (used at once)
                 yield errors_of(f"  {column} {value or '(empty)'}", group)
@@ -86,6 +89,12 @@ def _changed(predicted: Sequence[Judged]) -> Iterator[str]:
         yield (
             f"global_batch is not a multiple of micro_batch x dp, rounded up: {changed[0]}{more}"
         )
+
+
+def _impossible(predicted: Sequence[Judged]) -> Iterator[str]:
+    """A line for each measured figure that no run on the row's GPUs can have."""
+    for run in predicted:
+        yield from (f"impossible: {run.row.where}: {reason}" for reason in run.impossible)
 
 
 def _refusals(every: Sequence[Judged]) -> Iterator[str]:

@@ -32,6 +32,21 @@ class CountedOnce:
     memory: float | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A measured figure, by its fields: the error of ``Judged``, and the mean error and the number
+    of groups of ``CountedOnce``.
+    """
+
+    error: str
+    mean: str
+    groups: str
+
+
+TIMES = Figure(error="time_error", mean="time", groups="time_groups")
+PEAKS = Figure(error="memory_error", mean="memory", groups="memory_groups")
+
+
 def counted_once(groups: Sequence[GroupErrors]) -> CountedOnce:
     """The mean over groups of each group's mean error. For times, or for memory peaks, only groups
     that measured them count.
@@ -62,36 +77,42 @@ def group_lines(name: str, rows: Sequence[Judged]) -> Iterator[str]:
 
 
 def summary(rows: Sequence[Judged]) -> str:
-    """Sentences on a table's runs: their mean errors with every group counted once, without rows
-    that are doubtful or whose measured time is below what a GPU can reach; and how well predictions
-    tell runs that succeeded from runs that failed.
+    """Sentences on a table's runs: their mean errors with every group counted once, of all rows and
+    without impossible and doubtful ones; and how well predictions tell runs that succeeded from
+    runs that failed.
     """
-    every = _of_groups(rows)
-    sure = [one for one in rows if not one.is_doubted and not one.is_impossible]
-    kept, doubted = _of_groups(sure), [one for one in rows if one not in sure]
-    times = sum(one.time_error is not None for one in doubted)
-    peaks = sum(one.memory_error is not None for one in doubted)
-    of_times = _without(times, kept.time, kept.time_groups)
-    of_peaks = _without(peaks, kept.memory, kept.memory_groups)
-    inside = "" if every.inside is None else f", {every.inside:.0%} of times within bounds"
+    inside = _of_groups(rows).inside
+    of_inside = "" if inside is None else f", {inside:.0%} of times within bounds"
     apart = separation(rows)
     return (
-        f"Groups counted once: times {_mean(every.time, every.time_groups)}{of_times}{inside}; "
-        f"peaks {_mean(every.memory, every.memory_groups)}{of_peaks}. "
+        f"Groups counted once: times {_means(rows, TIMES)}{of_inside}; "
+        f"peaks {_means(rows, PEAKS)}. "
         f"Run and failed told apart in {apart.share:.1%} ({apart.ran_right} of {apart.ran}, "
         f"{apart.failed_right} of {apart.failed})."
     )
 
 
-def _mean(error: float | None, groups: int) -> str:
+def _means(rows: Sequence[Judged], figure: Figure) -> str:
+    """The mean error of a figure over all groups; in brackets the mean without rows that are
+    impossible, and the mean without those that their table doubts either, if there are such rows.
+    """
+    measured = [one for one in rows if getattr(one, figure.error) is not None]
+    possible = [one for one in measured if not one.impossible]
+    sure = [one for one in possible if not one.is_doubted]
+    remarks = []
+    if left := len(measured) - len(possible):
+        remarks.append(f"{_mean(possible, figure)} without {left} impossible")
+    if left := len(possible) - len(sure):
+        also = "also " if remarks else ""
+        remarks.append(f"{_mean(sure, figure)} {also}without {left} marked SUSPECT")
+    return _mean(measured, figure) + (f" ({'; '.join(remarks)})" if remarks else "")
+
+
+def _mean(rows: Sequence[Judged], figure: Figure) -> str:
+    means = _of_groups(rows)
+    error: float | None = getattr(means, figure.mean)
+    groups = getattr(means, figure.groups)
     return "of no group" if error is None else f"{error:.1%} of {groups} groups"
-
-
-def _without(doubted: int, error: float | None, groups: int) -> str:
-    """A remark in brackets on the errors without doubtful rows; empty if there are no such rows."""
-    if not doubted:
-        return ""
-    return f" ({_mean(error, groups)} without {doubted} rows marked SUSPECT or beyond their GPU)"
 
 
 def _of_groups(rows: Sequence[Judged]) -> CountedOnce:

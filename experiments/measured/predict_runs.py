@@ -91,11 +91,10 @@ def predict_rows(options: argparse.Namespace) -> int:
 def mapping_of(answered: AnsweredRow) -> dict[str, object]:
     """A row with its answer as a mapping of plain values, for JSON."""
     peak_of = row_of(answered.row.cells).peak_of
-    return {
-        "file": answered.row.file,
-        "row": answered.row.number,
-        **answered.answer.mapping(peak_of),
-    }
+    answer = answered.answer.mapping(peak_of)
+    if not answered.answer.refused:
+        answer = {**answer, "impossible": [*judged(answered.row, answered.answer).impossible]}
+    return {"file": answered.row.file, "row": answered.row.number, **answer}
 
 
 class RowPredictor:

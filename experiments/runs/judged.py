@@ -9,16 +9,13 @@ from statistics import mean, median
 
 from experiments.runs.dialects.dialect import row_of
 from experiments.runs.driver_memory import context_bytes
+from experiments.runs.impossible import impossible_figures
 from experiments.runs.run_sureness import RunAnswer
 from experiments.runs.runs_table import TableRow, number_of, text_of
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
 
 # Compares predictions with measurements: the errors of predicted rows, by group.
-
-
-# By what factor a GPU may be faster than the clock in its datasheet allows.
-ABOVE_DATASHEET = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +82,15 @@ class Judged:
         return row_of(self.row.cells).doubted
 
     @property
-    def is_impossible(self) -> bool:
-        """Whether the measured time is too short to be true: shorter than the GEMMs alone take at
-        the GPU's peak rate.
-        """
-        least_s = self.answer.least_s / ABOVE_DATASHEET
-        return self.measured_s is not None and self.measured_s < least_s
+    def impossible(self) -> tuple[str, ...]:
+        """For each measured figure that no run on the row's GPUs can have, why."""
+        gib = _measured(self.row.cells, "memory_gib")
+        figures = self.measured_s, gib
+        return (
+            *impossible_figures(
+                self.row.cells, self.answer.limits, *figures, self.answer.sequences
+            ),
+        )
 
     @property
     def failed(self) -> bool:

@@ -12,6 +12,7 @@ from experiments.runs.attention_kernels import AttentionKernel, with_kernel
 from experiments.runs.configuration import GPUS_OF_A_NODE, Configuration
 from experiments.runs.copy_engines import with_copy_engines
 from experiments.runs.dialects.gpu_names import Gpus
+from experiments.runs.impossible import Limits, limits_of
 from experiments.runs.kept_elsewhere import ALL_KEPT, KeptElsewhere
 from experiments.runs.named_recomputation import freed_share
 from experiments.runs.sequences import ASSUMED_MICRO_BATCH
@@ -257,8 +258,8 @@ class RunJob:
     """The job of a run, the assumptions made and, if the run is impossible, the reason.
 
     A step runs the job ``times`` times. With ``saves_unsaid`` the row does not say what the run
-    recomputes; with ``states_stay`` it says that no states are on the host. ``recomputed_share`` is
-    the share of blocks that are fully recomputed. Bounds depend on the ``kind`` of run.
+    recomputes; with ``states_stay`` it says that no states are on the host. Bounds depend on the
+    ``kind`` of run; no run on the GPUs that its row names can pass the ``limits``.
     """
 
     job: Job
@@ -268,7 +269,7 @@ class RunJob:
     unrunnable: str = ""
     saves_unsaid: bool = False
     states_stay: bool = False
-    recomputed_share: float = 0.0
+    limits: Limits | None = None
     elsewhere: KeptElsewhere = ALL_KEPT
 
 
@@ -315,15 +316,16 @@ def job_of(
         order=order,
         stages=stages,
     )
+    job = Job(workload=workload, cluster=cluster, plan=plan)
     return RunJob(
-        job=Job(workload=workload, cluster=cluster, plan=plan),
+        job=job,
         notes=tuple(notes),
         kind=run.kind,
         times=run.fillings,
         unrunnable=unrunnable(run, blocks),
         saves_unsaid=run.saves_unsaid,
         states_stay=run.states_stay,
-        recomputed_share=_recomputed_share(run, blocks),
+        limits=limits_of(run, job, run.fillings, _recomputed_share(run, blocks)),
         elsewhere=replace(
             run.elsewhere,
             leave_by_copies=_copies_inputs(run),

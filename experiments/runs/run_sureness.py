@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from experiments.runs.driver_memory import buffers_bytes, stages_of_node
+from experiments.runs.impossible import Limits
 from experiments.runs.run_jobs import RunJob
 from experiments.runs.run_row import PeakOf
 from mistlab.calibration.fitted_sureness import SourceSpreads, spreads_of_kinds
@@ -199,8 +200,8 @@ class RunAnswer:
 
     ``doubt`` has what the bounds depend on, ``sequences`` are those of the predicted step,
     ``buffers_bytes`` the memory of communicators on a GPU of each stage beyond torch's, ``peak``
-    the bounds of the memory peak. ``stages_of_node`` is the number of stages in the first node,
-    ``least_s`` the time of a step with nothing but GEMMs at the GPUs' peak rate.
+    the bounds of the memory peak. ``stages_of_node`` is the number of stages in the first node;
+    ``limits`` are those that no run on the row's GPUs can pass.
     """
 
     prediction: Prediction | None = None
@@ -211,7 +212,7 @@ class RunAnswer:
     buffers_bytes: tuple[float, ...] = ()
     stages_of_node: int = 0
     peak: PeakBounds | None = None
-    least_s: float = 0.0
+    limits: Limits | None = None
 
     def place_of(self, peak_of: PeakOf) -> int:
         """The stage whose memory was measured: the first, the last, the fullest of the first node,
@@ -303,7 +304,7 @@ def answered(prediction: Prediction, run_job: RunJob) -> RunAnswer:
         buffers_bytes=buffers_bytes(run_job.job),
         stages_of_node=stages_of_node(run_job.job),
         peak=peak,
-        least_s=_gemms_s(run_job, prediction),
+        limits=run_job.limits,
     )
 
 
@@ -339,19 +340,6 @@ def keeps_too_much(prediction: Prediction, run_job: RunJob) -> bool:
     rooms: list[float] = room_of_plan(run_job.job.cluster, run_job.job.plan).tolist()
     kept = [stage.memory.activations for stage in prediction.stages]
     return any(map(gt, kept, rooms)) and not run_job.elsewhere.activations
-
-
-# Which share of the GEMM operations of a step forward passes have: a third, or half if weight
-# gradients are those of adapters only.
-FORWARD_SHARE = {"all": 1 / 3, "adapters": 1 / 2}
-
-
-def _gemms_s(run_job: RunJob, prediction: Prediction) -> float:
-    """The seconds that all GEMMs of a step take at the GPUs' peak rate, including those that are
-    recomputed.
-    """
-    forward = FORWARD_SHARE[run_job.job.workload.train]
-    return prediction.mfu * prediction.iteration_s * (1 + run_job.recomputed_share * forward)
 
 
 def _has_room(run_job: RunJob, prediction: Prediction) -> bool:

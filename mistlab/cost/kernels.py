@@ -243,7 +243,8 @@ def slowdown_of_8_bits(peaks: PeakTflops) -> float:
 # Counts the floating-point operations of a training step, which do not depend on the plan.
 
 
-PRODUCTS = {"matmul", "attention"}
+PRODUCTS = frozenset(("matmul", "attention"))
+GEMMS = frozenset(("matmul",))
 
 
 @cache
@@ -252,6 +253,16 @@ def model_flop(workload: Workload) -> float:
     recomputation.
     """
     return _step_flop(workload, range(workload.model.layers), 1, 1)
+
+
+@cache
+def gemm_flop(workload: Workload, *, ends: bool = True) -> float:
+    """The floating-point operations of a step's GEMMs as ``model_flop`` counts them, but without
+    fused attention, whose kernels skip what the causal mask hides; in blocks alone without
+    ``ends``.
+    """
+    blocks = range(workload.model.layers)
+    return _step_flop(workload, blocks, int(ends), int(ends), kinds=GEMMS)
 
 
 def stage_flop(workload: Workload, plan: Plan, stage: int) -> float:
@@ -292,22 +303,28 @@ def rough_state_bytes(model: ModelSpec) -> int:
     return 16 * 12 * model.layers * model.hidden**2
 
 
-def _step_flop(workload: Workload, blocks: range, embeddings: int, heads: int) -> float:
+def _step_flop(
+    workload: Workload,
+    blocks: range,
+    embeddings: int,
+    heads: int,
+    kinds: frozenset[str] = PRODUCTS,
+) -> float:
     """The floating-point operations of a training step in the given blocks, embeddings and
     heads.
     """
-    embedding, *kinds, head = _sequence_flop(workload)
+    embedding, *of_kinds, head = _sequence_flop(workload, kinds)
     pattern = graph_of(workload).pattern
     places = [[*dict.fromkeys(pattern)].index(kind) for kind in pattern]
     flop = embeddings * embedding
-    for kind, flop_of_kind in enumerate(kinds):
+    for kind, flop_of_kind in enumerate(of_kinds):
         count = sum(places[block % len(pattern)] == kind for block in blocks)
         flop += count * flop_of_kind
     return (flop + heads * head) * workload.global_batch
 
 
 @cache
-def _sequence_flop(workload: Workload) -> tuple[float, ...]:
+def _sequence_flop(workload: Workload, kinds: frozenset[str]) -> tuple[float, ...]:
     """The floating-point operations for one sequence in the embedding, in a block of each kind, and
     in the head, if all experts get equally many tokens.
     """
@@ -315,12 +332,14 @@ def _sequence_flop(workload: Workload) -> tuple[float, ...]:
     ones = dict.fromkeys(sizes_of_candidates(), 1)
     sizes = {**constants_of(workload), **ones, "V": workload.model.padded_vocab(1)}
     columns = {name: np.array([float(size)]) for name, size in sizes.items()}
-    compiled = _flop(graph_of(workload), tuple(columns), workload.train)
+    compiled = _flop(graph_of(workload), tuple(columns), workload.train, kinds)
     return tuple(float(flop) for (flop,) in compiled(columns))
 
 
 @kept
-def _flop(graph: StoredGraph, columns: tuple[str, ...], train: Train) -> Compiled:
+def _flop(
+    graph: StoredGraph, columns: tuple[str, ...], train: Train, kinds: frozenset[str]
+) -> Compiled:
     """The floating-point operations of the GEMMs in the embedding, in a block of each kind, and in
     the head.
 
@@ -331,7 +350,7 @@ def _flop(graph: StoredGraph, columns: tuple[str, ...], train: Train) -> Compile
         name: Sum.total(
             o.flop
             for o in layer.operators
-            if o.kind in PRODUCTS and (is_all or not makes_weight_gradient(o))
+            if o.kind in kinds and (is_all or not makes_weight_gradient(o))
         )
         for name, layer in graphs_of(graph.counts, ()).items()
     }

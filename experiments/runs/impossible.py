@@ -1,0 +1,99 @@
+"""Tests whether the figures of a measured run are possible on the GPU that its row names: a step
+takes at least the time of its GEMMs at the GPU's peak rate, and a peak is within its memory.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from experiments.runs.configuration import Configuration
+from experiments.runs.dialects.dialect import row_of
+from experiments.runs.run_row import RunRow
+from mistlab.core.units import GIB_BYTES, TFLOP
+from mistlab.cost.kernels import gemm_flop
+from mistlab.engines.adapters import Train
+from mistlab.job.job import Job
+
+# By what factor a GPU's clock may exceed the one that its datasheet's peak rate is for.
+ABOVE_DATASHEET = 1.1
+# Which share of the GEMM operations of blocks are in forward passes: a third, or half if the only
+# weight gradients are those of adapters.
+FORWARD_SHARE: Mapping[Train, float] = {"all": 1 / 3, "adapters": 1 / 2}
+# By what factor a peak may exceed the memory that programs can use: it may be rounded, and count
+# what the driver takes (79.65 GiB where 79.1 were measured to be usable).
+ABOVE_MEMORY = 1.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What no run of a job can pass on its GPUs: the seconds that a step's GEMMs take at the peak
+    rate (``gemms_s``), those that recomputation adds (``recomputed_s``), and a GPU's memory.
+    """
+
+    hardware: str
+    tflops: float
+    gemms_s: float
+    recomputed_s: float
+    memory_gib: float
+
+
+def limits_of(run: Configuration, job: Job, times: int, recomputed_share: float) -> Limits | None:
+    """The limits of a run whose step runs a job a number of ``times``; None if its row does not say
+    which GPU it has.
+    """
+    if run.gpus.note:
+        return None
+    cluster, workload = job.cluster, job.workload
+    peak = cluster.peak_flop_per_s(workload.precision)
+    step_s = times / (peak * job.plan.num_gpus)
+    forward = FORWARD_SHARE[workload.train] * recomputed_share
+    return Limits(
+        hardware=cluster.hardware.name,
+        tflops=peak / TFLOP,
+        gemms_s=step_s * gemm_flop(workload),
+        recomputed_s=step_s * forward * gemm_flop(workload, ends=False),
+        memory_gib=cluster.memory_bytes / GIB_BYTES,
+    )
+
+
+def impossible_figures(
+    cells: Mapping[str, str],
+    limits: Limits | None,
+    measured_s: float | None,
+    measured_gib: float | None,
+    sequences: int,
+) -> Iterator[str]:
+    """For each measured figure of a row that no run on its GPUs can have, why; ``sequences`` are
+    those of the predicted step. What a row leaves open, such as its batch, gives no limit.
+    """
+    row = row_of(cells)
+    if limits is None or row.failed:
+        return
+    if measured_s is not None and _says_step(row):
+        is_redone = bool(row.text("recompute") and row.recompute)
+        least_s = limits.gemms_s + is_redone * limits.recomputed_s
+        batch = row.count("global_batch")
+        least_s *= min(1.0, batch / sequences) if batch and sequences else 1.0
+        if measured_s < least_s / ABOVE_DATASHEET:
+            yield (
+                f"step of {measured_s:.3g} s: its GEMMs alone take {least_s:.3g} s at the peak of "
+                f"{limits.hardware}, {limits.tflops:g} TFLOP/s"
+            )
+    if measured_gib is not None and measured_gib > ABOVE_MEMORY * limits.memory_gib:
+        has = f"{limits.hardware} has {limits.memory_gib:g} GiB"
+        yield f"peak of {measured_gib:g} GiB: {has}"
+
+
+def _says_step(row: RunRow) -> bool:
+    """Whether a row says of which operations its measured time is: the sizes of its model, their
+    precision, the sequences of a step, all of whose tokens are computed, and the GPUs.
+    """
+    has_sizes = bool(row.text("layers") and row.text("hidden"))
+    is_like_another = row.near_model is not None or row.billions or row.millions
+    is_rate = bool(row.text("tokens_per_s_per_gpu")) and not row.text("step_s")
+    has_batch = bool(row.text("global_batch") or row.text("grad_accumulation"))
+    return (
+        (has_sizes or not is_like_another)
+        and (is_rate or has_batch)
+        and bool(row.text("gpus") and row.text("precision"))
+        and not row.drops_tokens
+    )
