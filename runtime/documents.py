@@ -25,7 +25,8 @@ from runtime.models.wide_attention import Documents
 # ``packed``: documents fill sequences, longest first. ``padded``: each document is a sequence.
 Filling = Literal["packed", "padded"]
 FILLINGS: tuple[Filling, ...] = get_args(Filling)
-# Which random numbers a seed stands for: those of lengths, or those of the order of sequences.
+# With these numbers a seed gives two series of random numbers: of document lengths, and of the
+# order of sequences.
 LENGTHS, SHUFFLED = 2, 3
 
 

@@ -1,5 +1,5 @@
-"""The bytes of its blocks that the software llmq keeps for the backward pass, by what it recomputes
-of them.
+"""The bytes that the software llmq keeps of a model's blocks for the backward pass, for each kind
+of recomputation.
 """
 
 from experiments.runs.run_row import RunRow

@@ -1,8 +1,8 @@
 """Converts search results to rows of JSON, and back.
 
-A gap is the share of a plan's time by which another plan could be faster, by the lower bound of the
-searcher or, without one, by the highest lower bound that a searcher of the same engine and space
-has proven.
+A gap is the share of a plan's time by which another plan could be faster, according to a lower
+bound. The bound is the searcher's or, if it has none, the highest that another searcher of the same
+engine and space has proven.
 """
 
 from collections.abc import Mapping, Sequence

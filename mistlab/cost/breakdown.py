@@ -123,8 +123,8 @@ EXCHANGED = {
     "context_exchange_s": ("context",),
     "expert_exchange_s": ("experts", "expert tensor"),
 }
-# For each kind of communication in the breakdown, the group of ranks and the collective from which
-# its bottleneck (a network tier) is found.
+# For each kind of communication in the breakdown, the group of ranks and the collective that show
+# which network tier limits it.
 _SENT_BY: Mapping[str, tuple[str, Collective]] = {
     "tensor_exchange_s": ("tensor", "all_reduce"),
     "context_exchange_s": ("context", "all_gather"),
@@ -182,8 +182,8 @@ def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
     }
     exchanged, waited = _exchanged(seconds)
     parts |= {name: in_passes(one) for name, one in exchanged.items()}
-    # Layers also wait for the host that launches their kernels; that is the wait that no collective
-    # explains.
+    # The waits of layers that no collective explains are waits for the host, which launches
+    # kernels.
     parts["hosts_s"] = parts["hosts_s"] + in_passes(waited)
     busy_s = batch.micro_batches * times.stable_s + times.delta_forward_s + times.delta_backward_s
     after_s = slots.outside_passes().after_s

@@ -366,8 +366,8 @@ class _Sure:
     """How far measured times are expected to be from predictions on a given number of GPUs, with
     notes for the user.
 
-    It has a half-width if similar runs were measured, otherwise the distribution for runs of the
-    same kind.
+    If similar runs were measured, it has half the width of the bounds; otherwise the distribution
+    of errors for runs of the same kind.
     """
 
     half_width: float = 0.0

@@ -128,8 +128,8 @@ class Published(Generic[Length]):
 
 
 def steady_s(stage: PassLengths[Floats]) -> Floats:
-    """The seconds of a steady-state micro-batch in a stage with its sends, during which the stage
-    computes nothing in this model; at least the host's issue time.
+    """The seconds of a steady-state micro-batch in a stage: its passes, or the host's time to issue
+    them if that is longer, and its sends, during which the stage computes nothing in this model.
     """
     both_s = stage.forward_s + stage.backward_s
     if stage.issued_forward_s is not None and stage.issued_backward_s is not None:

@@ -1,11 +1,11 @@
 """The number of training steps until the mean squared gradient falls to a goal, from convergence
 bounds in the literature.
 
-Of smooth functions that need not be convex, with noise of standard deviation ``noise`` on each
-rank's gradients and ranks whose data differ by ``unlike``, each kind reaches ``noise / sqrt(n T)``
-after T steps, as averaging in every step does, and a transient term that falls faster. Constants
-that bounds leave open (smoothness, distance from the optimum) are 1. So figures compare kinds; they
-are no forecast of a loss.
+The bounds are for smooth functions that need not be convex, with noise of standard deviation
+``noise`` on each rank's gradients and ranks whose data differ by ``unlike``. After T steps, each
+kind of reduction reaches ``noise / sqrt(n T)``, as averaging in every step does, and a transient
+term that falls faster. Constants that bounds leave open (smoothness, distance from the optimum) are
+1. So figures compare kinds; they are no forecast of a loss.
 """
 
 import math
