@@ -84,7 +84,7 @@ def of_logits(of_scores: Tensor, scores: Tensor, router: Router) -> Tensor:
     return scores * (of_scores - (of_scores * scores).sum(-1, keepdim=True))
 
 
-# Values of all tokens of sequences, each of whose tokens one rank holds.
+# Gathers values of whole sequences from ranks that each have some of the tokens, and the reverse.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -66,7 +66,8 @@ from searchers.strategy import BudgetSpentError, Ending, Ledger
 # How many candidates for stages one call of the predictor evaluates at most.
 TOGETHER = 1 << 19
 
-# A candidate is a row of values: ``names_of("savings")``, then ``counts_of_blocks()``.
+# A candidate is a row of values: ZeRO level and offload ratios (``names_of("savings")``), then
+# numbers of recomputed and of other treated blocks (``counts_of_blocks()``).
 
 
 @dataclass(slots=True, kw_only=True)

@@ -153,8 +153,8 @@ class Trace:
         """Let the actor's later work come after the stretch of work ``source``."""
         if source is not None:
             is_new = actor in self._open and actor not in self._busy
-            # A stretch comes only after stretches with lower numbers, so one pass determines the
-            # order.
+            # A stretch of work only waits for stretches with lower numbers, so one pass over all
+            # stretches determines the order.
             if not is_new or self._last[actor] < source:
                 self._begin(actor)
             self.stretches[self._last[actor]].sources.append(Source(source, wait))
