@@ -54,28 +54,50 @@ class Constant:
 
 
 CONSTANTS: Mapping[str, Constant] = {
-    "sustained": Constant(low=0.4, high=1.0, words="share of the best products' rate"),
-    "memory_gbytes_per_s": Constant(low=300, high=7000, words="operators that move bytes"),
-    "attention_tflops": Constant(low=50, high=1500, words="fused causal attention, forward"),
-    "node_gbytes_per_s": Constant(low=50, high=900, words="bus bandwidth inside a node"),
-    "node_latency_us": Constant(low=1, high=300, words="a collective inside a node"),
+    "sustained": Constant(low=0.4, high=1.0, words="share of the fastest GEMMs' rate"),
+    "memory_gbytes_per_s": Constant(
+        low=300, high=7000, words="bandwidth of memory-bound operators"
+    ),
+    "attention_tflops": Constant(
+        low=50, high=1500, words="rate of fused causal attention, forward"
+    ),
+    "node_gbytes_per_s": Constant(low=50, high=900, words="bus bandwidth of collectives in a node"),
+    "node_latency_us": Constant(low=1, high=300, words="latency of a collective in a node"),
     "network_gbytes_per_s": Constant(low=10, high=800, words="bus bandwidth of a node's network"),
-    "pair_latency_us": Constant(low=1, high=900, words="a collective of two GPUs of two nodes"),
-    "two_latency_us": Constant(low=10, high=3000, words="a collective of two whole nodes"),
-    "four_latency_us": Constant(low=10, high=6000, words="a collective of four whole nodes"),
-    "host_ms": Constant(low=0.1, high=20, words="the host, a block forward and backward"),
-    "end_ms": Constant(low=0.01, high=20, words="the host, a pass of embedding or head"),
-    "step_ms": Constant(low=0.01, high=30, words="the host, a block's step"),
-    "sharded_step_ms": Constant(low=0.01, high=30, words="the host, a divided step, more"),
-    "products_share": Constant(low=0.4, high=1.3, words="the engine's products"),
-    "attention_share": Constant(low=0.2, high=1.5, words="the engine's fused attention"),
-    "memory_share": Constant(low=0.3, high=2.0, words="the engine's kernels that move bytes"),
-    "eight_bit_share": Constant(low=0.3, high=2, words="the engine's 8-bit products"),
-    "expert_us": Constant(low=0.1, high=300, words="each expert of a rank, an exchange"),
-    "exchange_ms": Constant(low=0.01, high=20, words="the wait for the host at an exchange"),
-    "block_ms": Constant(low=0.01, high=20, words="the profile's blocks, later by rank"),
-    "block_power": Constant(low=0.1, high=3, words="the power of the ranks"),
-    "send_ms": Constant(low=1, high=2000, words="the profile's sends, later"),
+    "pair_latency_us": Constant(
+        low=1, high=900, words="latency of a collective of two GPUs on two nodes"
+    ),
+    "two_latency_us": Constant(
+        low=10, high=3000, words="latency of a collective of two whole nodes"
+    ),
+    "four_latency_us": Constant(
+        low=10, high=6000, words="latency of a collective of four whole nodes"
+    ),
+    "host_ms": Constant(low=0.1, high=20, words="host time of a block, forward and backward"),
+    "end_ms": Constant(low=0.01, high=20, words="host time of a pass of embedding or head"),
+    "step_ms": Constant(low=0.01, high=30, words="host time of a block's optimizer step"),
+    "sharded_step_ms": Constant(
+        low=0.01, high=30, words="further host time of a sharded block's step"
+    ),
+    "products_share": Constant(low=0.4, high=1.3, words="share of their rate that GEMMs reach"),
+    "attention_share": Constant(
+        low=0.2, high=1.5, words="share of its rate that fused attention reaches"
+    ),
+    "memory_share": Constant(low=0.3, high=2.0, words="share of the bandwidth that kernels reach"),
+    "eight_bit_share": Constant(
+        low=0.3, high=2, words="share of their rate that 8-bit GEMMs reach"
+    ),
+    "expert_us": Constant(
+        low=0.1, high=300, words="time of each expert of a rank, in an exchange of tokens"
+    ),
+    "exchange_ms": Constant(low=0.01, high=20, words="wait for the host in an exchange of tokens"),
+    "block_ms": Constant(
+        low=0.01, high=20, words="delay of a block on this cluster, per rank to a power"
+    ),
+    "block_power": Constant(
+        low=0.1, high=3, words="the power of the number of ranks in that delay"
+    ),
+    "send_ms": Constant(low=1, high=2000, words="delay of a send between stages on this cluster"),
 }
 OF_PROFILE = ("block_ms", "block_power", "send_ms")
 

@@ -139,9 +139,9 @@ class HostTime:
     """The seconds in which an engine's host launches the kernels of a block, forward and backward.
 
     A pass of the embedding, or of the head, takes ``end_s``. The GPU never waits for the host as
-    long as the host is ahead, which it is wherever passes compute for longer. A step waits for the
-    host always: a block's step takes ``step_s`` more, and another ``sharded_step_s`` if
-    data-parallel ranks divide it.
+    long as the host is ahead, which it is wherever passes compute for longer. An optimizer step
+    always waits for the host: a block's step takes ``step_s`` more, and another ``sharded_step_s``
+    if data-parallel ranks shard it.
 
     Where ``operators`` is not 0, the seconds of passes are those of a block with so many operators,
     and a block with more takes longer in proportion. Blocks with fewer were not measured, and take

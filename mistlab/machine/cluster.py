@@ -58,9 +58,9 @@ class Profile:
     backward pass. From ``send_gpus`` GPUs on, and where at least ``send_ranks`` ranks share a
     block, a send between stages takes ``send_ms`` longer.
 
-    So do sends over nodes beside whole gradients, which data-parallel ranks reduce under ZeRO-0:
-    from ``whole_micro_batches`` micro-batches on, where there are at least ``whole_gpus`` GPUs or
-    ``whole_ranks`` data-parallel ranks.
+    Sends between nodes also take ``send_ms`` longer while data-parallel ranks all-reduce unsharded
+    gradients (ZeRO-0): from ``whole_micro_batches`` micro-batches on, where there are at least
+    ``whole_gpus`` GPUs or ``whole_ranks`` data-parallel ranks.
     """
 
     name: str
