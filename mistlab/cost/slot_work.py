@@ -229,7 +229,7 @@ class SlotWork:
 
         The tasks are ``alone`` (4, K', S').
 
-        A layer reuses a buffer of gradients, and computes only when these have been offloaded.
+        A layer computes only when the gradients in the buffer that it reuses have been offloaded.
         """
         slowed = in_slots(self.seconds.slowed_by(), alone, self.evicts)
         flat = link_after(alone.reshape(len(STREAMS), -1), slowed, "device_to_host")
