@@ -208,7 +208,7 @@ def read_best_products(path: Path, hardware: str) -> Best:
     for precision, best in ratios.items():
         if best is None:
             reject(
-                f"{path}: no {precision} gemm of {hardware}: give the GPU's name as it is in the "
+                f"{path}: no {precision} GEMM of {hardware}: give --table-hardware, a name in the "
                 "column hardware"
             )
     ratio: float = ratios["fp8"] / ratios["bf16"]  # type: ignore[operator]
@@ -300,8 +300,8 @@ def read_collective_tests(path: Path, hardware: str) -> CollectiveTests:
     tested = tuple(group for group in groups if group is not None)
     if not tested:
         reject(
-            f"{path}: no all_reduce of {hardware} at {FEWEST_SIZES} sizes: give the machine's name "
-            "as it is in the column hardware, or measure more sizes"
+            f"{path}: no all_reduce of {hardware} at {FEWEST_SIZES} sizes: give "
+            "--table-hardware, a name in the column hardware, or measure more sizes"
         )
     return CollectiveTests(origin=origin, groups=tested)
 

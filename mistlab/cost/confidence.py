@@ -264,7 +264,10 @@ def known_sureness() -> Sureness:
 # factor away from those of all measured runs.
 SLACK = 1.25
 # A prediction for a cluster with different kinds of nodes comes with this note.
-UNLIKE = "no run on unlike nodes was measured: bounds are those of the least sure group of nodes"
+UNLIKE = (
+    "no run on several kinds of nodes together was measured: bounds are the widest of those of "
+    "each kind"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -442,8 +445,8 @@ def _curves_that_win(hardware: Hardware) -> str:
     if hardware.measured_with is not None or not measured:
         return ""
     return (
-        f"{hardware.name}: its curves ({', '.join(measured)}) win over the figures of gpu and "
-        "node: give measured_with, the figures under which they were measured, and edits scale them"
+        f"{hardware.name}: predictions use the measured {' and '.join(measured)}, whatever gpu and "
+        "node state: to scale them, give measured_with, the figures of the machine then measured"
     )
 
 

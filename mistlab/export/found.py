@@ -322,7 +322,7 @@ def checked_whole(where: str, content: object, *, minimum: int = 1) -> int:
     try:
         number = int(str(content).replace("_", ""))
     except ValueError:
-        reject(f"{where}: {shown(content)} is not a whole number: give at least {minimum}")
+        reject(f"{where}: {shown(content)} is not a whole number: give one of at least {minimum}")
     if number < minimum:
         reject(f"{where}: {number} is too small: give at least {minimum}")
     return number
@@ -384,7 +384,7 @@ class Section:
         self._asked.setdefault(key, None)
         value = self.content.get(key, default)
         if value == "auto":
-            text = "auto leaves it to the training script: treated as not given"
+            text = "auto leaves this value to the training script: predicted as if it was not given"
             self.found.remark("assumed", self.path(key), text)
             return default
         return value

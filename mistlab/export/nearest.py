@@ -214,10 +214,10 @@ def _idle_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
 def _engine_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
     engine, wished = job.plan.engine, target.engines_for(wanted)
     if engine not in wished[:1]:
-        text = f"{engine} predicts the plan: it comes closest to {target.title}"
+        text = f"{engine} predicts the plan, as the closest to {target.title}"
         yield Remark(kind="noted", choice="engine", text=text)
     elif engine != wanted.plan.engine:
-        text = f"{wanted.plan.engine} -> {engine}, as {target.title} will run the plan"
+        text = f"{wanted.plan.engine} -> {engine}, which predicts plans as {target.title} runs them"
         yield Remark(kind="noted", choice="engine", text=text)
 
 

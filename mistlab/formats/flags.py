@@ -122,13 +122,13 @@ class Flags:
 
     def _placed(self, message: str) -> str:
         """Replace the options at the beginning of an error message by the paths of the settings in
-        the file.
+        the file, and a line to which options are to be added by the file.
         """
         match = _OPTIONS.match(message)
         if match is None or not (self.where or self.places):
             return message
         paths = ", ".join(self._path(option) for option in match[0].split(", "))
-        return paths + message[match.end() :]
+        return paths + message[match.end() :].replace(" to the line", " to the file", 1)
 
     def _path(self, option: str) -> str:
         missing = f"{self.where}.{option.lstrip('-').replace('-', '_')}".lstrip(".")

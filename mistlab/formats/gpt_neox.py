@@ -126,7 +126,7 @@ def _refuse(top: Section) -> None:
     if strange := [kind for kind in kinds if kind not in ("global", "flash")]:
         reject(f"attention_config: {strange[0]} is not supported: give global or flash")
     if top.text("train_impl", "normal") != "normal":
-        reject(f"train_impl: {top.get('train_impl')} is not supported: give a run with normal")
+        reject(f"train_impl: {top.get('train_impl')} is not supported: give train_impl: normal")
     for key in ("soft_prompt_tuning", "curriculum_learning"):
         inner = top.get(key)
         if isinstance(inner, Mapping) and inner.get("enabled"):

@@ -42,7 +42,7 @@ UNSAID: Mapping[str, str] = {
 # Arguments that tell that a run does not train a text decoder by next-token prediction, each with
 # what it trains instead.
 OTHERS: Mapping[str, str] = {
-    "rank": "adapters (a rank is given) only",
+    "rank": "adapters only",
     "vision_tower": "a vision-language model",
     "vision_tower_lr": "a vision-language model",
     "tune_vision_tower": "a vision-language model",
@@ -68,7 +68,7 @@ OTHERS: Mapping[str, str] = {
 # Words in program names that tell that a run does not train by next-token prediction, each with
 # what it trains instead.
 PROGRAMS: Mapping[str, str] = {
-    "qlora": "adapters on a base of few bits, of which no argument tells",
+    "qlora": "adapters on a quantised base, but no argument gives their rank or its bits",
     "dpo": OTHERS["beta"],
     "orpo": "by preferences (ORPO)",
     "simpo": "by preferences (SimPO)",

@@ -362,6 +362,9 @@ def _name_of(what: Any) -> str:
 
 
 VARIABLE = "MISTLAB_CACHE"
+# The ends of warnings that the cache folder is not used.
+_OTHER = f"set {VARIABLE} to a folder that you may write to"
+_WRITABLE = f"other users may write to this cache, so it is not used: run chmod go-w, or {_OTHER}"
 # The cache keeps the folders of at most this many versions of the package, and deletes older ones.
 MOST_VERSIONS = 8
 MOST_BYTES = 4 * 2**20
@@ -401,7 +404,7 @@ class KeptFolder:
         except FileNotFoundError:
             return None
         except OSError as error:
-            _say(f"{self.path}: {error.strerror}: compiled expressions cannot be read")
+            _say(f"{self.path}: this cache cannot be read ({error.strerror}): {_OTHER}")
             return None
         except ValueError:
             self.say_damaged()
@@ -415,15 +418,15 @@ class KeptFolder:
             if not self.path.is_dir():
                 self._make()
             if not _is_ours(self.path.stat()):
-                _say(f"{self.path}: others may write to it: it is not used")
+                _say(f"{self.path}: {_WRITABLE}")
                 return
             self._put(self._file(recipe), f"{_digest(content)}\n{content}")
         except OSError as error:
-            _say(f"{self.path}: {error.strerror}: compiled expressions cannot be kept")
+            _say(f"{self.path}: this cache cannot be written ({error.strerror}): {_OTHER}")
 
     def say_damaged(self) -> None:
         """Warn that a file of the cache is damaged, once per process."""
-        _say(f"{self.path}: a file in it is damaged: what it held is compiled again")
+        _say(f"{self.path}: a file in this cache is damaged: its expressions are compiled again")
 
     def _put(self, path: Path, text: str) -> None:
         """Write a file of the cache completely or not at all; a partial file is removed."""
@@ -475,7 +478,7 @@ def _trusted_text(path: Path) -> str | None:
     with path.open("rb") as file:
         for status in (os.fstat(file.fileno()), path.parent.stat()):
             if not _is_ours(status):
-                _say(f"{path.parent}: others may write to it: it is not used")
+                _say(f"{path.parent}: {_WRITABLE}")
                 return None
         return file.read(MOST_BYTES).decode("utf-8")
 

@@ -323,7 +323,10 @@ UNLIKE: Mapping[str, Callable[[TypeKeys], Fields]] = {"delta_net": delta_net, "m
 # The key that every Hugging Face ``config.json`` has and that files of traced models lack.
 KIND = "model_type"
 TEXT = "text_config"
-TRACE = "trace it (python -m experiments.trace), or write its mapping (docs/reference/plan-file.md)"
+TRACE = (
+    "trace the model (python -m experiments.trace), or write it as a mapping "
+    "(docs/reference/plan-file.md)"
+)
 
 # Hugging Face's names of activation functions, each with the name in model descriptions.
 ACTIVATIONS: Mapping[str, str] = {

@@ -463,11 +463,11 @@ def _model_problem(job: Job) -> FieldError | None:
 
 
 def _precision_problem(job: Job) -> FieldError | None:
-    try:
-        for cluster in job.cluster.of_groups:
-            cluster.peak_flop_per_s(job.workload.precision)
-    except FieldError as error:
-        return error.within("workload")
+    precision = job.workload.precision
+    for hardware in (cluster.hardware for cluster in job.cluster.of_groups):
+        if not hardware.gpu.has(precision):
+            problem = f"{precision} is not supported by GPU {hardware.name}"
+            return FieldError("workload.precision", f"{problem}: give {hardware.gpu.precisions}")
     return None
 
 

@@ -40,8 +40,8 @@ class Slowdown:
         if self.streams not in SHARED_SETS:
             refuse(
                 "streams",
-                f"{', '.join(self.streams)} are no set of concurrent streams: give two to four of "
-                f"{', '.join(STREAMS)}, in this order",
+                f"{', '.join(self.streams)}: streams that slow one another are at least two: give "
+                f"two to four of {', '.join(STREAMS)}, in this order",
             )
         if len(self.factors) != len(self.streams):
             refuse(

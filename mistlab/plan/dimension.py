@@ -160,7 +160,7 @@ def batch_problem(setting: Setting) -> str:
     remedy = (
         f"give {batch // others}"
         if batch % others == 0
-        else f"data_parallel x micro_batches = {others} must divide {batch}"
+        else f"give data_parallel and micro_batches whose product divides {batch}"
     )
     return (
         f"{size} x data_parallel {replicas} x micro_batches {setting.micro_batches} = "
@@ -200,7 +200,7 @@ def tokens_of_experts_problem(setting: Setting) -> str:
         return ""
     return (
         f"{tensor} does not divide sequence_length {tokens}, as blocks with experts need: give a "
-        "divisor"
+        f"divisor of {tokens}"
     )
 
 

@@ -461,7 +461,7 @@ class Workload:
             refuse(
                 "expert_padding",
                 "true, but expert_capacity, to which experts' tokens are padded, is missing: give "
-                "both, or neither",
+                "expert_capacity too, or leave expert_padding out",
             )
 
     def _check_adapters(self) -> None:
@@ -563,7 +563,7 @@ def unsupported(workload: Workload, engine: Engine) -> FieldError | None:
         able = [row.name for row in ENGINES.values() if workload.optimizer in row.optimizers]
         return FieldError(
             "workload.optimizer",
-            f"{workload.optimizer}, but engine {engine.name} has no such moments: give "
+            f"{workload.optimizer}, but engine {engine.name} does not train with it: give "
             f"{one_of(engine.optimizers)}, or engine: {able[0]}",
         )
     if problem := engine.sums_problem(workload.precision, workload.gradients):

@@ -18,7 +18,7 @@ from mistlab.shell.dollar_values import (
 from mistlab.shell.flows import run_apart
 from mistlab.shell.integers import Names, NotKnownError, number_of
 from mistlab.shell.session import Absence, Session, State, Status, assign, unset_text, value_of
-from mistlab.shell.shell_text import LineError, Text, Unknown, joined, plain
+from mistlab.shell.shell_text import LAUNCH_LINE_ALONE, LineError, Text, Unknown, joined, plain
 from mistlab.shell.syntax import (
     Arithmetic,
     Dollar,
@@ -52,7 +52,7 @@ class WordExpander:
         for word in words:
             fields += fields_of(self.pieces(word, splits=True), ends)
             if len(fields) > _MOST_FIELDS:
-                message = f"gives more than {_MOST_FIELDS} words: give the launch line alone"
+                message = f"more than {_MOST_FIELDS} words come from one: {LAUNCH_LINE_ALONE}"
                 raise LineError(word.line, message)
         return fields
 

@@ -19,7 +19,7 @@ from mistlab.shell.session import (
     Variable,
     scalar,
 )
-from mistlab.shell.shell_text import LineError, Text, Unknown, Word, plain
+from mistlab.shell.shell_text import LAUNCH_LINE_ALONE, LineError, Text, Unknown, Word, plain
 from mistlab.shell.syntax import Script
 
 _HELPERS = re.compile(
@@ -301,7 +301,7 @@ def launch_of(source: LaunchFile) -> Launch:
     except LineError as error:
         reject(f"{session.at(error.line)}: {error}")
     except RecursionError:
-        reject("the script is nested too deep to follow: give the launch line alone")
+        reject(f"the script is nested too deep to follow: {LAUNCH_LINE_ALONE}")
     candidate = chosen(session)
     if candidate is None:
         raise InputError(_nothing(session))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from mistlab.shell.command_parts import DECLARATIONS, read_assignment, read_condition, unbraced
 from mistlab.shell.lexer import BLANK, BLANKS, WORD_ENDS, Lexer, lexer_of, lexer_of_value
-from mistlab.shell.shell_text import LineError, Text
+from mistlab.shell.shell_text import LAUNCH_LINE_ALONE, LineError, Text
 from mistlab.shell.syntax import (
     AndOr,
     Arm,
@@ -146,7 +146,7 @@ _LONGEST = 1 << 17
 def parsed(text: str, base: int = 0) -> Script:
     """Parse the text of a file into commands; ``base`` is added to its line numbers."""
     if len(text) > _LONGEST:
-        raise LineError(base + 1, "the file is longer than 128 KiB: give the launch line alone")
+        raise LineError(base + 1, f"the file is longer than 128 KiB: {LAUNCH_LINE_ALONE}")
     if any(ord(letter) >= 0xF0000 for letter in text if not letter.isascii()):
         raise LineError(base + 1, "the file has private-use Unicode characters: take them out")
     return _whole(lexer_of(text.replace("\r\n", "\n"), base, script_until))
@@ -265,7 +265,7 @@ class Parser:
         if word in readers:
             return readers[word]()
         if word in ("select", "coproc"):
-            lexer.fail(f"{word} asks someone at a terminal: give the launch line alone")
+            lexer.fail(f"{word} asks someone at a terminal: {LAUNCH_LINE_ALONE}")
         if word in CLOSING:
             lexer.fail(f"{word} closes nothing: take it out")
         return None

@@ -25,7 +25,7 @@ from mistlab.shell.session import (
     State,
     Variable,
 )
-from mistlab.shell.shell_text import LineError, Text, joined
+from mistlab.shell.shell_text import LAUNCH_LINE_ALONE, LineError, Text, joined
 from mistlab.shell.syntax import Script, assigned_names
 
 _SBATCH = re.compile(r"[ \t]*#SBATCH[ \t]+(?P<words>.*?)[ \t]*(?:[ \t]#.*)?$")
@@ -129,7 +129,8 @@ _MOST_FILES = 50
 def parsed_file(session: Session, text: str, name: str) -> Script:
     """Parse a file; from now on the names that it assigns count as set by the script."""
     if len(session.files) >= _MOST_FILES:
-        raise LineError(0, f"the script reads more than {_MOST_FILES} files: give the launch line")
+        message = f"the script reads more than {_MOST_FILES} files: {LAUNCH_LINE_ALONE}"
+        raise LineError(0, message)
     number = len(session.files)
     session.files.append(name)
     script = parsed(text, number * FILE)

@@ -8,6 +8,7 @@ from enum import Enum
 from mistlab.shell.shell_text import (
     FIRST_PLACEHOLDER,
     LAST_PLACEHOLDER,
+    LAUNCH_LINE_ALONE,
     LineError,
     Text,
     Unknown,
@@ -261,7 +262,7 @@ class Session:
         """Count steps of the evaluation, and end it if there are too many."""
         self.steps += 1 + size // 256
         if self.steps > _STEPS:
-            message = "the script takes too many steps to follow: give the launch line alone"
+            message = f"the script takes too many steps to follow: {LAUNCH_LINE_ALONE}"
             raise StepsError(line, message)
 
     def enter(self, line: int) -> None:
@@ -278,7 +279,8 @@ class Session:
             number = len(self.unknowns)
             self.unknowns.append(unknown)
         if FIRST_PLACEHOLDER + number > LAST_PLACEHOLDER:
-            raise LineError(unknown.line, "too much is unknown: give the launch line alone")
+            message = f"too many values of the script are unknown: {LAUNCH_LINE_ALONE}"
+            raise LineError(unknown.line, message)
         return plain(chr(FIRST_PLACEHOLDER + number), unknown.line)
 
     def first_unknown(self, *texts: Text) -> Unknown | None:

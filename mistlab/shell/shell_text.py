@@ -76,6 +76,10 @@ FIRST_PLACEHOLDER, LAST_PLACEHOLDER = 0xF0000, 0xFFFFD
 LONGEST = 1 << 18
 
 
+# What an error message tells the user to do if a script cannot be followed.
+LAUNCH_LINE_ALONE = "give a script that holds only the launch line"
+
+
 class LineError(InputError):
     """Raised if the script cannot be evaluated because of the command on a line."""
 
@@ -174,7 +178,9 @@ def joined(parts: Iterable[Text], separator: str = "") -> Text:
             chars.append(text.chars)
             length += len(text.chars)
         if length > LONGEST:
-            message = f"a value grows beyond {LONGEST:,} characters: set its variable by --set"
+            message = (
+                f"a value exceeds {LONGEST:,} characters: set its variable by --set NAME=VALUE"
+            )
             raise LineError(text.line, message)
     return Text("".join(chars), _distinct(marks), assumed)
 

@@ -291,7 +291,7 @@ def test_8_bit_products_run_at_their_own_rate() -> None:
     )
     assert 0.5 * halves < eighths < halves
     slow = Cluster(hardware=catalog.hardware("a100-80gb"), nodes=2, gpus_per_node=8)
-    with pytest.raises(FieldError, match=r"fp8 is not supported by this GPU: give fp16, bf16"):
+    with pytest.raises(FieldError, match=r"fp8 is not supported by GPU a100-80gb: give fp16, bf16"):
         Job(workload=replace(WORK, precision="fp8"), cluster=slow, plan=PLAN)
 
 

@@ -198,7 +198,7 @@ def test_an_engine_may_be_given_for_predictions() -> None:
         ),
         (
             "--micro-batch-size x",
-            "--micro-batch-size: line 1: 'x' is not a whole number: give at least 1",
+            "--micro-batch-size: line 1: 'x' is not a whole number: give one of at least 1",
         ),
         ("--micro-batch-size 0", "--micro-batch-size: line 1: 0 is too small: give at least 1"),
         (

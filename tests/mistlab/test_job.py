@@ -62,7 +62,7 @@ BAD = {
         section("workload", global_batch=12),
         (
             "plan.stages[0].micro_batch: 1 x data_parallel 2 x micro_batches 4 = 8, "
-            "but global_batch is 12: data_parallel x micro_batches = 8 must divide 12"
+            "but global_batch is 12: give data_parallel and micro_batches whose product divides 12"
         ),
     ),
     "tensor parallel and heads": (
@@ -132,7 +132,7 @@ BAD = {
     "bad model": (model(layers=0), "workload.model.layers: 0 is too small: give"),
     "precision that the GPU lacks": (
         both(section("workload", precision="bf16"), section("cluster", hardware="v100-16gb")),
-        "workload.precision: bf16 is not supported by this GPU: give fp16 or fp32",
+        "workload.precision: bf16 is not supported by GPU v100-16gb: give fp16 or fp32",
     ),
     "offloading by a baseline": (
         both(section("plan", engine="deepspeed"), stage(offload={"weights": 0.5})),

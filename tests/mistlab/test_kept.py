@@ -100,7 +100,7 @@ def test_a_damaged_file_is_said_once_and_made_again(folder: Path, damage: object
     path = the_file(folder)
     whole = path.read_text()
     path.write_text(damage(whole))  # type: ignore[operator]
-    with pytest.warns(CacheWarning, match="is damaged: what it held is compiled again") as said:
+    with pytest.warns(CacheWarning, match="is damaged: its expressions are compiled again") as said:
         assert made(folder) == 1
     assert len(said) == 1
     assert path.read_text() == whole
@@ -159,7 +159,9 @@ def test_other_sources_are_refused(source: str) -> None:
 def test_a_folder_that_others_may_write_to_is_not_used(folder: Path) -> None:
     made(folder)
     folder.chmod(0o777)
-    with pytest.warns(CacheWarning, match="others may write to it: it is not used") as said:
+    with pytest.warns(
+        CacheWarning, match="users may write to this cache, so it is not used"
+    ) as said:
         assert [made(folder), made(folder)] == [1, 1]
     assert len(said) == 1
 
@@ -167,13 +169,13 @@ def test_a_folder_that_others_may_write_to_is_not_used(folder: Path) -> None:
 def test_a_file_that_others_may_write_to_is_not_used(folder: Path) -> None:
     made(folder)
     the_file(folder).chmod(0o666)
-    with pytest.warns(CacheWarning, match="others may write to it"):
+    with pytest.warns(CacheWarning, match="users may write to this cache"):
         assert made(folder) == 1
 
 
 def test_a_file_where_the_folder_should_be_is_survived(folder: Path) -> None:
     folder.parent.write_text("a file")
-    with pytest.warns(CacheWarning, match="compiled expressions cannot be kept|Not a directory"):
+    with pytest.warns(CacheWarning, match="this cache cannot be written|Not a directory"):
         assert [made(folder), made(folder)] == [1, 1]
     assert folder.parent.read_text() == "a file"
 
@@ -184,7 +186,7 @@ def test_a_folder_that_may_not_be_written_to_is_read(folder: Path) -> None:
     if os.access(folder, os.W_OK):
         pytest.skip("this user may write everywhere")
     try:
-        with pytest.warns(CacheWarning, match="cannot be kept") as said:
+        with pytest.warns(CacheWarning, match="cannot be written") as said:
             assert [made(folder), made(folder, 4), made(folder, 5)] == [0, 1, 1]
         assert len(said) == 1
     finally:
@@ -199,7 +201,7 @@ def test_a_folder_that_takes_nothing_is_survived(
         raise error
 
     monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.warns(CacheWarning, match=f"{error.strerror}: compiled expressions cannot"):
+    with pytest.warns(CacheWarning, match=rf"cache cannot be written \({error.strerror}"):
         assert made(folder) == 1
     monkeypatch.undo()
     assert [*folder.iterdir()] == []

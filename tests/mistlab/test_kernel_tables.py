@@ -106,5 +106,5 @@ def test_8_bit_products_are_faster_by_the_best_of_both(tmp_path: Path) -> None:
     ]
     path.write_text("\n".join(["hardware,operation,precision,tflops", *rows]) + "\n")
     assert read_best_products(path, "B SXM").ratio == pytest.approx(1.9)
-    with pytest.raises(InputError, match="no bf16 gemm of BX"):
+    with pytest.raises(InputError, match="no bf16 GEMM of BX"):
         read_best_products(path, "BX")

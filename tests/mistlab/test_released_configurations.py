@@ -223,7 +223,7 @@ def test_a_wrong_value_is_refused_by_key_value_and_remedy(
     [
         (
             {"model_type": "lama"},
-            r"'lama' is not supported \(did you mean 'llama'.*\): give one of .* trace it",
+            r"'lama' is not supported \(did you mean 'llama'.*\): give one of .* trace the model",
         ),
         ({"model_type": ["llama"]}, r"model_type: \['llama'\] is not supported"),
         ({"model_type": "t5"}, r"'t5' is not supported, because it is an encoder with a decoder"),

@@ -104,12 +104,12 @@ def _without_configuration(options: Options, draft: Found, name: str, level: int
     """
     del options
     missing = f"{name} was not found" if name else "the option is not given"
+    remedy = "put the file beside the script" if name else "add the option with its file"
     if level is None:
         reject(
-            f"{_CONFIG}: {missing}, so ZeRO's level, offloading and precision are unknown: put the "
-            f"file beside the script, or add {_STAGE} N for a configuration with nothing else"
+            f"{_CONFIG}: {missing}, so ZeRO's level, offloading and precision are unknown: "
+            f"{remedy}, or add {_STAGE} N for a configuration with nothing else"
         )
-    remedy = "put the file beside the script" if name else "add it to the launch line"
     text = (
         f"predicted with {_STAGE} {level} and nothing offloaded, because {missing}: {remedy} if it "
         "sets more"
