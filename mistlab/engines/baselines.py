@@ -1,8 +1,8 @@
 """Engines ``megatron``, ``aceso``, ``zero-bubble``, ``deepspeed`` and ``deepspeed-pipe``: the
 systems that published evaluations compare with.
 
-Their slot tables and kernel rules are those that later engines change. The kernels are those of
-Megatron-LM's models, which all of these systems train.
+The slot tables and kernel rules of other engines are derived from theirs. Their kernels are those
+of Megatron-LM's models, which all of these systems train.
 """
 
 from collections.abc import Mapping

@@ -51,31 +51,36 @@ class EngineMemory:
     """The memory of a training engine in one precision: bytes per parameter of weights, gradients
     and optimizer states, and buffers.
 
-    ``weight``, ``gradient`` and ``optimizer`` are kept all the time, ``step_scratch`` only while
-    the rank's part is stepped. With ``rings`` layers come and go through rings of two buffers.
-    Without rings, gradients are reduced through a bucket of ``bucket_elements``, and at most
-    ``gathered_elements`` sharded weights stay gathered; with ``gathered_blocks`` those of both ends
-    and of so many blocks, with gradients that are whole until they are reduced. The head needs
-    ``wide_logits`` times the bytes of its logits more: one where a 32-bit copy takes the place of
-    their 16-bit gradient. With ``whole_logits`` each tensor-parallel rank has the logits of all
-    tokens of the vocabulary.
+    States: ``weight``, ``gradient`` and ``optimizer`` are kept all the time, ``step_scratch`` only
+    while the rank's part is stepped. Frozen weights of blocks take ``frozen_weight`` bytes instead,
+    if this is not 0. Data-parallel ranks reduce ``reduced`` bytes per parameter; 0 stands for as
+    many as ``gradient``.
 
-    Data-parallel ranks reduce ``reduced`` bytes a parameter, if this is not as wide as the
-    gradients that are kept. Blocks keep ``kept_gates`` tensors of the feed-forward network's width
-    more than their graphs do. Where ranks split tokens, a block keeps ``whole_tensors`` tensors of
-    all tokens until the GPU is done with them; the host is ahead of it by at most ``blocks_ahead``
-    blocks. ``kept_by`` says what blocks keep where their operators are not the graph's (``eager``,
-    ``compiled``). Workspaces and buckets take ``fixed_mib`` whatever the plan. Frozen weights of
-    blocks take ``frozen_weight`` bytes, if not as many as others. Logits are those of
-    ``loss_tokens`` tokens at once, if this is not 0; with ``loss_again`` none are kept for the
-    backward pass, which works them out again. Products with frozen weights of few bits keep their
-    inputs of ``quantised_inputs`` micro-batches, though nothing needs them. An engine that
-    ``fuses_loss`` goes through the logits once forward and once backward, and writes their gradient
-    over them.
+    Buffers: with ``rings``, layers that are gathered or fetched use ring buffers of two entries.
+    Without, gradients are reduced through a bucket of ``bucket_elements``, and at most
+    ``gathered_elements`` sharded weights stay gathered. If ``gathered_blocks`` is not 0, the
+    weights of embedding, head and this many blocks stay gathered instead, and gradients of some
+    blocks are whole until they are reduced. Workspaces and buckets take ``fixed_mib`` under any
+    plan.
 
-    Where data-parallel ranks communicate less, ``remembered`` bytes are kept of what was cut off of
-    whole gradients, ``outer`` ones of outer steps, divided as optimizer state is, and there is room
-    for ``arriving`` ones of another rank's largest layer.
+    Blocks keep ``kept_gates`` tensors of the feed-forward network's width beyond those of the layer
+    graph. If ranks split tokens, a block keeps ``whole_tensors`` tensors of all tokens until the
+    GPU has finished with them; the host is at most ``blocks_ahead`` blocks ahead of the GPU.
+    ``kept_by`` says what blocks keep if their operators are not those of the graph (``eager``,
+    ``compiled``). GEMMs with quantised frozen weights keep their inputs of ``quantised_inputs``
+    micro-batches, although nothing needs them.
+
+    The head needs ``wide_logits`` times the bytes of its logits in addition: one if a 32-bit copy
+    takes the place of their 16-bit gradient. With ``whole_logits`` each tensor-parallel rank has
+    logits of the whole vocabulary. Logits are computed for ``loss_tokens`` tokens at a time (0
+    stands for all); with ``loss_again`` none are kept, and the backward pass computes them again.
+    An engine that ``fuses_loss`` reads the logits once in each pass, and writes their gradient over
+    them.
+
+    If data-parallel ranks communicate less, ``remembered`` bytes per parameter hold what
+    compression has cut off, and ``outer`` bytes, sharded like optimizer states, belong to outer
+    steps. A buffer of ``arriving`` bytes per parameter of the largest layer receives another rank's
+    message.
     """
 
     weight: int
@@ -138,19 +143,19 @@ class OtherSums:
 class HostTime:
     """The seconds in which an engine's host launches the kernels of a block, forward and backward.
 
-    A pass of the embedding, or of the head, takes ``end_s``. The GPU never waits for the host as
-    long as the host is ahead, which it is wherever passes compute for longer. An optimizer step
-    always waits for the host: a block's step takes ``step_s`` more, and another ``sharded_step_s``
-    if data-parallel ranks shard it.
+    A pass of the embedding, or of the head, takes ``end_s``. The GPU does not wait for the host
+    while the host is ahead, as it is if passes take longer to compute than to launch. An optimizer
+    step always waits for the host: a block's step takes ``step_s`` more, and another
+    ``sharded_step_s`` if data-parallel ranks shard it.
 
-    Where ``operators`` is not 0, the seconds of passes are those of a block with so many operators,
-    and a block with more takes longer in proportion. Blocks with fewer were not measured, and take
-    as long. Each kernel that context-parallel ranks launch beyond those of a single rank takes
-    ``launch_s``.
+    If ``operators`` is not 0, the seconds of passes are for a block with this many operators, and a
+    block with more operators takes longer in proportion. Blocks with fewer operators were not
+    measured, and are taken to need the same time. Each kernel that context-parallel ranks launch
+    beyond those of a single rank takes ``launch_s``.
 
-    A host that ``waits_for_sends`` waits for the GPU after each message between the stages of a
-    pipeline, if they run in the default order. So it is never a pass ahead, and a micro-batch goes
-    through no stage faster than its host issues it.
+    A host that ``waits_for_sends`` waits for the GPU after each message between pipeline stages in
+    the default order of passes. So it is never a pass ahead, and a micro-batch goes through no
+    stage faster than its host issues it.
     """
 
     forward_s: float
@@ -175,19 +180,18 @@ class ExpertExchange:
     """How an engine's expert-parallel ranks exchange tokens (all-to-all), and what that costs
     beyond transfers.
 
-    At each exchange the GPU waits ``wait_s`` for its host, which has to know how many rows come,
-    and sorts them by the rank's experts; where a rank has one expert there is nothing to sort.
-    ``expert_s`` is the time of the small kernels that each of a rank's experts needs for itself,
-    for each exchange. Of the bytes' time the share ``hidden`` goes on beside another micro-batch.
-    With ``once_a_node`` a token goes to each node once, however many of its experts are there, and
-    is passed on inside the node.
+    At each exchange the GPU waits ``wait_s`` until its host knows how many tokens arrive and sorts
+    them by expert; a rank with a single expert has nothing to sort. Each expert of a rank adds
+    ``expert_s`` for small kernels. The share ``hidden`` of a transfer overlaps with another
+    micro-batch. With ``once_a_node`` a token is sent to each node only once, however many of its
+    experts are there, and is forwarded inside the node.
 
-    ``operator_s`` is the time in which the host issues one operator of a block with experts. It
-    learns how many rows come in each such block, so it is never a block ahead of its GPU: a pass of
-    the block takes as long as its operators do. 0 counts no host.
+    The host issues one operator of a block with experts in ``operator_s``; 0 means that the host is
+    not modelled. In each such block the host learns how many tokens arrive, so it is never a block
+    ahead of its GPU: a pass of the block takes at least as long as issuing its operators.
 
-    With ``weights_of_all`` a copy takes the token's weights of all experts of a node with it, and
-    ranks tell one another which experts all of their tokens chose.
+    With ``weights_of_all`` each copy of a token carries the token's routing weights for all experts
+    of a node, and ranks first gather which experts all tokens chose.
     """
 
     wait_s: float = 0.0
@@ -217,19 +221,20 @@ class KernelRule:
     """A rule for the kernels of an engine: which operators of a layer graph it applies to, and how
     many bytes the engine's kernels move per byte of the graph.
 
-    The first nine fields choose operators; "" and None match any. ``broadcasts`` says whether an
-    operand has fewer dimensions than another, as a bias does. ``adds`` says whose gradients the
-    operator adds: those of a linear layer's ``weight``, of a ``vector``, or of a ``table``.
-    ``makes`` is ``weight`` for products that make gradients of weights. ``behind`` names what comes
-    right before the operator in its pass and makes a tensor of the same shape, of whole operands.
+    The first nine fields select operators; "" and None match all. ``broadcasts`` says whether the
+    operands have different numbers of dimensions, as with a bias. ``adds`` is the kind of parameter
+    whose gradient the operator accumulates: the ``weight`` of a linear layer, a ``vector``, or an
+    embedding ``table``. ``makes`` is ``weight`` for GEMMs that compute weight gradients. ``behind``
+    is the name of the operator that runs just before in the pass, if its operands are not broadcast
+    and its output has the shape of this operator's first input.
 
-    The operator moves ``bytes_factor`` times the graph's bytes, in ``kernels`` kernels; operators
-    ``together`` are one kernel in a layer's pass. ``copies_of_batches`` adds bytes at the memory's
-    rate if a micro-batch has more than one sequence. If a rank's heads times sequences are no
-    multiple of ``fused_for``, ``bytes_unfused`` takes the place of ``bytes_factor``, with
-    ``kernels_unfused`` kernels more. If no heads share their keys and values, ``bytes_own_keys``
-    takes its place (unless it is None), with ``kernels_a_sequence`` kernels for each sequence.
-    An operator that is not ``runs`` is left out.
+    The operator moves ``bytes_factor`` times the graph's bytes, in ``kernels`` kernels; with
+    ``together`` all operators of the rule are one kernel in a layer's pass. ``copies_of_batches``
+    adds memory-bound bytes if a micro-batch has several sequences. If a rank's heads times
+    sequences are not a multiple of ``fused_for``, the factor is ``bytes_unfused``, with
+    ``kernels_unfused`` kernels more. If each query head has keys and values of its own, the factor
+    is ``bytes_own_keys`` (unless it is None), with ``kernels_a_sequence`` kernels for each
+    sequence. Without ``runs`` the operator is left out.
     """
 
     kind: str = ""
@@ -269,47 +274,47 @@ PLAIN = KernelRule()
 class Engine:
     """A training engine, described by facts about its overlap, kernels, memory and limits.
 
-    ``system`` names the engine of the same software, of which this one is a variant, or the engine
-    itself. ``family`` names the engine whose measured runs say how sure this one's times are, which
-    may be the engine itself.
+    ``system`` names the engine of which this one is a variant with the same software, or the engine
+    itself. ``family`` names the engine whose measured runs give the bounds of predicted times,
+    possibly the engine itself. ``slowest`` names the profile of the slowest cluster on which the
+    engine was measured: a cluster without a profile may be as slow.
 
-    ``overlapped`` is its slot table with gradients reduced and weights gathered beside the passes,
-    ``afterwards`` its slot table with both after the last pass; it has one of them at least.
-    ``sends`` is how its stages pass activations on, and a send takes ``send_wait_s`` longer than
-    its link. ``kernels`` are the rules by which its kernels differ from a layer graph's operators.
-    ``memory`` is what it keeps in each precision that it trains in, ``step_moved`` how many bytes a
-    parameter its optimizer's step reads and writes, both with moments of 32 bits; ``optimizers``
-    names what it can step with. ``other_sums`` has both for precisions in which it can sum
-    gradients in other bits than it usually does; ``kernels_of_wide_sums`` come before its other
-    rules where gradients of 16 bits are summed in 32.
-    ``cached_share`` is what its allocator holds beyond what tensors take, as a share of what comes
-    and goes; None stands for the allocator that a hardware file describes, which is the one of this
-    package's own runtime. ``host`` is the time of its host, if that may hold the GPU up; None
-    counts launches of kernels alone. Its products, its fused attention and its kernels that move
-    bytes keep up ``products_share``, ``attention_share`` and ``memory_share`` of the rates that the
-    hardware sustains, which were fitted to other engines' runs; ``shares_on`` has the three by the
-    name of a hardware on which they differ, ``eight_bit_on`` that of plain 8-bit products. A run
-    takes ``crowded_factor`` times as long where a GPU's memory is nearly full. ``slowest`` names
-    the profile of the slowest cluster on which its runs were measured: a cluster without a profile
-    may be as slow.
+    Overlap: ``overlapped`` is the table of tasks (slot table) in which gradient reductions and
+    gathers of weights run beside passes, ``afterwards`` the one in which they follow the last pass;
+    an engine has at least one of them. ``sends`` is how stages send activations; a send takes
+    ``send_wait_s`` longer than its link needs. ``host`` is the time of a host for which the GPU may
+    wait; None means that only kernel launches count. ``expert_exchange`` is how copies of tokens
+    reach their experts.
 
-    ``expert_exchange`` is how copies of tokens get to their experts, and ``drops_tokens`` says
-    whether experts may have a capacity.
+    Kernels: ``kernels`` are the rules by which they differ from a layer graph's operators;
+    ``kernels_of_wide_sums`` precede them if 16-bit gradients are accumulated in 32 bits. GEMMs,
+    fused attention and memory-bound kernels reach ``products_share``, ``attention_share`` and
+    ``memory_share`` of the rates that the hardware sustains, which were fitted to other engines'
+    runs. ``shares_on`` has the three shares for hardware on which they differ, ``eight_bit_on`` the
+    share for plain 8-bit GEMMs, both by the hardware's name.
 
-    The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
-    says whether states and activations may lie in host memory, ``offloads_activations`` whether all
-    of what blocks keep may, where states may not; ``context_exchanges`` in which ways
-    context-parallel ranks exchange keys. Stages run the default order of
-    passes and the named ``orders``, or with ``takes_orders`` whatever order a plan gives.
-    With ``steps_apart`` no stage waits for another one's step: stages that begin late go on late,
-    and an iteration takes as long as the stage that is longest at it.
-    ``keeps_masks`` says whether blocks keep the masks of dropout, or draw them again,
-    ``recomputes_loss`` whether a loss in chunks, of ``chunk_tokens`` each, runs the head again in
-    its backward pass; others make gradients of logits in the forward pass.
-    ``parts_ends`` says whether the last stages of a pipeline may lack blocks, ``orders_axes``
-    whether tensor ranks may be the furthest apart, ``runs_lean`` whether
-    blocks may have operators that keep less, ``runs_here`` whether this package's runtime executes
-    its slot table.
+    Memory: for each precision, ``memory`` is what the engine keeps, and ``step_moved`` the bytes
+    per parameter that an optimizer step reads and writes, both with 32-bit moments. ``other_sums``
+    has both for precisions in which gradients can be accumulated in other bits than by default.
+    ``optimizers`` are the optimizers that the engine has. ``cached_share`` is what the allocator
+    holds beyond tensors, as a share of the bytes that are not held all the time; None means the
+    allocator of the hardware file, measured with this package's runtime. A run takes
+    ``crowded_factor`` times as long if a GPU's memory is nearly full.
+
+    Limits of plans: ``highest_zero`` and ``highest_zero_in_pipeline`` are the highest ZeRO levels
+    without and with several stages. With ``offloads`` states and activations may be in host memory;
+    with ``offloads_activations`` all activations of blocks may, but no states.
+    ``context_exchanges`` are the ways in which context-parallel ranks may exchange keys. Stages run
+    the default order of passes and the named ``orders``, or with ``takes_orders`` any order.
+    ``parts_ends`` says whether the last stages may lack blocks, ``orders_axes`` whether
+    tensor-parallel ranks may be numbered furthest apart, ``drops_tokens`` whether experts may have
+    a capacity, ``runs_lean`` whether blocks may have operators that save fewer bytes.
+
+    With ``steps_apart`` no stage waits for another stage's optimizer step, so an iteration takes as
+    long as that of the slowest stage. ``keeps_masks`` says whether blocks keep dropout masks rather
+    than draw them again. A loss in chunks of ``chunk_tokens`` tokens runs the head again in its
+    backward pass if ``recomputes_loss``; otherwise the forward pass computes the gradients of
+    logits. ``runs_here`` says whether this package's runtime executes the engine's slot table.
     """
 
     name: str

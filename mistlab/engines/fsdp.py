@@ -1,8 +1,8 @@
 """Engines ``fsdp...``: PyTorch's Fully Sharded Data Parallel in its variants.
 
-``fsdp`` trains models with fused kernels, ``fsdp-eager`` and ``fsdp-compiled`` those in torch's own
-operators, ``fsdp-te`` those in Transformer Engine's kernels. Engines ``...-rowwise`` scale 8-bit
-products row by row.
+``fsdp`` trains models with fused kernels, ``fsdp-eager`` and ``fsdp-compiled`` train them with
+torch's own operators, ``fsdp-te`` with Transformer Engine's kernels. Engines ``...-rowwise`` scale
+the operands of 8-bit GEMMs row by row.
 """
 
 from dataclasses import replace

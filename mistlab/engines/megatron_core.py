@@ -1,19 +1,20 @@
 """Engines ``megatron-core``, ``megatron-bridge`` and ``megatron-fsdp``: current versions of
 Megatron.
 
-NeMo, Megatron-Bridge and Megatron-LM stand on it, and it on Transformer Engine's kernels.
+Megatron-core is the library under NeMo, Megatron-Bridge and Megatron-LM; its kernels are those of
+Transformer Engine.
 
-Norms, rotary embedding, gates and the loss are fused kernels; gradients of weights are added up in
-the products that make them. ``megatron-core`` sums gradients in 32 bits, and its host takes part in
+Norms, rotary embedding, gates and the loss are fused kernels; GEMMs accumulate the weight gradients
+that they compute. ``megatron-core`` accumulates gradients in 32 bits, and its host takes part in
 each exchange of tokens between experts. ``megatron-core-fused-loss`` is the same with the loss in
-fused operators (``cross-entropy-loss-fusion``), ``megatron-fsdp`` with weights and gradients
-sharded as well (``megatron-fsdp optim_grads_params``).
+fused operators (``cross-entropy-loss-fusion``), ``megatron-fsdp`` the same with weights and
+gradients sharded as well (``megatron-fsdp optim_grads_params``).
 
-``megatron-bridge`` has the settings of Megatron-Bridge's recipes: gradients are summed and reduced
-in 16 bits, parts of blocks run as CUDA graphs, and fused kernels (HybridEP) exchange tokens in the
-order of experts. ``megatron-bridge-alltoall`` is the same with Megatron's plain exchange,
+``megatron-bridge`` has the settings of Megatron-Bridge's recipes: gradients are accumulated and
+reduced in 16 bits, parts of blocks run as CUDA graphs, and fused kernels (HybridEP) exchange tokens
+in the order of experts. ``megatron-bridge-alltoall`` is the same with Megatron's plain exchange,
 ``megatron-bridge-eager`` with DeepEP and without CUDA graphs, and ``megatron-bridge-graph`` with a
-whole iteration as one CUDA graph and exchanges hidden.
+whole iteration as one CUDA graph and with exchanges overlapped.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """Engines ``mistlab``, this package's own runtime (docs/decisions/0014-engine.md), and ``mist``,
-the published system Mist.
+the published system Mist (EuroSys 2025).
 
-``mist`` is the published Mist (EuroSys 2025). Both stream layers by one slot table, with kernels of
-their own.
+Both stream layers through the GPU by the same table of overlapping tasks (slot table); each has
+kernels of its own.
 """
 
 from dataclasses import replace

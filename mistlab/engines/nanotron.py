@@ -1,14 +1,15 @@
 """The engine ``nanotron``: Hugging Face's nanotron, in eager torch.
 
-It trains in bf16. Weights and their gradients are 16-bit; a 32-bit copy of the gradients sums them
-over micro-batches (nanotron/optim/gradient_accumulator.py). Data-parallel ranks reduce this copy
-during the last backward pass, layer by layer. Its ZeRO-1 shards optimizer state; stepped weights
-are gathered after the step.
+It trains in bf16. Weights and their gradients are 16-bit; a 32-bit copy of the gradients
+accumulates them over micro-batches (nanotron/optim/gradient_accumulator.py). Data-parallel ranks
+reduce this copy during the last backward pass, layer by layer. Its ZeRO-1 shards optimizer states;
+weights are gathered after the step.
 
 Pipelines are 1F1B, and a stage sends and receives in turn with its passes. Blocks and head are
 divided over the stages by their weights, so the last stages may have no block.
 
-``nanotron-whole-inputs`` holds whole tensors of the blocks that its host is ahead of the GPU by.
+``nanotron-whole-inputs`` also keeps whole tensors of the blocks by which its host is ahead of the
+GPU.
 """
 
 from dataclasses import replace

@@ -72,15 +72,14 @@ EIGHT_BIT = ("matmul_8bit", "grouped_matmul_8bit", "matmul_4bit")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """The rate of one class of operators: TFLOP/s in 16 bits, and GB/s of memory.
+    """The rate of one class of operators: TFLOP/s in 16 bits, and GB/s of memory. A rate of None
+    takes no time.
 
-    A rate of None takes no time.
-
-    Products with weights are ``matmul``, products of written-out attention ``batched_matmul``.
-    Fused attention has two classes of its own. Operators that only move bytes are ``memory``.
-    Products of experts are ``grouped_matmul``; products of 8-bit operands have classes of their
-    own, with rates in 8-bit operations; so have products of 4-bit operands. Scans of state-space
-    blocks are ``scan``; the optimizer's step, one kernel, is ``step``.
+    GEMMs with weights are ``matmul``, the batched GEMMs of unfused attention ``batched_matmul``,
+    those of experts ``grouped_matmul``. GEMMs of 8-bit and of 4-bit operands have classes of their
+    own, with rates in operations of that precision, and so have both passes of fused attention.
+    ``memory`` are operators that only move bytes, ``scan`` the scans of state-space blocks;
+    ``step`` is the optimizer step, one kernel.
     """
 
     operators: OperatorClass
@@ -111,10 +110,10 @@ class Rate:
 class Compute:
     """The rates of a GPU for all classes of operators, and the host's time to launch one kernel.
 
-    ``host_computes`` says that the host's own cores are the device, as where a CPU stands in for
-    GPUs: then launches take their time from the arithmetic and do not run beside it.
-    ``sustained`` is the share of these rates that whole training steps keep up, under the GPU's
-    power limit and among other kernels.
+    ``host_computes`` says that the host's own cores are the device (a CPU in place of GPUs): then
+    launches take time away from arithmetic and do not overlap with it. ``sustained`` is the share
+    of these rates that whole training steps reach, under the GPU's power limit and between other
+    kernels.
     """
 
     rates: tuple[Rate, ...]
@@ -210,7 +209,8 @@ class GroupTransfers(Checked):
 class Transfers:
     """The times of transfers, by shape of communication group (ranks in a node, nodes).
 
-    ``in_node`` and ``across_nodes`` are the lines of one GPU that sends to another.
+    ``in_node`` and ``across_nodes`` are the times of a send between two GPUs of one node, and of
+    two nodes.
     """
 
     groups: tuple[GroupTransfers, ...]
@@ -236,11 +236,11 @@ OF_SHARE = "as a share (8 % are 0.08)"
 class Allocator(Checked):
     """Memory of engine ``mistlab`` besides its tensors, inside and outside torch's allocator.
 
-    Stepping layer after layer needs scratch space for the largest layer's shard, when activations
-    are gone; a head needs scratch space too. The allocator's blocks for it can seldom be used for
-    activations at the peak, so they come on top: bytes for each parameter of that shard and of the
-    head. The head's part is at most ``head_mib``, because larger measured heads took no more. A
-    ``communicator_mib`` is what each group of NCCL takes on a GPU; None where it was not measured.
+    An optimizer step needs scratch space for the largest layer's shard when activations are already
+    freed; a head needs scratch space too. At the memory peak, activations can seldom use this
+    space, so it is counted in addition: bytes for each parameter of that shard and of the head. The
+    head's space is at most ``head_mib``, because larger measured heads took no more. A NCCL
+    communicator takes ``communicator_mib`` on a GPU; None if that was not measured.
     """
 
     step_bytes_a_parameter: float = field(metadata=quantity(or_zero=True))
@@ -296,10 +296,10 @@ class EngineCalibration:
     """How far an engine's measured runs are from their predictions, which gives the bounds of
     predictions.
 
-    90 % of measurements lie within ``half_width`` of the prediction, as a share of it, for runs
-    that were left out of the fit while other runs ``at`` their place were in it. ``far_half_width``
-    is the same when all runs of one model width were left out; then the nearest other runs were
-    ``reach`` doublings away.
+    90 % of measurements lie within the share ``half_width`` of their predictions, for runs that
+    were left out of the fit while similar runs (with the sizes ``at``) were in it.
+    ``far_half_width`` is the same share when all runs of one model width were left out; then the
+    nearest other runs were ``reach`` doublings away.
     """
 
     engine: str = field(metadata=name_in(names_for_plans))
@@ -325,8 +325,9 @@ class EngineCalibration:
 class OwnRuns(Checked):
     """How far the runs of a user's own cluster and software are from their predictions on average.
 
-    ``offset`` is their mean, in roots of their ways (``mistlab.cost.confidence``); above 0 they are
-    slower. ``runs`` count those that no fitted constant has used up.
+    ``offset`` is the mean logarithm of measured over predicted time, in units of the square root of
+    a run's way (``mistlab.cost.confidence``); above 0 runs are slower than predicted. ``runs`` is
+    the number of runs, less one for each constant that was fitted to them.
     """
 
     engine: str = field(metadata=name_in(names_for_plans))
