@@ -22,14 +22,17 @@ class StepParts(Checked):
     """The seconds of an iteration on one GPU, by what the GPU does or waits for; their sum is the
     iteration time.
 
-    ``arithmetic_s`` is the model's own arithmetic at the peak rate. Kernels take longer: products
-    by ``products_s``, attention by ``attention_s``, and operators that the GPU's memory limits do
-    no arithmetic that counts for ``memory_bound_s``. ``recomputation_s`` runs a second time. Of
-    communication and copies only what no arithmetic hides is here: exchanges inside layers among
-    ranks of each group, reductions and gathers of data parallelism, ``averaging_s`` of weights of
-    ranks that step by themselves, sends between stages, copies of offloading. For ``hosts_s`` GPUs
-    wait because kernels are launched late. A GPU waits for its pipeline longer than the busiest
-    stage by ``imbalance_s``, and as long as that by ``bubble_s``.
+    ``arithmetic_s`` is the model's own arithmetic at the peak rate. ``products_s`` and
+    ``attention_s`` are how much longer GEMMs and attention take, ``memory_bound_s`` is the time of
+    memory-bound operators, whose arithmetic does not count, and ``recomputation_s`` that of
+    recomputed kernels.
+
+    Communication and copies count only where no arithmetic hides them: exchanges inside layers, by
+    group of ranks; reductions and gathers of data parallelism; averaging of weights by ranks that
+    step independently (``averaging_s``); sends between stages; copies of offloading. ``hosts_s`` is
+    how long the GPU waits because kernels are launched late, ``step_s`` the optimizer step. A GPU
+    waits for its pipeline as long as the busiest stage does (``bubble_s``), and longer by
+    ``imbalance_s``.
     """
 
     arithmetic_s: float = field(metadata=_SECONDS)
@@ -140,9 +143,10 @@ class StagePrediction(Checked):
     """The predicted times of one stage, for a micro-batch and for the optimizer step, and the
     memory of the stage's fullest GPU.
 
-    ``stable_s`` is the time of a steady forward and backward, or of their host. The deltas are the
-    extra times of the first forward and the last backward. ``memory`` splits the highest peak.
-    ``host_bytes`` are the bytes that the stage's ranks on one node keep in the node's host memory.
+    ``stable_s`` is the time of a steady forward and backward pass, or the host's time to issue them
+    if that is longer. The deltas are the extra times of the first forward and the last backward
+    pass. ``memory`` divides the highest memory peak by kind of content. ``host_bytes`` are the
+    bytes that the stage's ranks on one node keep in the node's host memory.
     """
 
     stable_s: float = field(metadata=bounded(minimum=0))

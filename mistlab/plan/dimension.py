@@ -44,13 +44,14 @@ Check = Callable[[Setting], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EngineLimit:
-    """Which values of a dimension (such as the ZeRO level) an engine supports, and the words with
+    """Which values of a dimension (such as the ZeRO level) an engine supports, and the text with
     which other values are refused.
 
-    ``runs`` gives the values that an engine runs, in a pipeline of several stages or not; None
-    stands for all. ``why`` says, behind the engine's name, why others do not run; ``remedy`` stands
-    for a list of those that do. Of values that are levels (``is_level``) a space needs one that is
-    low enough, of others each has to run.
+    ``runs`` returns the values that an engine supports, with or without a pipeline of several
+    stages; None stands for all. ``why`` is the reason why it does not support others, to follow the
+    engine's name in a message; ``remedy`` replaces the list of supported values there. If values
+    are levels (``is_level``), it is enough that a search space has a level that is low enough;
+    otherwise the engine must support each value of the space.
     """
 
     runs: Callable[[Engine, bool], tuple[float, ...] | None]
@@ -64,30 +65,30 @@ class Dimension:
     """A dimension: one choice that a plan makes for each stage, such as its ZeRO level. Its key in
     ``DIMENSIONS`` is the name of its column in tables of candidates.
 
-    ``path`` is its place in a stage of a plan file, if this is not its name. ``symbol`` stands for
-    it in expressions, also in those of layer graphs if it ``is_size``. If it ``chooses_graph``, a
-    stage with the value 1 runs other graphs of its layers. A stage without a value has the
-    ``default``; if there is none, every stage must have a value. Spaces list its values unless
-    another field of theirs chooses it (``is_listed``), and this package's runtime trains by values
-    besides the default if it ``is_trained``, or counts blocks. With ``is_ratio`` it is a
-    share of a whole, otherwise a whole number. It is the degree of the ``axes`` of
-    a mesh (``mistlab.plan.dimensions``). A choice ``shared_by`` the ranks of a group has no
-    effect if the group has one rank; where blocks have experts, whose states other ranks share, the
-    group ``experts_shared_by`` has to have one rank, too.
+    Values: ``path`` is where a stage of a plan file has the value, if that is not the name. A stage
+    without a value gets the ``default``; without a default, every stage must have a value. With
+    ``is_ratio`` a value is a share, otherwise a whole number. Search spaces list the values if
+    ``is_listed``; otherwise another field of the space determines them. This package's runtime
+    trains with other values than the default if ``is_trained``, or if the dimension counts blocks.
 
-    ``amount`` and ``noun`` put a value into words: "ZeRO-2", or "3" and "blocks recomputed"; or
-    each value has its ``words``. ``brief`` does the same in the one line of a plan, if not like
-    this; values that ``is_told`` are told at length even if they are the default.
-    ``label`` is the dimension's short name in searchers' choices.
+    Costs: ``symbol`` stands for the value in expressions, and with ``is_size`` also in layer
+    graphs. If it ``chooses_graph``, layers of a stage with the value 1 have other graphs. The value
+    is the degree along the mesh's ``axes`` (``mistlab.plan.dimensions``). A choice ``shared_by``
+    the ranks of a group has no effect if the group has one rank; if blocks have experts, whose
+    states other ranks share, the group ``experts_shared_by`` must have one rank, too. ``of_tasks``
+    has factors by kind of task, on the bytes that a task moves (U, R, P, G, O, A) or on its time
+    (F, B, S). ``of_states`` has factors on the bytes of weights, gradients or optimizer states
+    (fields of ``mistlab.engines.engine.EngineMemory``).
 
-    ``checks`` tell by step why a stage cannot have its value; a search tries a value that
-    ``is_tried`` alone. A coarse look divides ratios into ``coarse_parts``; a step between choices
-    counts ``box_weight`` beside steps of others where a proof splits boxes. ``limit`` is the fact
-    of engines that limits it.
+    Texts: ``amount`` and ``noun`` put a value into words ("ZeRO-2", or "3" and "blocks
+    recomputed"), unless each value has its ``words``. ``brief`` replaces them in a plan's one-line
+    summary. With ``is_told`` even the default is mentioned. ``label`` is a short name in searchers'
+    choices.
 
-    ``of_tasks`` has factors by kind of task, on the bytes that it moves (U, R, P, G, O, A) or on
-    its time (F, B, S). ``of_states`` has factors on the bytes of weight, gradient or optimizer
-    state (fields of ``mistlab.engines.memory.EngineMemory``).
+    Limits: ``checks`` say, by step of checking, why a stage cannot have the value. Searches only
+    try values that ``is_tried`` accepts. Coarse searches divide ratios into ``coarse_parts``. Where
+    a proof splits sets of strategies, a step of this dimension counts ``box_weight`` times.
+    ``limit`` says which values engines support.
     """
 
     part: Part

@@ -50,12 +50,12 @@ class Trained(Checked):
 class Experts:
     """Mixture of experts: several feed-forward networks, of which each token uses a few.
 
-    There are ``count`` experts of the inner width ``ffn``, and a token goes to ``active`` of them.
-    Experts that every token takes are one network of the width ``shared_ffn``. The first
-    ``dense_blocks`` blocks of the model have a plain network instead, of the model's own width.
-    With ``hidden`` above 0 a token is made so short before it goes to its experts, and long again
-    after it came back. The ``router`` says which experts a token takes. With a ``gate_limit`` above
-    0 gates and values of a gated network are cut off there, and gated as gpt-oss does it.
+    There are ``count`` experts of inner width ``ffn``, and a token uses ``active`` of them. Experts
+    that every token uses form one network of width ``shared_ffn``. The first ``dense_blocks``
+    blocks of the model have a plain network instead, of the model's own width. If ``hidden`` is
+    above 0, a token is projected to this width before it is sent to its experts, and back
+    afterwards. The ``router`` chooses the experts of a token. If ``gate_limit`` is above 0, gates
+    and values of a gated network are clamped to it, and gated as in gpt-oss.
     """
 
     count: int = field(metadata=bounded(minimum=2, most=MOST_EXPERTS))

@@ -37,18 +37,20 @@ class TokenSplit(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan(dimension_fields.StageFields):
     """One pipeline stage of a plan: its blocks, its parallel degrees and its ways to save memory.
+    The fields are the rows of ``mistlab.plan.dimensions.DIMENSIONS``.
 
-    ``micro_batch`` is the number of sequences on a data-parallel rank, of whose tokens each of
-    ``context_parallel`` ranks has a part; ``context_exchange`` says how they exchange keys
-    (``mistlab.schedule.context_ways``). With ``sequence_parallel``
-    (1) tensor-parallel ranks split tokens wherever they do not split weights. Experts are divided
-    among ``expert_parallel`` ranks, and each expert's width among ``expert_tensor_parallel`` ones;
-    both are neighbours among the stage's GPUs, whatever the other degrees. ``zero`` shards
-    optimizer state (1), also gradients (2), also weights (3). It does so over all data-parallel
-    ranks, or with ``state_replicas`` over each of so many equal parts of them. The last
-    ``products_recomputed_layers`` blocks recompute every second product,
-    ``core_recomputed_layers`` before them attention's core, and ``checkpointed_layers`` before
-    those all activations. The fields are the rows of ``mistlab.plan.dimensions.DIMENSIONS``.
+    ``micro_batch`` is the number of sequences on a data-parallel rank; each of ``context_parallel``
+    ranks has a part of their tokens, and ``context_exchange`` says how these ranks exchange keys
+    (``mistlab.schedule.context_ways``). With ``sequence_parallel`` (1) tensor-parallel ranks split
+    tokens wherever they do not split weights. Experts are divided among ``expert_parallel`` ranks,
+    and each expert's width among ``expert_tensor_parallel`` ranks; both are neighbours among the
+    stage's GPUs, whatever the other degrees.
+
+    ``zero`` shards optimizer states (1), also gradients (2), also weights (3): over all
+    data-parallel ranks, or with ``state_replicas`` over each of this number of equal groups of
+    them. The last ``products_recomputed_layers`` blocks recompute every second GEMM; the
+    ``core_recomputed_layers`` before them recompute attention's core, and the
+    ``checkpointed_layers`` before those all activations.
     """
 
     def __post_init__(self) -> None:

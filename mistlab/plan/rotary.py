@@ -13,16 +13,19 @@ ScalingKind = Literal["linear", "llama3", "yarn", "dynamic", "longrope", "other"
 class RotaryScaling:
     """The scaling of a model's rotary frequencies: its kind and its parameters.
 
-    ``linear`` divides all frequencies by ``factor``. Two others do so to the slow ones, and leave
-    the fast ones: ``llama3`` those that turn less than ``low``, or more than ``high`` times in
-    ``positions`` tokens; ``yarn`` by the number of a channel, between those that turn ``high`` and
-    ``low`` times (Peng et al. 2023, arXiv 2309.00071), which it rounds outwards if it
-    ``truncates``. What the next do depends on the length of sequences: ``dynamic`` has a larger
-    base for those longer than ``positions``; ``longrope`` divides each pair of channels by a number
-    of its own, those of ``long`` for such sequences and of ``short`` for others (Ding et al. 2024,
-    arXiv 2402.13753). ``other`` is a way that a model's own code has alone: it can be predicted,
-    as no cost depends on any of it. Rotated channels are multiplied by ``amplitude``, and scores of
-    attention by ``score_factor``.
+    - ``linear`` divides all frequencies by ``factor``.
+    - ``llama3`` divides the slow frequencies, which turn less than ``low`` times in ``positions``
+      tokens, keeps the fast ones, which turn more than ``high`` times, and interpolates between.
+    - ``yarn`` does the same, but interpolates by the number of a channel, between the channels that
+      turn ``high`` and ``low`` times (Peng et al. 2023, arXiv 2309.00071); their numbers are
+      rounded outwards if it ``truncates``.
+    - ``dynamic`` has a larger base for sequences longer than ``positions``.
+    - ``longrope`` divides each pair of channels by a number of its own: from ``long`` for sequences
+      longer than ``positions``, from ``short`` for others (Ding et al. 2024, arXiv 2402.13753).
+    - ``other`` is a scaling that only the model's own code has; it can be predicted, since no cost
+      depends on the scaling.
+
+    Rotated channels are multiplied by ``amplitude``, and attention scores by ``score_factor``.
     """
 
     kind: ScalingKind

@@ -12,19 +12,19 @@ Scores = Literal["softmax", "sigmoid"]
 class Router:
     """The rule of a router: which experts a token is sent to, and how their outputs are weighted.
 
-    An expert's score is its share in a softmax over all experts, or a sigmoid of its own number. A
-    token takes the experts with the largest scores; with ``groups`` those of the ``active_groups``
-    best groups alone, where a group is as good as the sum of its ``best_of_group`` best scores.
-    With ``correction`` each expert has a number that is added to its score for the choice, and for
-    nothing else. The weights are the scores of the chosen experts, ``normalized`` to a sum of 1 or
-    as they are, times ``scale``. They multiply what experts make of a token, or where the router
-    ``weighs_inputs`` what they take.
+    An expert's score is its share in a softmax over all experts' logits, or the sigmoid of its own
+    logit. A token takes the experts with the largest scores; with ``groups`` only those in the
+    ``active_groups`` best groups, where a group counts as much as the sum of its ``best_of_group``
+    best scores. With ``correction`` a number for each expert is added to its score when experts are
+    chosen, and only then. Experts' weights are the scores of the chosen experts, ``normalized`` to
+    a sum of 1 or not, times ``scale``. They multiply the experts' outputs or, if the router
+    ``weighs_inputs``, their inputs.
 
-    In training, each step adds ``correction_rate`` to the corrections of experts that took fewer
-    tokens than the mean, and takes it from those of the others. To the loss whose gradients are
-    followed is added ``balance_loss`` times the sum over experts of their share in a sequence's
-    choices, times the mean of their scores in it, times their number; and ``z_loss`` times the mean
-    square of the logarithm of a token's sum of powers. No cost depends on any of it.
+    In training, each step adds ``correction_rate`` to the corrections of experts that got fewer
+    tokens than the mean, and subtracts it from the others'. Two terms are added to the loss. The
+    first is ``balance_loss`` times the number of experts, times the sum over experts of their share
+    in a sequence's choices times their mean score in the sequence. The second is ``z_loss`` times
+    the mean square of the log-sum-exp of a token's logits. No cost depends on any of these fields.
     """
 
     scores: Scores = "softmax"

@@ -30,18 +30,19 @@ class SearchSpace(dimension_fields.SpaceFields):
     """A search space: the parallel degrees, offloaded shares and features that plans may have; a
     degree list of None allows every divisor of the GPUs.
 
-    A plan takes all GPUs, and each of its stages lies inside one node or fills whole nodes. Its
-    passes have one of the ``orders`` that its numbers allow. ``recomputation`` says how many of its
-    blocks a stage may recompute, or recompute attention's core or every second product of, as far
-    as ``core_recomputed_layers`` and ``products_recomputed_layers`` allow these (None: always).
-    Without ``unequal_stages`` all
-    stages have the same ZeRO level, ratios and number of recomputed blocks (or all blocks, if they
-    have fewer); with it, each stage chooses for itself. Whether stages may have unequal numbers of
-    blocks is said apart: up to ``layers_off_balance`` fewer or more than an even share, or any
-    number with None. With ``unequal_meshes`` degrees may differ too. Of
-    ``state_replicas`` a stage has one, or one in each node that it fills, if this is listed. A
-    single rank shards nothing, and takes the lowest ZeRO level. Plans may name ``other_engines``,
-    too; each of them has the choices that it can run.
+    A plan uses all GPUs, and each of its stages lies inside one node or fills whole nodes. Its
+    passes have one of the ``orders``, if its numbers of stages and micro-batches allow this order.
+    ``recomputation`` says how many of its blocks a stage may recompute. It holds for blocks that
+    recompute attention's core, or every second GEMM, too, if ``core_recomputed_layers`` or
+    ``products_recomputed_layers`` is allowed (None: always).
+
+    Without ``unequal_stages`` all stages have the same ZeRO level, offload ratios and number of
+    recomputed blocks (or recompute all blocks, if they have fewer). Numbers of blocks may differ
+    from an even share by up to ``layers_off_balance``; None means by any number. With
+    ``unequal_meshes`` parallel degrees of stages may differ, too. ``state_replicas`` of a stage are
+    one, or one in each node that it fills, if this is listed. A single rank shards nothing, and
+    gets the lowest ZeRO level. Plans may also have one of the ``other_engines``, each with the
+    choices that it supports.
     """
 
     def __post_init__(self) -> None:

@@ -56,36 +56,34 @@ NORM_EPSILON = 1e-5
 class ModelSpec:
     """The sizes and structure of a model; ``of`` and ``from_mapping`` fill in omitted fields.
 
-    ``ffn`` is the inner width of the feed-forward network, and of its gate if it has one. Rotary
-    embedding turns the share ``rotary_fraction`` of a head's channels, the slowest channel by one
-    radian in about ``rotary_base`` positions, or slower with ``rotary_scaling``. Norms add
-    ``norm_epsilon`` to what they divide by the root of. Training drops the share ``dropout`` of the
-    embedding and of what a block's halves add, and the share ``attention_dropout`` of attention's
-    shares, or of these ``dropout`` too if it is None. ``graph_file`` is the JSON file with the
-    traced layers of a custom model. ``tensor_parallel_degrees`` are the degrees that its code
-    supports; None stands for all degrees that divide heads and widths. ``trained`` is how the model
-    was trained by those who published it.
+    ``ffn`` is the inner width of the feed-forward network (and of its gate). Rotary embedding turns
+    the share ``rotary_fraction`` of a head's channels, the slowest channel by one radian in about
+    ``rotary_base`` positions, or slower with ``rotary_scaling``. ``norm_epsilon`` is added under
+    the root of norms. ``dropout`` is the dropout rate of the embedding and of the outputs of
+    attention and network, ``attention_dropout`` that of attention probabilities; None stands for
+    ``dropout``.
 
-    With ``qk_norm`` each head's queries and keys are normalised. With ``attention_gate`` what
-    attention gives is multiplied, channel by channel, by gates made with the queries. With
-    ``sinks`` each head has one more score, to which no value belongs. With ``post_norms`` what
-    attention and the network make is normalised before it is added to the residual. ``window``,
-    ``latent``, ``experts`` and ``state_space`` are parts that some models have. The head predicts
-    ``further_tokens`` after the next one, each with a block of its own (multi-token prediction).
+    ``qk_norm`` normalises each head's queries and keys. ``attention_gate`` multiplies attention's
+    output, channel by channel, by gates computed with the queries. With ``sinks`` each head has one
+    more score, without a value. ``post_norms`` normalise the outputs of attention and network
+    before they are added to the residual. ``window``, ``latent``, ``experts`` and ``state_space``
+    are parts that some models have. The head also predicts ``further_tokens`` tokens after the next
+    one, each with a further block (multi-token prediction).
 
-    ``context`` is the number of tokens, prompt and output together, that the released model was
-    made for; None where no release says it.
+    ``graph_file`` is the JSON file with the traced layers of a custom model.
+    ``tensor_parallel_degrees`` are the degrees that its code supports; None stands for all degrees
+    that divide heads and widths. ``trained`` describes the published training. ``context`` is the
+    number of tokens, prompt and output together, that the released model supports; None if no
+    release says it. ``remarks`` say where the description differs from the model, such as SiLU in
+    place of a gate's GELU; predictions repeat them.
 
-    ``remarks`` tell where the description is not the model itself but what stands for it, as where
-    a gate of GELU is taken as one of SiLU. Predictions repeat them.
+    Models of family bert are encoders (Devlin et al. 2018): tokens attend to all tokens, norms
+    follow the residual additions, and the head predicts masked tokens.
 
-    Models of family bert are encoders (Devlin et al. 2018): tokens look at all tokens, norms come
-    behind the sums of halves, and a head predicts the tokens that were hidden.
-
-    A hybrid model has a ``pattern``: a letter for each block, which take turns. Blocks have one
-    part alone (``M`` the state-space mixer, ``*`` attention, ``-`` the network, ``E`` experts), or
-    a mixer and a network (``G`` the state-space mixer, ``A`` attention; both with experts, if the
-    model has experts; ``D`` attention and the plain network).
+    A hybrid model has a ``pattern``: a letter for each block, repeated over the model. Blocks have
+    one part only (``M`` state-space mixer, ``*`` attention, ``-`` network, ``E`` experts), or a
+    mixer and a network (``G`` state-space mixer, ``A`` attention, both with experts if the model
+    has experts; ``D`` attention and the plain network).
     """
 
     name: str = ""
@@ -396,21 +394,23 @@ AdapterTargets = Literal["all", "attention"]
 class Workload:
     """One training step: ``global_batch`` sequences of ``sequence_length`` tokens.
 
-    ``attention`` is fused in one kernel (flash) or computed product by product (math). The
-    precision fp8 is bf16 with 8-bit products of blocks and their weights; with fp4 these products
-    take 4-bit operands, but for those of experts, which take 8-bit ones. The optimizer keeps its
-    two moments in 32, 16 or 8 bits. In blocks with experts the busiest rank takes
-    ``expert_imbalance`` times as many tokens as the mean. With ``expert_capacity`` no expert takes
-    more than this many times the mean: further tokens are dropped. With ``expert_padding`` every
-    expert takes exactly as many, some of them empty.
+    ``attention`` is fused in one kernel (flash) or computed GEMM by GEMM (math). Precision fp8 is
+    bf16 with weights and GEMMs of blocks in 8 bits; with fp4 these GEMMs take 4-bit operands,
+    except those of experts, which take 8-bit ones. The optimizer keeps its two moments in 32, 16 or
+    8 bits.
 
-    What is trained is all weights, or ``adapters`` of a rank beside frozen weights (LoRA), on all
-    products of blocks or on those of attention. Frozen weights of blocks have 16 bits, or are
-    dequantised before each product from 8 or 4 (``base``). A loss in chunks has the logits of some
-    tokens at once. The ``states`` are mixed as the engine does it, or weights, gradients and
-    moments have 16 bits. ``gradients`` are summed over micro-batches and ranks in the bits that the
-    engine usually has, or in these. By a ``reduction`` that is not plain, data-parallel ranks
-    communicate less, and another training is the outcome.
+    In blocks with experts, the busiest rank gets ``expert_imbalance`` times as many tokens as the
+    mean. With ``expert_capacity`` an expert takes at most this multiple of the mean number of
+    tokens; further tokens are dropped. ``expert_padding`` fills every expert up to its capacity
+    with empty tokens.
+
+    ``train`` says whether all weights are trained, or adapters of rank ``adapter_rank`` beside
+    frozen weights (LoRA), on all GEMMs of blocks or on those of attention. Frozen weights of blocks
+    have 16 bits, or 8 or 4 bits and are dequantised before each GEMM (``base``). A ``loss`` in
+    chunks computes logits for some tokens at a time. ``states`` are in mixed precision as the
+    engine has them, or weights, gradients and moments all have 16 bits. ``gradients`` are the bits
+    in which gradients are accumulated and reduced, usually the engine's. With a ``reduction`` other
+    than the plain one, data-parallel ranks communicate less, and training gives other weights.
     """
 
     model: ModelSpec

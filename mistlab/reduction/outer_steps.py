@@ -1,10 +1,11 @@
 """Streaming outer steps (DiLoCo): a model's fragments are averaged one after another, with a delay,
 and mixed into each rank's weights.
 
-Each fragment is averaged once in ``every`` inner steps, one after another at equal distances. Its
-change since its last outer step is taken ``delay`` steps before that, and averaged meanwhile; then
-the outer optimizer moves the weights that all ranks share by it, and a rank goes on from a mixture
-of these and of its own: ``mixed`` of its own.
+Each fragment is averaged once in ``every`` inner steps, at equal distances from the other
+fragments. Its change since its last outer step is taken ``delay`` steps before the next one, and
+averaged meanwhile. Then the outer optimizer applies the mean change to the weights that all ranks
+share, and each rank continues from a mixture of the shared weights and its own, with the share
+``mixed`` of its own.
 """
 
 from collections.abc import Callable

@@ -74,17 +74,20 @@ class RankLink(Checked):
 class Reduction:
     """A gradient reduction: how data-parallel ranks combine their gradients or weights.
 
-    Gradients are summed by all ranks (``all_reduce``) or by ``shards`` servers, whole or compressed
-    with a feedback, ``neolithic`` in so many ``rounds``. Of each value so many of the smallest and
-    largest may be ``trimmed``, so that as many ``liars``, ranks that send ten times their gradient
-    the other way, do little harm. ``asynchronous`` servers step with each rank's gradients as they
-    come, and send it the weights of then: no rank waits for another. Or ranks step by themselves,
-    and average weights: with neighbours on a graph in every step (``gossip``), by a ``topology`` or
-    by their own ``offsets``; with all others ``every`` so many steps (``local``); or by outer steps
-    of that distance (``outer``), in ``outer_bits`` a value, of one of ``fragments`` at a time, with
-    an outer ``rate`` and Nesterov's ``momentum``. A fragment's change may be sent while ``delay``
-    further steps go on; then a rank goes on from the new weights, ``mixed`` with so much of its
-    own. Outer steps are those of ``replicas``, each of which trains as a plan says, or of all
+    Gradients are summed in every step, among all ranks (kind ``all_reduce``) or by ``shards``
+    parameter servers (``server``), whole or compressed with error ``feedback`` (``neolithic`` sends
+    ``rounds`` messages a step). Of each value, the ``trimmed`` smallest and largest may be left
+    out, so that as many ``liars`` (ranks that send ten times their gradient with the opposite sign)
+    do little harm. ``asynchronous`` servers step with each rank's gradients as they arrive and send
+    it the current weights, so that no rank waits for another.
+
+    With the other kinds ranks step by themselves, and average weights. ``gossip`` averages with
+    neighbours on a graph in every step, by a ``topology`` or by given ``offsets``. ``local``
+    averages with all ranks once in ``every`` steps. ``outer`` takes outer steps as often, with
+    ``outer_bits`` per value, for one of ``fragments`` of the weights at a time, with an outer
+    learning ``rate`` and Nesterov ``momentum``. A fragment's change may be sent while ``delay``
+    further steps run; then a rank continues from the new weights, with the share ``mixed`` of its
+    own. Outer steps are among ``replicas``, each of which trains by the plan, or among all
     data-parallel ranks.
     """
 
