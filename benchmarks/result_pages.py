@@ -30,7 +30,8 @@ def main() -> int:
     pages = {path.stem: path for path in sorted((ROOT / RESULTS).glob("*.md"))}
     unknown = sorted(set(options.names) - set(pages))
     if unknown:
-        parser.error(f"NAME: no page of {RESULTS} is named {unknown[0]!r}: {', '.join(pages)}")
+        known = ", ".join(pages)
+        parser.error(f"NAME: no page of {RESULTS} is named {unknown[0]!r}: give some of {known}")
     results = [_made_again(pages[name], options.longest) for name in options.names or pages]
     return int("failed" in results)
 

@@ -81,8 +81,8 @@ class TokenFile:
         if len(outside):
             reject(
                 f"--data {self.path}: token {tokens_read[outside[0]]} at {begin + outside[0]} is "
-                f"outside the vocabulary of {self.vocab}: give the model's vocab, or a file of its "
-                "tokenizer"
+                f"outside the vocabulary of {self.vocab} tokens (workload.model.vocab): give a "
+                "file that the model's tokenizer made, or a larger vocab"
             )
         return tokens_read
 
@@ -115,8 +115,8 @@ def open_tokens(path: Path, *, length: int, vocab: int, seed: int) -> TokenFile:
     if size < stated or size % kind.itemsize:
         if size < stated:
             reject(
-                f"--data {path}: {size} bytes are fewer than the {stated} of its index: the file "
-                "is truncated, copy it again"
+                f"--data {path}: {size} bytes are fewer than the {stated} of its index "
+                f"{index.name}: the file is truncated, copy it again"
             )
         reject(
             f"--data {path}: {size} bytes are not a multiple of a token's {kind.itemsize}: the "
@@ -125,7 +125,7 @@ def open_tokens(path: Path, *, length: int, vocab: int, seed: int) -> TokenFile:
     if size // kind.itemsize <= length:
         reject(
             f"--data {path}: {size // kind.itemsize} tokens are too few for a sequence of {length} "
-            "and its next token: give a longer file, or a shorter sequence_length"
+            "and its next token: give a longer file, or a shorter workload.sequence_length"
         )
     tokens = np.memmap(path, dtype=kind, mode="r")
     return TokenFile(path=path, tokens=tokens, length=length, vocab=vocab, seed=seed)

@@ -24,8 +24,8 @@ def strictly_deterministic() -> Iterator[None]:
     """
     if torch.cuda.is_initialized() and WORKSPACE not in os.environ:
         reject(
-            f"--deterministic: this process has used its GPU without {WORKSPACE}: set it to "
-            f"{FIXED_WORKSPACE}, or start another process"
+            f"--deterministic: this process used its GPU before {WORKSPACE} was set: set this "
+            f"environment variable to {FIXED_WORKSPACE} before the process starts"
         )
     os.environ.setdefault(WORKSPACE, FIXED_WORKSPACE)
     # Typed as ``Any`` because the type checker does not know the attributes of this module.

@@ -92,7 +92,7 @@ class EndedDocuments:
             reject(
                 f"--lengths ends:{end}: a document of --data {file.path} has {longest} tokens, "
                 f"more than workload.sequence_length {file.length}: give --cut to cut it, or a "
-                "longer sequence"
+                f"sequence_length of at least {longest}"
             )
         return cls(file=file, begins=begins)
 

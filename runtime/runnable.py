@@ -16,7 +16,6 @@ from mistlab.stages.stage_shape import StageShape, replicas_of, shares_table
 
 # The treatments of blocks (ways to run them) that the runtime supports for a user's own code.
 TREATED_OWN = frozenset({PLAIN, "recomputed"})
-REMEDY_OWN = "and names no factory: trace package.module:factory, without --blocks"
 
 
 def check_started(job: Job, stage: int | None, started: int) -> None:
@@ -32,9 +31,9 @@ def check_started(job: Job, stage: int | None, started: int) -> None:
     elif started != ranks:
         were = "1 was" if started == 1 else f"{started} were"
         reject(
-            f"the plan takes {ranks} rank{'s' if ranks > 1 else ''}, {were} started: "
-            f"torchrun --nproc-per-node {ranks} -m experiments.run_plan ... (fewer on each of "
-            "several nodes)"
+            f"the plan takes {ranks} rank{'s' if ranks > 1 else ''}, {were} started: start "
+            f"torchrun --nproc-per-node {ranks} -m experiments.run_plan ... (on several nodes, "
+            "--nnodes too and fewer ranks on each)"
         )
 
 
@@ -53,15 +52,18 @@ def _check_alone(plan: Plan, stage: int, started: int) -> None:
             f"plan.stages[{stage}] parallel degrees of 1, or leave --stage out"
         )
     if started > 1:
-        reject(f"--stage takes 1 rank, {started} were started: start it without torchrun")
+        reject(
+            f"--stage {stage}: runs a stage in 1 rank, but {started} were started: start the "
+            "command without torchrun"
+        )
 
 
 def check_runnable(job: Job) -> None:
     """Refuse plans of other engines, and choices or models that the runtime does not support."""
     if not ENGINES[job.plan.engine].runs_here:
         reject(
-            f"plan.engine: {job.plan.engine} trains in its own framework: give mistlab, or "
-            "export the plan"
+            f"plan.engine: {job.plan.engine} trains in its own framework, not by this command: "
+            "give mistlab, or write the framework's files (python -m experiments.export)"
         )
     for number, stage in enumerate(job.plan.stages):
         for name, row in DIMENSIONS.items():
@@ -388,39 +390,44 @@ def _check_packing(where: str, ranks: int, workload: Workload) -> None:
     heads = model.heads * model.head_dim, model.kv_heads * model.head_dim
     split_rows = [(size, model.hidden) for size in (*heads, model.ffn)]
     split_columns = [(model.hidden, size) for size in (heads[0], model.ffn)]
-    for _, inputs in (*split_rows, *split_columns):
+    widths = {"hidden": model.hidden, "heads x head_dim": heads[0], "ffn": model.ffn}
+    for name, inputs in widths.items():
         if inputs % BLOCK:
             reject(
                 f"workload.base: {workload.base} weights share a scale among {BLOCK} inputs of a "
-                f"GEMM, and {inputs} inputs are not a multiple of {BLOCK}: give base: 16bit"
+                f"GEMM, and {name} {inputs} of workload.model is not a multiple of {BLOCK}: give "
+                "workload.base: 16bit"
             )
     rows = [rows // ranks * (inputs // BLOCK) for rows, inputs in split_rows]
     columns = [inputs // ranks // BLOCK * rows for rows, inputs in split_columns]
     uneven = any(inputs // ranks % BLOCK for _, inputs in split_columns)
     if ranks > 1 and (uneven or any(blocks % group for blocks in (*rows, *columns))):
         reject(
-            f"{where}.tensor_parallel: {ranks} ranks cut groups of {BLOCK * group} weights of base "
-            f"{workload.base} that share a scale: give 1, or workload.base: 16bit"
+            f"{where}.tensor_parallel: {ranks} ranks would cut groups of {BLOCK * group} weights "
+            f"that share a scale (workload.base: {workload.base}): give 1, or workload.base: 16bit"
         )
 
 
 def trains_here(model: ModelSpec) -> str:
     """Why the runtime cannot train a model; empty if it can."""
     if model.family == "custom":
-        return "" if model.factory else f"it is traced, {REMEDY_OWN}"
+        if model.factory:
+            return ""
+        reason = "it was traced from a configuration, or with --blocks, so its code is not known"
+        return f"{reason}: trace package.module:function, without --blocks"
     experts, scaling = model.experts, model.rotary_scaling
     reasons = {
-        "blocks of a pattern, which scan or lack a half: give a model without a pattern": (
+        "its pattern mixes unlike blocks, such as state spaces: give a model without a pattern": (
             model.is_hybrid
         ),
-        "windows beside a pattern of blocks, whose kinds have none: leave one of them out": (
-            model.pattern and model.window
+        "it has a window and a pattern, whose attention blocks have no window: leave window or "
+        "pattern out": model.pattern and model.window,
+        "its experts are computed beside attention: give parallel_block: false": (
+            experts and model.parallel_block
         ),
-        "experts beside attention: give parallel_block: false": experts and model.parallel_block,
-        "rotary_scaling other, of the model's own code: give a kind, or leave it out": (
-            scaling and scaling.kind == "other"
-        ),
-        "dropout 1, which leaves nothing: give less": model.dropout == 1,
+        "rotary_scaling is other, known only to the model's code: give another kind, such as yarn, "
+        "or leave rotary_scaling out": scaling and scaling.kind == "other",
+        "dropout 1 would drop all values: give a dropout below 1": model.dropout == 1,
     }
     return next((why for why, holds in reasons.items() if holds), "")
 
@@ -434,8 +441,8 @@ def _check_dropped_shares(workload: Workload) -> None:
         remedy = "" if with_parts else ", or workload.attention: math"
         reject(
             f"workload.model.attention_dropout: {model.dropped_shares:g} with "
-            f"{with_parts[0] if with_parts else f'attention: {workload.attention}'} can be "
-            f"predicted but not trained yet: give 0{remedy}"
+            f"{with_parts[0] if with_parts else f'workload.attention: {workload.attention}'} can "
+            f"be predicted but not trained yet: give 0{remedy}"
         )
 
 
@@ -460,8 +467,9 @@ def check_model(workload: Workload) -> None:
     _check_dropped_shares(workload)
     if (further := workload.model.further_tokens) >= workload.sequence_length:
         reject(
-            f"workload.model.further_tokens: {further} predicted after each token are "
-            f"more than a sequence of {workload.sequence_length} has: give fewer"
+            f"workload.model.further_tokens: {further} tokens predicted beyond the next need a "
+            f"longer sequence than workload.sequence_length {workload.sequence_length}: give at "
+            f"most {workload.sequence_length - 1}"
         )
     if workload.expert_padding:
         reject(

@@ -500,7 +500,7 @@ def _check_layers(plan: Plan) -> None:
             refuse(
                 f"plan.stages[{number}].layers",
                 "0, so that the stage has no task to simulate: leave the stage out, or predict the "
-                "plan in closed form",
+                "plan in closed form (--simulator symbolic)",
             )
 
 
@@ -510,8 +510,9 @@ def _check_tasks(plan: Plan) -> None:
     if tasks > MOST_TASKS:
         refuse(
             "plan.micro_batches",
-            f"{plan.micro_batches} of {plan.layers} layers are {tasks:,} passes of layers, more "
-            f"than the {MOST_TASKS:,} that can be simulated: give fewer, or predict in closed form",
+            f"{plan.micro_batches} through {plan.layers} layers are {tasks:,} passes of layers, "
+            f"more than the {MOST_TASKS:,} that can be simulated: give fewer micro-batches, or "
+            "predict in closed form (--simulator symbolic)",
         )
 
 

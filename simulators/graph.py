@@ -217,7 +217,7 @@ class TaskGraph:
             return StalledError(f"{len(left)} tasks cannot start: {what}")
         named = ", ".join(str(self.action(task)) for task in sorted(left)[:NAMED])
         return StalledError(
-            f"{len(left)} tasks cannot start, for what they await is not there: {named}"
+            f"{len(left)} tasks cannot start, since they wait for tasks that do not exist: {named}"
         )
 
 

@@ -400,7 +400,7 @@ def _check(options: argparse.Namespace) -> None:
     elif options.resume not in (None, LATEST):
         message = (
             f"--restarts goes on from the run's own checkpoints, not from --resume "
-            f"{options.resume}: give --resume {LATEST}, or leave it out"
+            f"{options.resume}: give --resume {LATEST}, or leave --resume out"
         )
     elif options.resume is None and latest(checkpoints_of(options)):
         message = (

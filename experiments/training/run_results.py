@@ -257,7 +257,7 @@ def shortage_words(shortage: "Shortage", job: Job, stage: int | None) -> str:
     held = shortage.held_bytes
     text = f"stage {shortage.stage} is out of memory at {shortage.doing} ({shortage.reason})"
     if held:
-        text += f"; held {_gib(held)}"
+        text += f"; GiB allocated: {_gib(held)}"
     if shortage.outside_bytes:
         size = shortage.outside_bytes / GIB_BYTES
         text += f"; {size:.2f} GiB of the device taken outside torch's allocator"
@@ -270,7 +270,11 @@ def shortage_words(shortage: "Shortage", job: Job, stage: int | None) -> str:
     of_stage = predicted.stages[stages_run(job, stage).index(shortage.stage)]
     peak = of_stage.peak_allocated_bytes / GIB_BYTES
     classes = _gib(to_mapping(of_stage.memory))
-    return f"{text}; predicted {peak:.2f} GiB ({classes}): offload or checkpoint more"
+    return (
+        f"{text}; GiB predicted at the peak: {peak:.2f} ({classes}): give "
+        f"plan.stages[{shortage.stage}] more offload or checkpointed_layers, or a smaller "
+        "micro_batch"
+    )
 
 
 def _gib(sizes: Mapping[str, int]) -> str:

@@ -40,7 +40,10 @@ def check_accepted(target: str, text: str, job: Job, *, checkout: Path | None = 
         )
         raise InputError(message) from error
     except (AssertionError, KeyError, NotImplementedError, TypeError, ValueError) as error:
-        message = f"{row.title} refuses the export: {error}"
+        message = (
+            f"{row.title} refuses the exported file: {error}: change this value of the plan, or "
+            "leave --check out"
+        )
         raise InputError(message) from error
 
 
@@ -293,7 +296,7 @@ def _accelerate(text: str, job: Job) -> None:
 
 def _same(what: str, actual: object, wanted: object) -> None:
     if actual != wanted:
-        message = f"{what}: {actual}, the plan has {wanted}"
+        message = f"it reads {what} {actual}, but the plan has {wanted}"
         raise ValueError(message)
 
 

@@ -116,7 +116,8 @@ class FirstWeights:
         if not workload.model.has_plain_blocks:
             reject(
                 f"workload.model: blocks of {workload.model.name or 'this model'} can be predicted "
-                "but not trained yet by other systems here: give a model of plain blocks"
+                "but not trained yet by this command's other training systems: give a model of "
+                "plain blocks, such as gpt3-1.3b"
             )
         self.shapes = shapes_of_model(workload)
         self._seed, self._tied = seed, workload.model.tied_embeddings

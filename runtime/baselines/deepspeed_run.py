@@ -25,8 +25,8 @@ class DeepSpeedRun:
     def __init__(self, job: Job, settings: BaselineSettings, *, compiles: bool = False) -> None:
         if job.plan.num_stages > 1 or job.plan.stages[0].tensor_parallel > 1:
             reject(
-                "plan: DeepSpeed is driven without pipeline and tensor parallelism here: give one "
-                "stage with tensor_parallel: 1"
+                "plan.stages: this command trains with DeepSpeed only without pipeline and tensor "
+                "parallelism: give one stage with tensor_parallel: 1"
             )
         # DeepSpeed reads this variable on import.
         os.environ["DS_ACCELERATOR"] = settings.device

@@ -34,8 +34,8 @@ class FsdpRun:
         stage = job.plan.stages[0]
         if job.plan.num_stages > 1 or stage.tensor_parallel > 1:
             reject(
-                "plan: FSDP2 is driven without pipeline and tensor parallelism here: give one "
-                "stage with tensor_parallel: 1"
+                "plan.stages: this command trains with FSDP2 only without pipeline and tensor "
+                "parallelism: give one stage with tensor_parallel: 1"
             )
         _check_savings(stage)
         self._job, self._world = job, world_of_launcher()
@@ -117,14 +117,14 @@ def _check_savings(stage: StagePlan) -> None:
     """Raise an error for ways to save memory that FSDP2 would silently ignore."""
     if stage.offload.activations:
         reject(
-            "plan.stages[0].offload.activations: FSDP2 is driven with all activations on the GPU "
-            "here: give 0"
+            f"plan.stages[0].offload.activations: {stage.offload.activations:g}, but this command "
+            "trains with FSDP2 only with all activations on the GPU: give 0"
         )
     for name in treatments_of(stage.value):
         if name not in (PLAIN, "recomputed"):
             reject(
-                f"plan.stages[0].{TREATMENTS[name].dimension}: FSDP2 is driven with blocks that "
-                "are plain or recomputed here: give 0"
+                f"plan.stages[0].{TREATMENTS[name].dimension}: this command trains with FSDP2 only "
+                "blocks that are plain or recomputed in full: give 0"
             )
 
 

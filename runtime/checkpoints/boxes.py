@@ -301,7 +301,7 @@ class Loader(LoadPlanner):
         name = self._stored_name(box.name)
         stored = self._metadata.state_dict_metadata.get(name)
         if not isinstance(stored, TensorStorageMetadata) or stored.size != torch.Size(box.whole):
-            message = f"it has no {box.name} of {box.whole}"
+            message = f"it has no tensor {box.name} of shape {box.whole}"
             raise UnlikeError(message)
         items = [
             replace(item, storage_index=replace(item.storage_index, fqn=name))
@@ -309,7 +309,7 @@ class Loader(LoadPlanner):
         ]
         is_said = all(item.storage_index in self._metadata.storage_data for item in items)
         if not is_said or sum(prod(item.lengths) for item in items) != box.values.numel():
-            message = f"it has {name} in part only"
+            message = f"it has only a part of tensor {name}"
             raise UnreadableError(message)
         return items
 

@@ -130,7 +130,7 @@ def load(executor: Executor, path: Path) -> None:
     except UnlikeError as error:
         message = (
             f"--resume {path}: {error}: it was written with another workload.sequence_length: "
-            "give a checkpoint of this length, or the plan that length"
+            "give a checkpoint with the plan's, or change the plan's sequence_length"
         )
         raise InputError(message) from error
     executor.set_counts(counts.values)
@@ -160,7 +160,10 @@ def load_latest(executor: Executor, folder: Path, tell: Callable[[str], None]) -
         else:
             return path
     if paths:
-        reject(f"{folder}: none of its checkpoints can be read: move it away to begin anew")
+        reject(
+            f"{folder}: none of the checkpoints in this folder can be read: move the folder away, "
+            "to begin a new run"
+        )
     return None
 
 
@@ -192,7 +195,8 @@ def _problem_of(executor: Executor, path: Path) -> InputError | None:
         if path in complete(path.parent):
             return DamagedError(path, f"it has no {MODEL}")
         return InputError(
-            f"--resume {path}: there is no checkpoint: give a folder step-N, or the one it is in"
+            f"--resume {path}: there is no checkpoint: give a folder named step-N, such as "
+            "step-100, or the folder that holds it"
         )
     try:
         # A field that the stored description lacks was added after the checkpoint was written; it
@@ -281,4 +285,7 @@ def failure_of(
         return others[own_rank]
     rank, failure = next(iter(others.items()))
     reason = str(failure).strip().partition("\n")[0] or type(failure).__name__
-    return RankLostError(f"rank {own_rank}: rank {rank} failed at a checkpoint ({reason})")
+    return RankLostError(
+        f"rank {own_rank} ends, since rank {rank} failed at a checkpoint ({reason}): correct the "
+        f"error that rank {rank} printed, then start all ranks again"
+    )

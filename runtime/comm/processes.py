@@ -92,8 +92,12 @@ def _answer_all(store: Store, name: str, size: int, timeout_s: float) -> None:
                     store.set(_answer(greeting), name)
                     answered[rank] = greeting
         if monotonic() > deadline:
-            message = f"ranks {', '.join(map(str, answered))} did not come"
-            raise RuntimeError(message)
+            late = ", ".join(map(str, answered))
+            message = (
+                f"rank 0 waited {timeout_s:g} s for ranks {late}, which did not connect: start all "
+                f"{size} ranks, or give a longer --timeout"
+            )
+            raise RankLostError(message)
         sleep(MOMENT_S)
 
 
@@ -149,9 +153,10 @@ def device_of(name: str, world: World) -> torch.device:
                 "give --device cpu"
             )
         reject(
-            f"--device {name}: there are {present} of them, and rank {world.rank} needs one of its "
-            "own: start fewer ranks on this node, or give --device cpu (of a GPU in slices, MIG, "
-            "CUDA shows a process one alone)"
+            f"--device {name}: torch sees {present} {kind} device{'s' if present > 1 else ''}, "
+            f"fewer than this node's ranks, of which each needs one (rank {world.rank} has none): "
+            "start fewer ranks on this node, or give --device cpu (of a GPU divided by MIG, a "
+            "process sees one slice)"
         )
     device = torch.device(name, world.local_rank)
     driver.choose(device)
@@ -367,11 +372,16 @@ def _lost_error(ranks: Sequence[int], error: RuntimeError) -> RankLostError:
     """The error for a call that some of these ranks did not answer; which of them is not known."""
     this_rank = distributed.get_rank() if distributed.is_initialized() else None
     others = [str(rank) for rank in ranks if rank != this_rank]
-    who = f"rank {others[0]}" if len(others) == 1 else f"one of ranks {', '.join(others)}"
+    is_alone = len(others) == 1
+    waited = f"rank {others[0]}, which" if is_alone else f"ranks {', '.join(others)}, one of which"
+    where = f"rank {others[0]} printed" if is_alone else "one of these ranks printed"
     message = str(error).partition("\n")[0].partition(" This is typically")[0]
     reason = re.sub(r"^\[\S+\] ", "", message).rstrip(".")
-    by = "" if this_rank is None else f"rank {this_rank}: "
-    return RankLostError(f"{by}{who} is gone, or has not come in time ({reason})")
+    by = "a rank" if this_rank is None else f"rank {this_rank}"
+    return RankLostError(
+        f"{by} waited for {waited} has ended or did not answer in time ({reason}): correct the "
+        f"error that {where}, then start all ranks again"
+    )
 
 
 # Exchanges Python objects (pickled) between all processes of a run.

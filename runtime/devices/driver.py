@@ -282,8 +282,8 @@ def _pinned(size_bytes: int, driver: Driver) -> _Block:
     status = driver.pin(memory)
     if status != 0:
         message = (
-            f"{size_bytes / 2**30:.2f} GiB of host memory cannot be pinned (error {status}): raise "
-            "the limit of locked memory (ulimit -l), or offload less"
+            f"{size_bytes / 2**30:.2f} GiB of host memory cannot be pinned (driver error "
+            f"{status}): raise the limit of locked memory (ulimit -l), or offload less"
         )
         raise MemoryError(message)
     return _Block(memory=memory, driver=driver)

@@ -36,7 +36,8 @@ def check_captures(job: Job, training: Training, device: str) -> None:
     model, workload = job.workload.model, job.workload
     if driver_of(torch.device(device)) is None:
         reject(
-            f"--cuda-graphs: {device} has no graphs: give --device cuda, or leave --cuda-graphs out"
+            f"--cuda-graphs: --device {device} cannot capture CUDA graphs: give --device cuda, or "
+            "leave --cuda-graphs out"
         )
     if training.steps_on_host:
         reject(

@@ -328,7 +328,13 @@ class Executor:
     def issuing(self) -> str:
         """A description of the task that was issued last, for error messages."""
         op = self._issuing
-        return "" if op is None else f"{op.task} ({op.phase.replace('_', ' ')})"
+        if op is None:
+            return ""
+        phase = f"{op.phase.replace('_', ' ')} phase"
+        if isinstance(op.task, str) or op.task.layer is None:
+            return f"task {op.task} ({phase})"
+        layer = f"layer {op.task.layer}, micro-batch {op.task.micro_batch}"
+        return f"task {op.task} ({layer}, {phase})"
 
     def release(self) -> None:
         """Return the pinned host memory; all work must have ended."""

@@ -51,8 +51,8 @@ def check_kernel(
         )
     if kernel == "cudnn" and torch.are_deterministic_algorithms_enabled():
         reject(
-            "--attention-kernel cudnn: its gradient may differ from run to run: leave out the "
-            "option, or --deterministic"
+            "--attention-kernel cudnn: the gradient of this kernel may differ from run to run: "
+            "leave out --attention-kernel or --deterministic"
         )
 
 

@@ -268,7 +268,10 @@ def shard(size: Size, parts: Size, what: str) -> Size:
     If the sizes are symbols, the trace notes "``parts`` divides ``size``" as a condition.
     """
     if isinstance(size, int) and isinstance(parts, int) and size % parts:
-        message = f"{what} {size} does not divide over {parts} ranks: choose another degree"
+        message = (
+            f"{what} {size} cannot be divided equally among {parts} ranks: give a parallel degree "
+            f"that divides {size}"
+        )
         raise ValueError(message)
     torch._check(size % parts == 0)
     return size // parts

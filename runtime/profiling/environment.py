@@ -108,7 +108,10 @@ def devices_of(kind: DeviceKind | None, count: int | None) -> Devices:
     if kind == "cpu":
         cores, count = len(allowed_cores()), count or CPU_DEVICES
         if count > max(cores, CPU_DEVICES):
-            reject(f"--gpus-per-node: {count} is above the {cores} CPU cores: give fewer")
+            reject(
+                f"--gpus-per-node: {count} processes are more than the {cores} CPU cores that "
+                f"--device cpu may use: give at most {max(cores, CPU_DEVICES)}"
+            )
         return Devices(kind=kind, count=count, threads=max(1, cores // count))
     if not present:
         why = why_no_gpu() if kind == "cuda" else ""
@@ -117,7 +120,10 @@ def devices_of(kind: DeviceKind | None, count: int | None) -> Devices:
             "or give --device cpu"
         )
     if (count or present) > present:
-        reject(f"--gpus-per-node: {count} is above the {present} that are there: give fewer")
+        reject(
+            f"--gpus-per-node: {count} is more than the {present} GPUs that torch sees: give at "
+            f"most {present}"
+        )
     return Devices(kind=kind, count=count or present, threads=1)
 
 

@@ -35,7 +35,10 @@ class NodesOfRun:
         size, gpus = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
         if size == gpus or size % gpus:
             launched = "one node" if size == gpus else f"{size} processes on nodes of {gpus}"
-            reject(f"--between-nodes: {launched}: start it by {USAGE}")
+            reject(
+                f"--between-nodes: measures the network between at least two equal nodes, but "
+                f"{launched} started: start {USAGE}"
+            )
         return cls(nodes=size // gpus, gpus=gpus)
 
     @property

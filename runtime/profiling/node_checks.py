@@ -72,8 +72,8 @@ def _check_kernels(gpu: torch.device) -> None:
     other = "13" if built_for != "13" else "12"
     reject(
         f"--device cuda: {DRIVERS['cuda'].name(gpu)} has compute capability "
-        f"{capability[0]}.{capability[1]}, and torch {torch.__version__} has kernels for "
-        f"{', '.join(torch.cuda.get_arch_list())} alone: {_install(other)}"
+        f"{capability[0]}.{capability[1]}, but torch {torch.__version__} has kernels only for "
+        f"{', '.join(torch.cuda.get_arch_list())}: {_install(other)}"
     )
 
 

@@ -78,15 +78,15 @@ def _next(outcomes: Any, processes: Sequence[BaseProcess], case: object) -> Any:
             ended = [f"{i} (status {p.exitcode})" for i, p in enumerate(processes) if p.exitcode]
             if ended:
                 reject(
-                    f"measuring {case} failed in process {', '.join(ended)}, whose own error is "
-                    "printed above; earlier measurements are kept: mend what that error names, "
-                    "and run again"
+                    f"measuring {case} failed in process {', '.join(ended)}: correct the error "
+                    "that this process printed above, and start the command again; earlier "
+                    "measurements are kept"
                 )
         else:
             return outcome
     message = (
-        f"measuring {case} takes more than {waits * POLL_S:.0f} s: look for a busy or hung device; "
-        "what was measured before is kept"
+        f"measuring {case} takes more than {waits * POLL_S:.0f} s: look for other processes on the "
+        "devices or a device that hangs, and start the command again; earlier measurements are kept"
     )
     raise InputError(message)
 

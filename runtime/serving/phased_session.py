@@ -67,7 +67,10 @@ def serve(run: ChangingRun, job: PhasedJob, timeout_s: float) -> tuple[World, li
     check_model(run.workload)
     check_usual(run.workload)
     if further := run.workload.model.further_tokens:
-        reject(f"workload.model.further_tokens: {further} is not served yet: give 0")
+        reject(
+            f"workload.model.further_tokens: {further}, but models that predict further tokens "
+            "cannot be served yet: give 0"
+        )
     with with_share(None):
         try:
             join(world, CPU, timeout_s)
@@ -100,8 +103,8 @@ def _check_started(run: ChangingRun, world: World) -> None:
     if world.size != ranks:
         were = "1 was" if world.size == 1 else f"{world.size} were"
         reject(
-            f"the layouts take {ranks} rank{'s' if ranks > 1 else ''}, {were} started: torchrun "
-            f"--nproc-per-node {ranks} -m experiments.run_serving ..."
+            f"the layouts take {ranks} rank{'s' if ranks > 1 else ''}, {were} started: start "
+            f"torchrun --nproc-per-node {ranks} -m experiments.run_serving ..."
         )
     if int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) != world.size:
         reject(

@@ -167,8 +167,8 @@ def _arguments(factory: Factory, space: SizeSpace, s: Size, stand_ins: StandIns)
     ]
     if missing:
         message = (
-            f"the factory needs {', '.join(missing)}: give it defaults; only tensor_parallel and "
-            "sequence_length are passed"
+            f"the factory's arguments {', '.join(missing)} have no defaults: give them defaults, "
+            "since a trace passes only tensor_parallel and sequence_length"
         )
         raise TraceError(message)
     arguments = {}

@@ -143,7 +143,10 @@ def running_place() -> str:
 def failure(error: Exception) -> TraceError:
     """The error to raise if a model's own code raised ``error``."""
     where = _place(traceback.extract_tb(error.__traceback__))
-    return TraceError(f"the model cannot be traced: {_reason(error)}{where}")
+    return TraceError(
+        f"the model's own code raised an error: {_reason(error)}{where}: correct this code, or "
+        "trace with a --sequence-length that it takes"
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -357,7 +357,8 @@ def find_blocks(model: nn.Module, path: str | None = None) -> str:
     """
     lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and m}
     if path is not None and path not in lists:
-        message = f"no list of blocks at {path!r}: the model has {', '.join(lists) or 'none'}"
+        known = f"give one of {', '.join(lists)}" if lists else "leave --blocks out"
+        message = f"--blocks {path}: the model has no torch.nn.ModuleList of this name: {known}"
         raise TraceError(message)
     if not lists:
         message = (
@@ -401,7 +402,10 @@ class TracedLayer:
                 loss = loss_of()
                 self.handed_on[HEAD] = loss.untyped_storage().nbytes()
                 if HEAD not in self._inputs:
-                    message = "the model's forward does not call its block: nothing to trace"
+                    message = (
+                        "the model's forward does not call its blocks, so that there is nothing to "
+                        "trace: call them in forward, or name another list of blocks by --blocks"
+                    )
                     raise TraceError(message)
                 recorder.phase = "backward"
                 torch.autograd.backward(loss)
@@ -430,7 +434,10 @@ class TracedLayer:
         leaves, structure = tree_flatten(values)
         index = next((i for i, x in enumerate(leaves) if _carries_gradient(x)), None)
         if index is None:
-            message = f"no tensor with a gradient passes from the {before} to the {after}"
+            message = (
+                f"no tensor with a gradient passes from the model's {before} to its {after}: pass "
+                "hidden states on without detach() or torch.no_grad()"
+            )
             raise TraceError(message)
         self.handed_on[before] = leaves[index].untyped_storage().nbytes()
         self._edges[before] = get_gradient_edge(leaves[index])
@@ -453,8 +460,8 @@ def _refuse_unlike(path: str, blocks: nn.ModuleList) -> None:
     for number, block in enumerate(blocks):
         if shapes(block) != first:
             message = (
-                f"block {number} of {path} has other parameters than block 0: a plan only "
-                "counts blocks, so trace a model whose blocks are alike"
+                f"block {number} of {path} has parameters of other names or shapes than block 0, "
+                "but plans only count equal blocks: trace a model whose blocks are alike"
             )
             raise TraceError(message)
 

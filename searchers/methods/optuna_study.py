@@ -241,7 +241,7 @@ def _sampler(name: str) -> Sampler:
     if name not in SAMPLERS:
         reject(f"sampler {name!r} is unknown{near_matches(name, SAMPLERS)}")
     if name == "cmaes" and find_spec("cmaes") is None:
-        reject("sampler 'cmaes' needs a package that is not installed: pip install cmaes")
+        reject("sampler 'cmaes' needs package cmaes, which is not installed: pip install cmaes")
     return SAMPLERS[name]
 
 

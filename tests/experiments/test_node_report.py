@@ -228,7 +228,7 @@ def test_gpus_that_cannot_run_the_plans_are_refused_before_any_runs(
     for name in answers:
         monkeypatch.setattr(torch.cuda, name, lambda *_, name=name, **_kwargs: answers[name])
     assert run(gpu_report.main, words) == WRONG_USAGE
-    assert "--gpus-per-node: 8 is above the 4 that are there" in capsys.readouterr().err
+    assert "--gpus-per-node: 8 is more than the 4 GPUs that torch sees" in capsys.readouterr().err
     answers["device_count"] = 8
     assert run(gpu_report.main, words) == WRONG_USAGE
     assert "bf16, and Tesla V100 has no bfloat16 arithmetic" in capsys.readouterr().err

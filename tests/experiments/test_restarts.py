@@ -109,7 +109,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(runs: Runs)
     for path in runs.checkpoints.glob("step-*"):
         (path / ".metadata").unlink()
     _, complaint = runs("--resume", "latest", status=WRONG_USAGE)
-    assert "none of its checkpoints can be read: move it away to begin anew" in complaint
+    assert "none of the checkpoints in this folder can be read: move the folder" in complaint
     assert len(runs.rows) == 4
 
 
@@ -194,10 +194,10 @@ def test_wrong_usage_is_refused(
 
     saving = ("--out", runs.out, "--save-every", 2)
     assert "--resume latest needs a folder: give --out" in refused("--resume", "latest")
-    assert "--restarts -1: give a number of at least 0" in refused("--restarts", -1)
+    assert "--restarts -1: is too small: give a number of at least 0" in refused("--restarts", -1)
     assert "--restarts needs checkpoints" in refused("--restarts", 1, "--out", runs.out)
     other = refused("--restarts", 1, *saving, "--resume", runs.out)
-    assert "give --resume latest, or leave it out" in other
+    assert "give --resume latest, or leave --resume out" in other
     runs("--steps", 2)
     assert "has checkpoints of a run before" in refused("--restarts", 1, *saving)
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -212,7 +212,7 @@ def test_wrong_usage_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
     pipeline = plan_file(tmp_path, *PIPELINE, model={**MODEL, "layers": 4})
     (tmp_path / "odd.bin").write_bytes(b"abc")
     cases = {
-        (two,): "takes 2 ranks, 1 was started: torchrun --nproc-per-node 2",
+        (two,): "takes 2 ranks, 1 was started: start torchrun --nproc-per-node 2",
         (plan, "--device", "cuda"): "there is no CUDA device",
         (plan, "--data", tmp_path / "none"): "No such file",
         (plan, "--data", tmp_path / "odd.bin"): "truncated",

@@ -65,10 +65,10 @@ def test_a_shortage_of_memory_says_where_and_what_was_predicted(
 ) -> None:
     monkeypatch.setattr(Passes, "backward", raising(torch.OutOfMemoryError(f"{SHORT}\nAnd more.")))
     complaint = ending(plan_file(tmp_path))
-    assert "stage 0 is out of memory at 0B.4m0 (backward)" in complaint
-    assert "held weights 0.00, gradients 0.00" in complaint
+    assert "stage 0 is out of memory at task 0B.4m0 (layer 4, micro-batch 0, backward" in complaint
+    assert "GiB allocated: weights 0.00, gradients 0.00" in complaint
     assert "Tried to allocate 2.00 GiB" in complaint
-    assert "predicted 0.00 GiB (" in complaint
+    assert "GiB predicted at the peak: 0.00 (" in complaint
     assert "optimizer" in complaint
 
 
@@ -81,12 +81,12 @@ def test_a_stage_by_itself_is_named_by_its_place_in_the_plan(
     plan = plan_file(tmp_path, *PIPELINE, model={**MODEL, "layers": 4})
     monkeypatch.setattr(Passes, "backward", raising(torch.OutOfMemoryError(SHORT)))
     complaint = ending(plan, "--stage", 2)
-    assert "stage 2 is out of memory at 2B.5m0 (backward)" in complaint
-    assert "predicted 0.00 GiB (" in complaint
+    assert "stage 2 is out of memory at task 2B.5m0 (layer 5, micro-batch 0, backward" in complaint
+    assert "GiB predicted at the peak: 0.00 (" in complaint
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     complaint = refusal(capfd, WRONG_USAGE, plan, "--stage", 2)
-    assert "--stage takes 1 rank, 2 were started: start it without torchrun" in complaint
+    assert "--stage 2: runs a stage in 1 rank, but 2 were started: start the command" in complaint
 
 
 def test_a_shortage_while_weights_are_exported_is_told_too(
@@ -134,5 +134,5 @@ def test_host_memory_that_cannot_be_pinned_says_what_to_do(
     monkeypatch.setattr(arena.Arena, "__init__", pinned)
     complaint = ending(plan_file(tmp_path, {"offload": {"optimizer": 1.0}}))
     assert "stage 0 is out of memory at its start" in complaint
-    assert "GiB of host memory cannot be pinned (error 2)" in complaint
+    assert "GiB of host memory cannot be pinned (driver error 2)" in complaint
     assert "raise the limit of locked memory (ulimit -l), or offload less" in complaint

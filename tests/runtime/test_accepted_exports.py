@@ -74,7 +74,7 @@ def test_a_framework_refuses_a_faulty_export(name: str) -> None:
     text, found = text_of(name, job)
     faulty = FAULTS[name](text)
     assert faulty != text
-    with pytest.raises(InputError, match=f"{TARGETS[name].title} refuses the export: "):
+    with pytest.raises(InputError, match=f"{TARGETS[name].title} refuses the exported file: "):
         check_accepted(name, faulty, found)
 
 
@@ -87,7 +87,7 @@ def test_megatron_takes_models_of_today_and_refuses_faulty_ones() -> None:
         if found.workload.model.experts is None:
             continue
         faulty = text.replace("--num-experts ", "--num-experts 1")
-        with pytest.raises(InputError, match="Megatron-LM refuses the export: "):
+        with pytest.raises(InputError, match="Megatron-LM refuses the exported file: "):
             check_accepted("megatron", faulty, found)
 
 

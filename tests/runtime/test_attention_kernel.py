@@ -101,7 +101,7 @@ def test_a_kernel_that_cannot_run_is_refused(package: list[dict[str, Any]]) -> N
             check_kernel("flash-attn", **{**GPU, field: value})
     with (
         strictly_deterministic(),
-        pytest.raises(InputError, match="leave out the option, or --det"),
+        pytest.raises(InputError, match="leave out --attention-kernel or --det"),
     ):
         check_kernel("cudnn", **GPU)
 

@@ -229,7 +229,7 @@ def job_of(tiny_job: Job, **fields: Any) -> Job:
 @pytest.mark.parametrize(
     ("model", "training", "device", "problem"),
     [
-        ({}, WARM, "cpu", r"--cuda-graphs: cpu has no graphs: give --device cuda"),
+        ({}, WARM, "cpu", r"--cuda-graphs: --device cpu cannot capture CUDA graphs: give"),
         ({}, replace(WARM, steps_on_host=True), "cuda", "leave out --step-on-cpu or --cuda-graphs"),
         ({"dropout": 0.1}, WARM, "cuda", "workload.model.dropout: masks depend"),
         (

@@ -74,7 +74,7 @@ def test_the_mode_ends_and_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_process_whose_gpu_is_in_use_already_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.delenv(WORKSPACE, raising=False)
-    words = f"has used its GPU without {WORKSPACE}"
+    words = f"this process used its GPU before {WORKSPACE} was set"
     with pytest.raises(InputError, match=words), strictly_deterministic():
         pass
     monkeypatch.setenv(WORKSPACE, FIXED_WORKSPACE)

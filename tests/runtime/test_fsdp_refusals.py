@@ -16,9 +16,9 @@ from tests.runtime.test_baselines_train import job_of
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"offload": {"activations": 1.0}}, r"offload\.activations: FSDP2 is driven"),
-        ({"lean_layers": 2}, "lean_layers: FSDP2 is driven"),
-        ({"core_recomputed_layers": 1}, "core_recomputed_layers: FSDP2 is driven"),
+        ({"offload": {"activations": 1.0}}, r"offload\.activations: 1, but this command"),
+        ({"lean_layers": 2}, "lean_layers: this command trains with FSDP2 only"),
+        ({"core_recomputed_layers": 1}, "core_recomputed_layers: this command trains"),
     ],
 )
 def test_what_would_be_left_out_is_refused(

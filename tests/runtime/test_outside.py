@@ -141,7 +141,10 @@ def test_a_shortage_names_what_is_outside(gpu: Gpu, tmp_path: Path) -> None:
         reason="no more",
     )
     words = shortage_words(shortage, load_job(plan_file(tmp_path)), None)
-    assert "held weights 1.00; 0.50 GiB of the device taken outside torch's allocator" in words
+    assert (
+        "GiB allocated: weights 1.00; 0.50 GiB of the device taken outside torch's allocator"
+        in words
+    )
 
 
 def test_a_profile_asks_processes_that_have_connected() -> None:

@@ -89,9 +89,9 @@ def test_layers_have_the_parameters_that_they_use() -> None:
 
 
 REFUSED = {
-    "code_between": "layers.1: does not take the output of the block before",
-    "mask_of_tokens": "layers.0: takes a further tensor that depends on the tokens",
-    "twice": "layers: block 0 is not called once",
+    "code_between": "block 1 of layers does not take the output of block 0",
+    "mask_of_tokens": "block 0 of layers takes a further tensor that depends on the tokens",
+    "twice": "block 0 of layers is not called exactly once",
     "unused": "is a parameter without gradient: remove it from the model",
     "drops": "dropout is dropout whose random draws",
     "tied": "tokens.weight is a parameter shared",
@@ -107,7 +107,7 @@ def test_what_cannot_be_trained_apart_is_refused(factory: str) -> None:
 
 
 def test_a_file_of_another_model_is_refused() -> None:
-    with pytest.raises(InputError, match="makes 4 blocks, and the traced file says 5"):
+    with pytest.raises(InputError, match="makes 4 blocks, but the traced file says 5"):
         own_layers.own_layers(own_workload("decoder", layers=5), SEED, 2, range(6), CPU)
 
 
@@ -128,7 +128,7 @@ def test_ways_that_need_the_runtime_s_layers_are_refused(
     with pytest.raises(InputError, match=problem):
         check_runnable(Job(workload=work, cluster=cluster, plan=plan))
     without = replace(work, model=replace(work.model, factory=""))
-    with pytest.raises(InputError, match="names no factory: trace"):
+    with pytest.raises(InputError, match="its code is not known: trace package"):
         check_runnable(
             Job(
                 workload=without,

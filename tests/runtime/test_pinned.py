@@ -133,7 +133,9 @@ def test_what_nobody_uses_makes_room_for_more() -> None:
     with kept():
         lend(60 * KIB, driver).give_back()
         lend(80 * KIB, driver)
-        with pytest.raises(MemoryError, match=r"cannot be pinned \(error 2\): raise the limit"):
+        with pytest.raises(
+            MemoryError, match=r"cannot be pinned \(driver error 2\): raise the limit"
+        ):
             lend(40 * KIB, driver)
     assert driver.pinned == [60 * KIB, 80 * KIB]
     assert not driver.held

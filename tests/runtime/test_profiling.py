@@ -177,7 +177,7 @@ def test_processes_measure_links_and_streams_together(
 
 def test_a_process_that_fails_ends_the_others(world: tuple[list[tuple[Any, Any]], str]) -> None:
     _, failed = world
-    assert re.search(r"gpus=3.*failed in process .* run again", failed)
+    assert re.search(r"gpus=3.*failed in process .* start the command again", failed)
 
 
 def test_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices_of(None, None).kind == "cpu"
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert devices_of("cpu", 3) == Devices(kind="cpu", count=3, threads=2)
-    with pytest.raises(InputError, match="--gpus-per-node: 9 is above the 8 CPU cores: give fewer"):
+    with pytest.raises(InputError, match="--gpus-per-node: 9 processes are more than the 8 CPU"):
         devices_of("cpu", 9)
     with pytest.raises(
         InputError,
@@ -196,7 +196,9 @@ def test_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         devices_of(None, 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(InputError, match="--gpus-per-node: 3 is above the 2 that are there"):
+    with pytest.raises(
+        InputError, match="--gpus-per-node: 3 is more than the 2 GPUs that torch sees"
+    ):
         devices_of("cuda", 3)
 
 

@@ -66,7 +66,8 @@ def calls_of(
     for name, value in usual.items():
         if (given := getattr(workload, name)) != value:
             reject(
-                f"workload.{name}: {given}, whose collectives are not derived here: give {value}"
+                f"workload.{name}: {given}, whose collectives this check cannot derive yet: give "
+                f"{value}"
             )
     model, tied = workload.model, workload.model.head_has_table
     replicas = ReplicaRanks.of(plan, workload)

@@ -193,13 +193,13 @@ class PartedModel:
             call = _called(number, arguments, named)
             if number != len(calls):
                 reject(
-                    f"{self.path}: block {number} is not called once, in order: train it here "
-                    "only if each block runs once"
+                    f"workload.model: block {number} of {self.path} is not called exactly once and "
+                    "in order: change the model's forward so that each block runs once"
                 )
             if made and call.hidden() is not made[-1]:
                 reject(
-                    f"{self.path}.{number}: does not take the output of the block before: move "
-                    "the code between blocks into them"
+                    f"workload.model: block {number} of {self.path} does not take the output of "
+                    f"block {number - 1}: move the code between the two into one of them"
                 )
             block = self.blocks[number]
             output = type(block).forward(block, *arguments, **named)
@@ -229,7 +229,10 @@ def _called(number: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> B
     given: list[tuple[Place, Any]] = [*enumerate(arguments), *named.items()]
     places = [place for place, one in given if isinstance(one, Tensor) and one.is_floating_point()]
     if not places:
-        reject(f"block {number}: takes no floating-point tensor: give it hidden states")
+        reject(
+            f"workload.model: block {number} is called without a floating-point tensor: change the "
+            "model's forward so that it passes the block its hidden states"
+        )
     return BlockCall(arguments=arguments, named=named, place=places[0])
 
 
@@ -250,8 +253,8 @@ def own_layers(
     blocks = workload.model.layers
     if len(parted.blocks) != blocks:
         reject(
-            f"workload.model: {workload.model.factory} makes {len(parted.blocks)} blocks, and the "
-            f"traced file says {blocks}: trace it again"
+            f"workload.model: {workload.model.factory} makes {len(parted.blocks)} blocks, but the "
+            f"traced file says {blocks}: trace the model again (python -m experiments.trace)"
         )
     names = _parted(parted, workload, sequences)
     parameters = dict(parted.model.named_parameters())
@@ -301,6 +304,14 @@ def built(workload: Workload, seed: int) -> PartedModel:
         try:
             torch.manual_seed(seed)
             model = factory(**given)
+        except InputError:
+            raise
+        except Exception as error:
+            message = (
+                f"workload.model.factory: {workload.model.factory}: the code of this function "
+                f"raised {type(error).__name__}: {error}: correct the code"
+            )
+            raise InputError(message) from error
         finally:
             torch.set_default_dtype(before)
     model.train()
@@ -342,7 +353,7 @@ def _parted(parted: PartedModel, workload: Workload, sequences: int) -> dict[int
     if shared := early & late:
         reject(
             f"workload.model: {min(shared)} is a parameter shared by modules before and after the "
-            "blocks: give each its own"
+            "blocks: give each of these modules a parameter of its own"
         )
     names = {0: early, blocks + 1: late}
     for number in range(blocks):
@@ -393,17 +404,22 @@ def _check_calls(parted: PartedModel, again: Sequence[BlockCall]) -> None:
             is_tensor = isinstance(given, Tensor)
             if is_tensor and not (given.shape == then.shape and torch.equal(given, then)):
                 reject(
-                    f"{parted.path}.{number}: takes a further tensor that depends on the tokens: "
-                    "pass blocks their hidden states, and other tensors (a mask, positions) only "
-                    "if all micro-batches have the same"
+                    f"workload.model: block {number} of {parted.path} takes a further tensor that "
+                    "depends on the tokens: pass blocks their hidden states, and other tensors (a "
+                    "mask, positions) only if all micro-batches have the same"
                 )
         if any(isinstance(beside, Tensor) for beside in call.returned or ()):
-            reject(f"{parted.path}.{number}: returns further tensors: return hidden states alone")
+            reject(
+                f"workload.model: block {number} of {parted.path} returns more tensors than its "
+                "hidden states: change its forward to return these alone"
+            )
 
 
 def _check_model(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
     if single := [name for name, one in parameters.items() if one.dim() == 0]:
-        reject(f"workload.model: {single[0]} is a parameter without dimensions: give it one")
+        reject(
+            f"workload.model: {single[0]} is a parameter without dimensions: give it the shape (1,)"
+        )
     if frozen := [name for name, one in parameters.items() if not one.requires_grad]:
         reject(
             f"workload.model: {frozen[0]} is a frozen parameter: set its requires_grad, or remove "
