@@ -129,20 +129,20 @@ def workload_of(options: argparse.Namespace, **instead: Any) -> Workload:
     fields = ("sequence_length", "global_batch", "attention", "precision")
     values = {name: getattr(options, name) for name in fields if name not in instead} | instead
     if "model" not in instead:
-        values["model"] = _model_named(options.model)
+        values["model"] = model_named(options.model)
     return Workload(**values, **_trained(options))
 
 
-def _model_named(text: str) -> ModelSpec:
+def model_named(text: str) -> ModelSpec:
     """The model that ``--model`` gives; a name of Hugging Face is refused with the catalogue's name
     for it.
     """
     try:
         return model_from(text, Path())
     except FieldError as error:
-        from mistlab.formats.checkpoints import model_named  # noqa: PLC0415 (only for an error)
+        from mistlab.formats.checkpoints import model_named as known_model  # noqa: PLC0415 (only for an error)
 
-        known = model_named(text) if "/" in text and not Path(text).exists() else None
+        known = known_model(text) if "/" in text and not Path(text).exists() else None
         if known is None or known.name not in catalog.model_names():
             raise
         refuse(

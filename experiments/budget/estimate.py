@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from experiments.bench.bench import Bench
-from experiments.bench.problem import load_equal, problem_of
+from experiments.bench.problem import load_equal, model_named, problem_of
 from experiments.budget.bill_units import UNITS, Unit, units_of
 from experiments.budget.rented import rented
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options, progress
@@ -34,7 +34,6 @@ from mistlab.economy.bill import (
     utilisation_of,
 )
 from mistlab.engines.engine import ENGINES
-from mistlab.job.job import model_from
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
@@ -128,7 +127,8 @@ def estimate(options: argparse.Namespace) -> int:
 
     The formula is 8TP/(NFU): T tokens, P parameters, N GPUs with a peak rate of F, of which they
     sustain the share U. Beside it stand predictions for three plans: the plan by the rule of
-    Megatron-LM's authors (every block recomputed), the plan that mist finds, or the plan of --plan.
+    Megatron-LM's authors (every block recomputed; where weights are frozen, that of Hugging Face's
+    programs, which shard all weights), the plan that mist finds, or the plan of --plan.
     --tokens is the number of tokens, "published" for as many as the model was trained with, or
     "chinchilla" for 20 a parameter. Without --nodes and --attention, the training runs on one node
     with flash attention; gpt3-175b runs on 128 nodes with math attention, as published. Prices of
@@ -256,7 +256,7 @@ def _problem(options: argparse.Namespace) -> Problem:
     the model was published.
     """
     with as_options():
-        trained = model_from(options.model, options.out.parent).trained
+        trained = model_named(options.model).trained
     tokens = BATCH_TOKENS if trained is None else trained.batch_tokens or BATCH_TOKENS
     if options.global_batch is None and options.sequence_length > 0:
         options.global_batch = batch_of(tokens, options.sequence_length)

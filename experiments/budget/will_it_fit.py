@@ -194,8 +194,8 @@ BESIDE_A_PLAN = ("hardware", *experiment("will_it_fit"), *OF_CLUSTER)
 
 # The largest number of changes that are combined, and the same for a quick search.
 MOST_CHANGES, QUICK_CHANGES = 4, 2
-# The factors by which the number of nodes is multiplied to see whether the plan fits then.
-MORE_NODES = (2, 4, 8, 16, 32)
+# The factors by which the number of GPUs is multiplied to see whether the plan fits then.
+MORE_GPUS = (2, 4, 8, 16, 32)
 
 
 def will_it_fit(options: argparse.Namespace, line: Sequence[str]) -> int:
@@ -426,14 +426,13 @@ def _best_of_each_kind(tried: Sequence[Tried]) -> Iterator[Tried]:
 
 
 def _elsewhere(asked: Tried) -> Iterator[Tried]:
-    """Every attempt to make a plan fit: changes on the given GPUs, more nodes, and GPUs with more
+    """Every attempt to make a plan fit: changes on the given GPUs, more GPUs, and GPUs with more
     memory.
     """
     cluster = asked.job.cluster
     progress("more GPUs, and GPUs with more memory")
-    for times in MORE_NODES:
-        nodes = replace(cluster, nodes=times * cluster.nodes)
-        fitting = [*_best_there(asked.job, nodes, times)]
+    for times in MORE_GPUS:
+        fitting = [*_best_there(asked.job, _larger(cluster, times), times)]
         yield from fitting
         if fitting:
             break
@@ -442,6 +441,19 @@ def _elsewhere(asked: Tried) -> Iterator[Tried]:
         has_more = hardware.gpu.memory_bytes > cluster.whole_memory_bytes
         if has_more and not cluster.memory_gib and (there := _as_many_gpus(cluster, hardware)):
             yield from _best_there(asked.job, there, 1)
+
+
+def _larger(cluster: Cluster, times: int) -> Cluster:
+    """A cluster with several times as many GPUs: on the same nodes as far as these have as many,
+    then on more nodes.
+    """
+    room = 1 if cluster.others else cluster.hardware.node.gpus // cluster.gpus_per_node
+    in_node = max(part for part in (1, *MORE_GPUS) if part == 1 or part <= min(room, times))
+    return replace(
+        cluster,
+        nodes=cluster.nodes * times // in_node,
+        gpus_per_node=cluster.gpus_per_node * in_node,
+    )
 
 
 def _as_many_gpus(cluster: Cluster, hardware: Hardware) -> Cluster | None:

@@ -182,3 +182,31 @@ def test_only_the_published_question_has_the_published_nodes(
 
 def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_adapters_are_estimated_by_the_rule_of_their_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--model", "llama3-8b", "--hardware", "h100-80gb", "--gpus-per-node", "2", "--quick")
+    sized = (*asked, "--global-batch", "16", "--tokens", "1e8", "--out", str(tmp_path))
+    plans = {}
+    for train in ("all", "adapters"):
+        assert run(estimate.main, [*sized, "--train", train]) == 0
+        text = (tmp_path / "rows.jsonl").read_text(encoding="utf-8")
+        rows = {row["way"]: row for row in map(json.loads, text.splitlines())}
+        plans[train] = rows["rule"]["plan"]
+        assert train == "all" or rows["rule"]["days"] > 0
+    assert plans["all"][0].startswith("engine megatron,")
+    engine, stage = plans["adapters"]
+    assert engine.startswith("engine trainer, 1 stage,")
+    assert "2 data x 1 tensor parallel" in stage
+    assert "ZeRO-3, all 32 blocks recomputed" in stage
+
+
+def test_a_name_of_hugging_face_is_refused_with_the_catalogue_s(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(estimate.main, ["--model", "Qwen/Qwen2.5-7B", "--tokens", "1e9"]) == 2
+    printed = capsys.readouterr().err
+    assert "--model: 'Qwen/Qwen2.5-7B' is a name of Hugging Face" in printed
+    assert "give qwen2.5-7b, the catalogue's model" in printed

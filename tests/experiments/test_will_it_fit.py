@@ -160,6 +160,22 @@ def test_what_no_change_here_makes_fit_needs_more_gpus(
     assert found["rows"][-1]["fits"]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "times", "larger"),
+    [
+        *((1, 1, 2, (1, 2)), (1, 1, 8, (1, 8)), (1, 1, 16, (2, 8))),
+        *((1, 4, 8, (4, 8)), (2, 8, 2, (4, 8)), (1, 3, 4, (2, 6))),
+    ],
+)
+def test_more_gpus_fill_the_nodes_first(
+    nodes: int, gpus: int, times: int, larger: tuple[int, int]
+) -> None:
+    hardware = catalog.hardware("h100-80gb")
+    cluster = Cluster(hardware=hardware, nodes=nodes, gpus_per_node=gpus)
+    several = fitting._larger(cluster, times)
+    assert (several.nodes, several.gpus_per_node) == larger
+
+
 def test_as_many_gpus_of_smaller_nodes_are_on_more_nodes() -> None:
     eight = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=1, gpus_per_node=8)
     there = fitting._as_many_gpus(eight, catalog.hardware("gh200-96gb"))
