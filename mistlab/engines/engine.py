@@ -453,7 +453,7 @@ class Engine:
         if self.takes_orders or order in (default, *self.orders):
             return ""
         if not self.orders:
-            return f"{order}, but engine {self.name} runs {default} alone here: leave it out"
+            return f"{order}, but engine {self.name} runs only {default} here: leave it out"
         known = one_of((default, *self.orders))
         return f"{order}, but engine {self.name} does not run it here: give {known}"
 

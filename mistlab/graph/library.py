@@ -497,6 +497,7 @@ def _of_family(
         if _of(variant) is None or not is_known:
             has_fused = is_known and _of(replace(variant, attention="flash")) is not None
             features = ["biases"] * variant.biases + ["dropout"] * variant.dropout
+            features += ["norm, network or positions unlike the family's"] * (not is_known)
             reject(
                 f"workload.model: no layer graph (operators of a block) is shipped for "
                 f"{model.name or 'this model'} of family {model.family} with attention: "

@@ -46,7 +46,7 @@ class Slowdown:
         if len(self.factors) != len(self.streams):
             refuse(
                 "factors",
-                f"has {len(self.factors)} numbers for {len(self.streams)} streams: give one each",
+                f"has {len(self.factors)} numbers for {len(self.streams)} streams: give as many",
             )
 
 

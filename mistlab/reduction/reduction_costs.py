@@ -122,8 +122,8 @@ class Reduction:
         if self.rounds != ROUNDS and self.feedback != "neolithic":
             refuse(
                 "rounds",
-                f"{self.rounds}, and feedback is {self.feedback}, which sends one message a step: "
-                "give feedback: neolithic, or leave it out",
+                f"{self.rounds}, but feedback {self.feedback} sends one message a step: give "
+                "feedback: neolithic, or leave rounds out",
             )
         if self.feedback == "ef21" and self.compressor.is_unbiased:
             refuse(
@@ -174,14 +174,12 @@ class Reduction:
             if entry.name == "every":
                 refuse(
                     "every",
-                    f"{given}, and kind {self.kind} exchanges in every step: give kind: "
-                    f"{one_of(kinds)}, or leave it out",
+                    f"{given}, but kind {self.kind} exchanges in every step: give kind: "
+                    f"{one_of(kinds)}, or leave every out",
                 )
-            refuse(
-                entry.name,
-                f"{given}, and kind is {self.kind}, which has none: give kind: {one_of(kinds)}, or "
-                "leave it out",
-            )
+            problem = f"{given}, but kind {self.kind} does not use {entry.name}"
+            remedy = f"give kind: {one_of(kinds)}, or leave {entry.name} out"
+            refuse(entry.name, f"{problem}: {remedy}")
 
     @property
     def is_plain(self) -> bool:
@@ -241,10 +239,13 @@ class Reduction:
         if self.replicas is not None and ranks % replicas:
             return (
                 f"{ranks} data-parallel ranks do not divide into {replicas} replicas: give a "
-                "multiple, or other replicas"
+                f"multiple of {replicas}, or other workload.reduction.replicas"
             )
         if self.shards > ranks:
-            return f"{self.shards} servers are ranks among {ranks}: give at most {ranks} shards"
+            return (
+                f"shards {self.shards} asks for as many servers among {ranks} ranks: give "
+                f"workload.reduction.shards of at most {ranks}"
+            )
         if self.kind != "gossip" or ranks == 1 or not self.offsets:
             return self._robust_problem(ranks)
         parts = parts_of_graph(self.offsets, ranks)
@@ -252,8 +253,8 @@ class Reduction:
             return ""
         listed = ", ".join(map(str, self.offsets))
         return (
-            f"{listed} among {ranks} ranks make {parts} graphs that never hear of one another: add "
-            "an offset that connects them, such as 1"
+            f"offsets {listed} divide {ranks} ranks into {parts} groups that never exchange "
+            "weights: add an offset that connects them, such as 1, to workload.reduction.offsets"
         )
 
     def _robust_problem(self, ranks: int) -> str:
@@ -262,9 +263,15 @@ class Reduction:
         """
         if ranks > 1 and 2 * self.trimmed >= ranks:
             most = (ranks - 1) // 2
-            return f"of {ranks} values {self.trimmed} at each end leave none: trim {most} at most"
+            return (
+                f"trimmed {self.trimmed} leaves out all of {ranks} values, as many at each end: "
+                f"give workload.reduction.trimmed of at most {most}"
+            )
         if any(rank >= ranks for rank in self.liars):
-            return f"liars {max(self.liars)} is not one of {ranks} ranks: give ranks below {ranks}"
+            return (
+                f"liars has rank {max(self.liars)}, but there are {ranks} ranks: give "
+                f"workload.reduction.liars below {ranks}"
+            )
         return ""
 
     def sharding_problem(self, level: int) -> str:

@@ -213,7 +213,7 @@ def read_condition(lexer: Lexer, line: int) -> Comparison:
     condition = _any(lexer, line)
     _blanks(lexer)
     if not lexer.starts("]]"):
-        lexer.fail("[[ has no ]]: write it", line)
+        lexer.fail("[[ has no ]]: write ]] after the condition", line)
     lexer.at += 2
     return condition
 
@@ -280,7 +280,7 @@ def _operand(lexer: Lexer, line: int) -> Comparison:
 def _word(lexer: Lexer, line: int) -> RawWord:
     word = lexer.word(WORD_ENDS)
     if not word.source or word.source == "]]":
-        lexer.fail("[[ ]] lacks a word: write it", line)
+        lexer.fail("a condition in [[ ]] lacks a word: write both of its sides", line)
     return word
 
 
@@ -300,7 +300,7 @@ def _pattern(lexer: Lexer, line: int) -> RawWord:
             part = lexer.word(WORD_ENDS)
         parts += part.parts
     if lexer.at == start:
-        lexer.fail("[[ ]] lacks a pattern: write it", line)
+        lexer.fail("a comparison in [[ ]] lacks its right side: write it", line)
     return RawWord(
         parts=tuple(parts), line=lexer.line_of(start), source=lexer.text[start : lexer.at]
     )

@@ -164,7 +164,7 @@ class _Expression:
     def _binary(self, least: int) -> int:
         self._level += 1
         if self._level > 3 * _DEEPEST:
-            self._refuse("is nested too deep: write it flatter")
+            self._refuse("is nested too deep: write it in several steps")
         left = self._unary()
         while True:
             operator = self._peek()
@@ -194,9 +194,9 @@ class _Expression:
         if self._idle:
             return 0
         if operator in "/%" and right == 0:
-            self._refuse("divides by 0: correct it")
+            self._refuse("divides by 0: correct the divisor")
         if operator == "**" and right < 0:
-            self._refuse("has a negative exponent: correct it")
+            self._refuse("has a negative exponent: give one of at least 0")
         return wrapped(int(_COUNTED[operator](left, right)))
 
     def _choice(self, condition: int) -> int:
@@ -220,7 +220,7 @@ class _Expression:
             self._at += 1
             self._level += 1
             if self._level > 3 * _DEEPEST:
-                self._refuse("is nested too deep: write it flatter")
+                self._refuse("is nested too deep: write it in several steps")
             value = self._unary()
             self._level -= 1
             results = {"-": -value, "!": int(value == 0), "~": ~value}
@@ -258,7 +258,7 @@ class _Expression:
         for letter in digits.lower() if size <= 36 else digits:
             digit = _DIGITS.find(letter)
             if not 2 <= size <= 64 or not 0 <= digit < size:
-                self._refuse("has a digit that its base lacks: correct it")
+                self._refuse("has a digit that its base lacks: write digits below the base")
             value = wrapped(value * size + digit)
         return value
 

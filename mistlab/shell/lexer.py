@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import NoReturn
 
-from mistlab.shell.shell_text import LineError, Text
+from mistlab.shell.shell_text import LAUNCH_LINE_ALONE, LineError, Text
 from mistlab.shell.syntax import (
     Arithmetic,
     Dollar,
@@ -178,7 +178,7 @@ class Lexer:
 
     def unclosed(self, opening: str, line: int) -> NoReturn:
         """Refuse a script in which a quote or bracket is never closed."""
-        self.fail(f"{opening} is never closed: close it", line)
+        self.fail(f"{opening} is never closed: write the mark that closes it", line)
 
     def close(self, letter: str, opening: str, line: int) -> None:
         """Read the character that closes a bracket, or refuse the script."""
@@ -196,7 +196,7 @@ class Lexer:
         """Enter one more level of nesting; refuses a script that is nested too deep."""
         self.depth += 1
         if self.depth > _DEEPEST:
-            self.fail(f"is nested deeper than {_DEEPEST} levels: write it flatter")
+            self.fail(f"commands are nested deeper than {_DEEPEST} levels: {LAUNCH_LINE_ALONE}")
 
     def word(self, ends: str = WORD_ENDS, *, double: bool = False) -> RawWord:
         """Read a word up to an unquoted character in ``ends``; ``double`` applies the rules of

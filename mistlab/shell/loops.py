@@ -428,7 +428,8 @@ def _stop_endless(session: Session, command: While, state: State, *, launches: b
     if any(each.flow == BREAK for each, _ in parked) or launches:
         state.flow = EXIT
         return
-    raise LineError(command.line, "the loop never ends: nothing in it changes: take it out")
+    message = "the loop never ends, because nothing in it changes: leave the loop out"
+    raise LineError(command.line, message)
 
 
 def _begin(session: Session) -> None:

@@ -161,7 +161,7 @@ def _whole(lexer: Lexer) -> Script:
     script = script_until(lexer, "")
     if lexer.peek():
         closing = RESERVED.match(lexer.text, lexer.at)
-        message = f"{closing[0] if closing else lexer.peek()} closes nothing: take it out"
+        message = f"{closing[0] if closing else lexer.peek()} closes nothing: leave it out"
         lexer.fail(message)
     return script
 
@@ -267,7 +267,7 @@ class Parser:
         if word in ("select", "coproc"):
             lexer.fail(f"{word} asks someone at a terminal: {LAUNCH_LINE_ALONE}")
         if word in CLOSING:
-            lexer.fail(f"{word} closes nothing: take it out")
+            lexer.fail(f"{word} closes nothing: leave it out")
         return None
 
     def _parentheses(self) -> Command:
@@ -358,7 +358,7 @@ class Parser:
         stop = lexer.closing_pair(start)
         ends = [] if stop is None else [at for at in range(start, stop) if lexer.text[at] == ";"]
         if stop is None or len(ends) != 2:
-            lexer.fail("for (( needs three expressions and )): write them", line)
+            lexer.fail("for (( needs three expressions: write for ((START; CONDITION; STEP))", line)
         first, second = ends
         offsets = ((start, first), (first + 1, second), (second + 1, stop))
         parts = [lexer.expression(*each) for each in offsets]
@@ -405,13 +405,13 @@ class Parser:
                 break
             lexer.at += 1
         if lexer.peek() != ")" or not patterns[-1].parts:
-            lexer.fail("a pattern of case has no ): write it", line)
+            lexer.fail("a pattern of case has no ): write ) after the pattern", line)
         lexer.at += 1
         body = self.script()
         ending = next((each for each in (";;&", ";;", ";&") if lexer.starts(each)), "")
         lexer.at += len(ending)
         if not ending and self._cursor.reserved() != "esac":
-            lexer.fail("an arm of case has no ;;: write it")
+            lexer.fail("an arm of case has no ;;: write ;; after its commands")
         return Arm(patterns=tuple(patterns), body=body, ending=ending or ";;")
 
     def _bracketed(self) -> Command:

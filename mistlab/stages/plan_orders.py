@@ -97,24 +97,38 @@ def _check_stage(order: PipelineOrder, number: int, stage: StageOrder) -> None:
         if ordered_pass.micro_batch >= order.micro_batches:
             have = f"the plan's micro-batches are 0 to {order.micro_batches - 1}"
             remedy = "leave it out, or give the order of a plan with more"
-            refuse_word(
-                order.line(number), order.word(ordered_pass), f"does not exist: {have}: {remedy}"
-            )
+            problem = f"does not exist: {have}: {remedy}"
+            refuse_word(order.line(number), _described(order, ordered_pass), problem)
         if ordered_pass in places:
             problem = "is there twice: leave one of the two out"
-            refuse_word(order.line(number), order.word(ordered_pass), problem)
+            refuse_word(order.line(number), _described(order, ordered_pass), problem)
         places[ordered_pass] = index
     for ordered_pass in _needed(order, stage):
         if ordered_pass not in places:
             either = ", or leave every W of the line out" if ordered_pass.kind == "W" else ""
             problem = f"is missing: put it where it is to run{either}"
-            refuse_word(order.line(number), order.word(ordered_pass), problem)
+            refuse_word(order.line(number), _described(order, ordered_pass), problem)
     for kind, before, noun in _AFTER:
         for ordered_pass, index in places.items():
             needed = OrderedPass(before, ordered_pass.chunk, ordered_pass.micro_batch)
             if ordered_pass.kind == kind and places[needed] > index:
-                problem = f"comes before {order.word(needed)}, {noun}: put it after that one"
-                refuse_word(order.line(number), order.word(ordered_pass), problem)
+                word = order.word(needed)
+                problem = f"comes before {word}, {noun}: put it after {word}"
+                refuse_word(order.line(number), _described(order, ordered_pass), problem)
+
+
+_NOUNS: Mapping[PassKind, str] = {
+    "F": "forward pass",
+    "B": "backward pass",
+    "W": "gradients of weights",
+}
+
+
+def _described(order: PipelineOrder, ordered_pass: OrderedPass) -> str:
+    """A pass as a word of the order file, with what the word means."""
+    of_chunk = f" through chunk {ordered_pass.chunk}" if order.chunks > 1 else ""
+    meaning = f"{_NOUNS[ordered_pass.kind]} of micro-batch {ordered_pass.micro_batch}{of_chunk}"
+    return f"{order.word(ordered_pass)} ({meaning})"
 
 
 def _needed(order: PipelineOrder, stage: StageOrder) -> Iterator[OrderedPass]:
@@ -271,8 +285,8 @@ def _text(path: Path, most_bytes: int) -> str:
         reject(f"cannot be read ({error.strerror}): give the path of an order file")
     if len(content) > most_bytes:
         reject(
-            f"has {size:,} bytes, all passes of the plan need {most_bytes // _ROOM:,} at most: "
-            "give an order of this plan"
+            f"has {size:,} bytes, but all passes of the plan need {most_bytes // _ROOM:,} at "
+            "most: give an order of this plan"
         )
     try:
         return content.removeprefix(BOM_UTF8).decode("ascii")

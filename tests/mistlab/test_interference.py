@@ -293,7 +293,7 @@ def test_measurements_tell_whether_links_are_shared(shared_links: bool) -> None:
     [
         (("compute",), (1.0,), "give two to four of compute, gpu_to_gpu"),
         (("gpu_to_gpu", "compute"), (1.0, 1.0), "in this order"),
-        (("compute", "gpu_to_gpu"), (1.0,), "has 1 numbers for 2 streams: give one each"),
+        (("compute", "gpu_to_gpu"), (1.0,), "has 1 numbers for 2 streams: give as many"),
         (("compute", "gpu_to_gpu"), (1.0, 0.9), "0.9 is too small"),
     ],
 )

@@ -123,19 +123,28 @@ CIRCLE = (
         ("Fm0\n0Bm0", "line 2: '0Bm0' is not a pass: write F, B or W, the chunk, m and"),
         ("Fm0\nFm00", "line 2: 'Fm00' is not a pass: write F"),
         ("Fm0\n\0\x01", "line 2: '\\x00\\x01' is not a pass: write F"),
-        ("Fm0 Fm2\nFm0", "line 1: Fm2 does not exist: the plan's micro-batches are 0 to 1"),
-        ("Fm0 Bm0 Fm1 Bm1\nFm0 Bm0 Fm1", "line 2: Bm1 is missing: put it where it is to run"),
-        ("Fm0 Fm0\nFm0", "line 1: Fm0 is there twice: leave one of the two out"),
-        ("Bm0 Fm0 Fm1 Bm1\nFm0", "line 1: Bm0 comes before Fm0, its forward pass: put it after"),
+        ("Fm0 Fm2\nFm0", "line 1: Fm2 (forward pass of micro-batch 2) does not exist: the plan's"),
+        (
+            "Fm0 Bm0 Fm1 Bm1\nFm0 Bm0 Fm1",
+            "line 2: Bm1 (backward pass of micro-batch 1) is",
+        ),
+        ("Fm0 Fm0\nFm0", "line 1: Fm0 (forward pass of micro-batch 0) is there twice: leave one"),
+        (
+            "Bm0 Fm0 Fm1 Bm1\nFm0",
+            "comes before Fm0, its forward pass: put it after Fm0",
+        ),
         (
             "Fm0 Fm1 Bm0 Bm1\nFm0 Wm0 Bm0 Fm1 Bm1 Wm1",
-            "line 2: Wm0 comes before Bm0, the gradient of its input: put it after",
+            "line 2: Wm0 (gradients of weights of micro-batch 0) comes before Bm0, the gradient of",
         ),
         (
             "Fm0 Fm1 Bm0 Bm1\nFm0 Bm0 Wm0 Fm1 Bm1",
-            "Wm1 is missing: put it where it is to run, or leave",
+            "Wm1 (gradients of weights of micro-batch 1) is missing: put it where it is to run",
         ),
-        (CHUNKS.replace("F1m0", "F2m0"), "line 1: F1m0 is missing"),
+        (
+            CHUNKS.replace("F1m0", "F2m0"),
+            "line 1: F1m0 (forward pass of micro-batch 0",
+        ),
         (f"{CHUNKS} F3m0", "line 2: F3m0 is of chunk 3, but chunks are 0 to 1: number them"),
         (CHUNKS.replace("F0m0", "Fm0"), NO_CHUNK),
         (CHUNKS.replace("F1m0", "Fm0"), "line 1: Fm0 names no chunk"),
@@ -233,8 +242,10 @@ def test_a_file_that_is_no_order_of_the_plan_is_refused(tmp_path: Path) -> None:
 
     assert "cannot be read (No such file or directory): give the path" in problem(None)
     fits = one_forward_one_backward(2, 2).encode()
-    assert "line 1: Fm2 is missing: put it where" in problem(fits, micro_batches=3)
-    assert "line 1: Fm2 does not exist: the plan's micro-batches are 0 to 1" in problem(
+    assert "line 1: Fm2 (forward pass of micro-batch 2) is missing: put" in problem(
+        fits, micro_batches=3
+    )
+    assert "does not exist: the plan's micro-batches are 0 to 1" in problem(
         one_forward_one_backward(2, 3).encode()
     )
     assert "line 2: is not text: write passes like F0m3" in problem(b"Fm0\n\xff\xfe\x00")
@@ -253,7 +264,7 @@ def test_text_far_longer_than_a_plan_needs_is_refused_unread(tmp_path: Path) -> 
         file.truncate(100 * 2**20)
     tracemalloc.start()
     with pytest.raises(
-        FieldError, match=r"has 104,857,600 bytes, all passes of the plan need \d+ "
+        FieldError, match=r"has 104,857,600 bytes, but all passes of the plan need \d+ "
     ):
         order_of_plan(plan_of(path))
     _, most_bytes = tracemalloc.get_traced_memory()

@@ -167,7 +167,10 @@ LINES = "F0m0 F1m0 B1m0 B0m0\n" * 3
         ("parts 0 1 2 2 1 1\n" + LINES, "do not give every stage equally many chunks"),
         ("parts 0 2 1 1 2 0\n" + LINES, "part 0 is on stage 0 and part 1 on stage 2, which do not"),
         ("parts 0 1 2\n" + LINES, "line 1: gives each stage 1 chunk, but the passes below name 2"),
-        ("parts 0 1 2 2 1 0\n" + LINES.replace("B0m0", "", 1), "line 2: B0m0 is missing"),
+        (
+            "parts 0 1 2 2 1 0\n" + LINES.replace("B0m0", "", 1),
+            "line 2: B0m0 (backward",
+        ),
         ("parts 0 1 2 2 1 0\n" + LINES.replace("F1m0", "Fm0", 1), "line 2: Fm0 names no chunk"),
         ("parts 0 1 2 0 1 2\n" + LINES[: 2 * len(LINES) // 3], "has 2 lines for 3 stages"),
         (

@@ -442,7 +442,7 @@ def test_the_command_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     answer = json.loads(capsys.readouterr().out)
     assert "ring, two trimmed" not in {row.get("reduction") for row in answer["rows"]}
     page = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "No row of ring, two trimmed: of 4 values 2 at each end leave none" in page
+    assert "No row of ring, two trimmed: trimmed 2 leaves out all of 4 values" in page
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_interleaving_fills_the_bubble_and_holds_more() -> None:
         ("interleaved-2", 6, "megatron", "give a multiple of 4 micro-batches"),
         ("interleaved-8", 8, "megatron", "blocks for 7 chunks, not 8"),
         ("zb-h1", 8, "megatron", "give 1f1b, interleaved-2"),
-        ("interleaved-2", 8, "deepspeed", "runs 1f1b alone here"),
+        ("interleaved-2", 8, "deepspeed", "runs only 1f1b here"),
     ],
 )
 def test_an_order_that_cannot_run_is_refused(
