@@ -37,6 +37,7 @@ from runtime.documents import Documented, PackedSequences, documents_of, packed_
 from runtime.engine.captured_steps import CapturedSteps, check_captures, own_compute
 from runtime.engine.executor import Batches, Executor, Report
 from runtime.engine.streams.device_streams import CudaStreams, streams_of
+from runtime.engine.task_names import full_name
 from runtime.engine.training import Training
 from runtime.failure import let_go
 from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
@@ -338,7 +339,7 @@ class Session:
                 yield
         except MemoryError as error:
             stage = executor.connections.place.stage
-            at = doing or executor.issuing
+            at = doing or full_name(executor.issuing)
             raise _shortage(stage, at, executor.held_bytes(), self.device, error) from error
 
     def _own_sequences(self, step: int) -> Sequence[tuple[Tensor, ...]]:

@@ -325,16 +325,9 @@ class Executor:
         return int(self.late is not None)
 
     @property
-    def issuing(self) -> str:
-        """A description of the task that was issued last, for error messages."""
-        op = self._issuing
-        if op is None:
-            return ""
-        phase = f"{op.phase.replace('_', ' ')} phase"
-        if isinstance(op.task, str) or op.task.layer is None:
-            return f"task {op.task} ({phase})"
-        layer = f"layer {op.task.layer}, micro-batch {op.task.micro_batch}"
-        return f"task {op.task} ({layer}, {phase})"
+    def issuing(self) -> Op | None:
+        """The task that was issued last, for error messages; None before the first task."""
+        return self._issuing
 
     def release(self) -> None:
         """Return the pinned host memory; all work must have ended."""

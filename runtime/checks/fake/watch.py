@@ -20,6 +20,7 @@ import runtime
 from mistlab.stages.stage_program import Op
 from runtime.engine.captured_steps import CapturedSteps
 from runtime.engine.executor import Executor
+from runtime.engine.task_names import brief_name
 
 Kind = Literal[
     "value read",
@@ -135,7 +136,7 @@ class Watch:
         finding = WaitFinding(
             kind=kind,
             operator=operator,
-            task=executor.issuing,
+            task=brief_name(executor.issuing),
             lane=lane,
             place=where,
             said=detail,

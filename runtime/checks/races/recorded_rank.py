@@ -31,6 +31,7 @@ from runtime.devices.cuda import DRIVERS
 from runtime.devices.driver import Driver
 from runtime.engine.executor import Batches, Executor
 from runtime.engine.streams.device_streams import CudaStreams
+from runtime.engine.task_names import brief_name
 from runtime.engine.training import Training
 
 # Records in a trace which bytes every operator reads and writes, and on which stream.
@@ -316,7 +317,7 @@ def trace_of(
             workload, of_replica, connections, streams, training, device=DEVICE, seed=0
         )
         _name(executor, memory)
-        trace.issuing = lambda: executor.issuing
+        trace.issuing = lambda: brief_name(executor.issuing)
         batches = _batches(workload, connections)
         with HostCopies(memory, driver), Recorder(trace, memory, driver):
             run(executor, batches)
