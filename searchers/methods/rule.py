@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from mistlab.job.prediction import Prediction, Predictor
 from mistlab.job.search import Problem
 from mistlab.plan.dimension import degree_problem
+from mistlab.plan.dimensions import RECOMPUTED
 from mistlab.plan.plan import Plan, StagePlan
 
 ENGINE = "megatron"
@@ -42,14 +43,14 @@ def _fastest(plans: list[Plan], predictor: Predictor) -> tuple[Plan, Prediction]
 def _of_replicas(problem: Problem) -> Iterator[Plan]:
     """The plans of the rule for adapters, one for each micro-batch size."""
     gpus = problem.cluster.num_gpus
+    layers = problem.workload.model.layers
     stage = StagePlan(
-        layers=problem.workload.model.layers,
+        layers=layers,
         data_parallel=gpus,
         tensor_parallel=1,
         micro_batch=1,
         zero=SHARDS_WEIGHTS if gpus > 1 else 0,
-        checkpointed_layers=problem.workload.model.layers,
-    )
+    ).with_values({RECOMPUTED: layers})
     yield from _sized(problem, ENGINE_OF_ADAPTERS, stage, 1)
 
 
@@ -60,13 +61,10 @@ def _plans(problem: Problem, stages: int) -> Iterator[Plan]:
     replicas, rest = divmod(gpus, tensor * stages)
     if rest:
         return
+    layers = model.layers // stages
     stage = StagePlan(
-        layers=model.layers // stages,
-        data_parallel=replicas,
-        tensor_parallel=tensor,
-        micro_batch=1,
-        checkpointed_layers=model.layers // stages,
-    )
+        layers=layers, data_parallel=replicas, tensor_parallel=tensor, micro_batch=1
+    ).with_values({RECOMPUTED: layers})
     yield from _sized(problem, ENGINE, stage, stages)
 
 
