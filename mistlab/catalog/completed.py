@@ -181,10 +181,12 @@ def _between_architectures(hardware: Hardware, other: Hardware) -> float:
 def scaled_compute(compute: Compute, lender: Hardware, hardware: Hardware) -> Compute:
     """Return the operator rates of a calibrated GPU, scaled to another GPU by both datasheets.
 
-    Arithmetic is bound by the peak and by the power that the board draws, of which newer GPUs of a
-    line make more: its rate grows with both, power by ``OF_POWER``, and stays below
-    ``MOST_OF_PEAK`` or the lender's share of it. Products in a precision that only one of them has
-    are left out: they take another's rate.
+    Rates of bytes are scaled by the memories' bandwidths. Arithmetic rates are limited by the peak
+    rate and by the power that the board draws, from which newer GPUs of a line get more: they are
+    scaled by the peak with exponent 1 - ``OF_POWER``, and by power with exponent ``OF_POWER``; or
+    by the peak alone if the power is unknown. The result stays below ``MOST_OF_PEAK`` of the peak,
+    or below the calibrated GPU's share of its peak if that is larger. GEMMs in a precision that
+    only one of the two GPUs has are left out; other rates stand in for them.
     """
     memory = hardware.gpu.memory_gbytes_per_s / lender.gpu.memory_gbytes_per_s
     power = (hardware.gpu.board_watts or 0.0) / (lender.gpu.board_watts or 1.0)

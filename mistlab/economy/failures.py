@@ -1,15 +1,17 @@
 """The time that a training run loses to failures, in closed form: each GPU fails independently of
 the others, at a constant rate.
 
-N GPUs that fail on average every m seconds each fail together as a Poisson process with rate
-L = N/m. A run works for an interval T, then writes a checkpoint, which takes C. A failure undoes
-what was done since the last one. It is noticed after D; then the run starts again and reads the
-checkpoint, which takes R together and begins again if another GPU fails meanwhile.
+N GPUs, each of which fails every m seconds on average, have together L = N/m failures a second (a
+Poisson process). A run works for an interval T, then writes a checkpoint, which takes C, and so on.
+A failure undoes what was done since the last checkpoint. It is noticed after a time D. Then the run
+restarts and reads the checkpoint, which takes R together; if a GPU fails meanwhile, that failure is
+noticed after D again, and the restart begins anew. Expected times are:
 
-- To get through R, with failures meanwhile: X = e^(L R) D + (e^(L R) - 1) / L after each failure.
-- To get through T + C: E = (e^(L (T + C)) - 1) (1/L + X).
-- The share of time that is work: T / E. It is largest where (1 - L T) e^(L (T + C)) = 1, whatever X
-  is (Daly 2006 has the same for D = 0); about T = sqrt(2 C / L).
+- From a failure to the end of R: X = e^(L R) D + (e^(L R) - 1) / L.
+- To get through T + C, with failures: E = (e^(L (T + C)) - 1) (1/L + X).
+
+The share of time that is work is T / E. It is largest where (1 - L T) e^(L (T + C)) = 1, whatever X
+is (Daly 2006 has the same for D = 0); about T = sqrt(2 C / L).
 """
 
 import math

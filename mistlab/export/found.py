@@ -32,14 +32,17 @@ class Found:
     """The choices read from an imported file, such as degrees and batch sizes; None where the file
     states nothing.
 
-    ``layers`` are the blocks of each stage, if the file divides them itself. ``values`` hold
-    dimensions that all stages have in common, by name; a number of treated blocks may exceed the
-    blocks of a stage. With ``recomputed_every`` n, every n-th block of a stage is recomputed.
-    ``engine`` is the one under which a file says that its plan was predicted. With
-    ``shares_experts`` ranks of one replica, which divide layers, share the states of its experts.
-    ``trained`` are fields of the workload that say what is trained, and how its loss is computed.
-    ``steps`` are micro-batches that an engine runs whatever the batch is. ``keys`` are the file's
-    names of choices that it may lack. ``remarks`` grow while the file is read.
+    ``layers`` are the numbers of blocks of the stages, if the file divides the model itself.
+    ``values`` are dimensions with one value for all stages, by name; a number of treated blocks
+    among them may exceed the blocks of a stage. If ``recomputed_every`` is n > 0, every n-th block
+    of a stage is recomputed. With ``shares_experts`` the states of experts are also sharded among
+    those ranks of one replica that divide layers.
+
+    ``engine`` is the one under which the file says that its plan was predicted. ``trained`` holds
+    fields of the workload that say what is trained, and how its loss is computed. ``steps`` is the
+    number of micro-batches that the engine runs per iteration, whatever the global batch is.
+    ``keys`` maps choices that the file may lack to the names that the file has for them.
+    ``remarks`` grows while the file is read.
     """
 
     model: ModelSpec | None = None

@@ -39,17 +39,21 @@ class Row:
 class Target:
     """A framework to which plans can be exported and from which they can be imported.
 
-    ``rows`` are taken in order; a dimension without a row cannot be said. ``engines`` are the
-    engines that may stand for the framework when its plans are predicted, the best first. ``write``
-    makes the text of a job that needs no row any more, ``read`` the job of a text. ``notes`` tells
-    what a user must know about the text. ``package`` is the pinned distribution. With
-    ``always_overlaps`` communication cannot be left to the end of an iteration. ``own_engines`` are
-    engines of which the framework runs plans as they are: for each, the one that stands for the
-    framework then. ``engines_of_today`` come before ``engines`` for what only models and machines
-    of today have. ``precisions`` and ``optimizers`` are those that the text can say; only with
-    ``drops_tokens`` it has words for a capacity of experts, and only if it ``says_sums`` for the
-    bits in which gradients are summed. ``beside`` are the fields of ``Given`` that the text does
-    not hold.
+    ``rows`` are the rules that make a job expressible, in the order in which they are applied; a
+    dimension without a row cannot be expressed. ``write`` makes the text of a job after these
+    rules. ``read`` makes a job of a text. ``notes`` yields what a user must know about the text.
+    ``package`` is the framework's distribution, with its version.
+
+    ``engines`` are the engines that can predict plans as the framework runs them, the best first.
+    ``engines_of_today`` come before them for models and precisions that only recent engines
+    support. ``own_engines`` maps engines whose plans the framework runs unchanged to the engine
+    that predicts them then.
+
+    With ``always_overlaps`` the framework cannot leave communication to the end of an iteration.
+    ``precisions`` and ``optimizers`` are those that the text can express. Only with
+    ``drops_tokens`` it can express a capacity of experts, and only with ``says_sums`` the precision
+    in which gradients are summed. ``beside`` names the fields of ``Given`` that the text cannot
+    hold.
     """
 
     name: str

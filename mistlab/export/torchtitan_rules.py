@@ -1,10 +1,12 @@
 """Rules for the models, pipelines and sharding that torchtitan supports, up to version 0.2 and
 since 0.3.
 
-Up to 0.2 Qwen and gpt-oss models have no pipelines, and the attention of DeepSeek and gpt-oss
-models (FlexAttention) has no context parallelism. Experts are divided among data-parallel ranks,
-each whole or, up to 0.2, in as many parts as there are tensor-parallel ranks; undivided, they have
-those parts in all versions.
+Up to 0.2 Qwen and gpt-oss models have no pipelines; since 0.3 models with tied embeddings have
+none. Context parallelism does not support the attention of gpt-oss models and, up to 0.2, of
+DeepSeek models (FlexAttention).
+
+Expert parallelism gives each rank whole experts; up to 0.2, tensor-parallel ranks may also split
+each of these. Without expert parallelism, tensor-parallel ranks split all experts, in all versions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

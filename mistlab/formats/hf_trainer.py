@@ -1,9 +1,10 @@
 """Imports arguments of Hugging Face's Trainer and of TRL, from YAML recipes and from launch
 scripts.
 
-The script's launcher, an Accelerate configuration, a DeepSpeed JSON and the arguments ``fsdp`` and
-``parallelism_config`` say how ranks share the work. Left-out arguments take the defaults of
-transformers' ``TrainingArguments``; what has none is asked for by name.
+How ranks share the work is read from the script's launcher, an Accelerate configuration, a
+DeepSpeed JSON, and the arguments ``fsdp`` and ``parallelism_config``. A missing argument has the
+default of transformers' ``TrainingArguments``; if it has no default there, the user is asked for it
+by name.
 """
 
 import re
@@ -76,10 +77,10 @@ class Trainer:
     """A tool built on Hugging Face's Trainer: its title, its names for arguments, and its own
     defaults.
 
-    ``names`` are its own words for arguments. ``recomputes`` and ``length`` are its defaults, and
-    ``length`` is None where it has none. ``pads`` tells whether its sequences are padded, not
-    packed, unless they are told. With ``adapts`` adapters are trained unless they are told not to
-    be; ``rank`` is their usual rank.
+    ``names`` are its own names for arguments. The other fields are its defaults. ``recomputes``
+    tells whether blocks are recomputed. ``length`` is the sequence length, None if the tool has no
+    default. ``pads`` tells whether sequences are padded rather than packed. ``adapts`` tells
+    whether adapters are trained rather than the model; ``rank`` is their rank.
     """
 
     title: str

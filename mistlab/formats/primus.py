@@ -1,10 +1,10 @@
 """Imports Primus experiments: YAML whose ``modules`` name a framework, a model's preset, and
 settings.
 
-Settings of Megatron-LM are its options under the names that their values have, those of torchtitan
-its sections. Presets stand in folders of Primus; they are read where they lie beside the file.
-Otherwise a preset's name tells the model, and the trainer's defaults are those of
-primus/configs/modules (2026-07).
+Settings for Megatron-LM are its options, under the names that their values have in its code;
+settings for torchtitan are its sections. A preset is a file in Primus's folders, and is read if it
+is found beside the experiment. Otherwise the model follows from the preset's name, and the
+trainer's defaults are those of primus/configs/modules (2026-07).
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,11 +1,12 @@
 """Changes traced layer graphs to ways of training that were not traced: low-rank adapters, a
 recomputed loss, multi-token prediction, and blocks run by eager or compiled torch.
 
-A product with a frozen weight keeps nothing of its input, but where an adapter does, which keeps
-the thin product in between too. The embedding has no backward pass. Work stays that of the whole
-graph: rules of engines leave out products that make gradients of frozen weights.
+A GEMM with a frozen weight does not keep its input for the backward pass, unless it has an adapter,
+which needs it. An adapter also keeps the thin tensor between its two matrices. The embedding, whose
+table is frozen, keeps nothing. The operators of frozen GEMMs stay in the graph: those for gradients
+of frozen weights are left out later, by rules of engines.
 
-Changes are made in the text of a graph's file, so that no expression is read.
+Changes are made in the text of a graph's file, so that no expression is parsed.
 """
 
 from __future__ import annotations

@@ -159,11 +159,10 @@ def _round(width: int) -> _Way:
     ranks, in the backward pass with their gradients.
 
     A rank has two buffers: for the part of the keys that it attends to, and for the part that
-    arrives.
-
-    Each part has an attention of its own, which reads all queries and writes an outcome as large;
-    outcomes and gradients are then joined, one part after another. Counted is the last rank, which
-    has most to join: all of its queries meet the first halves of the other ranks' keys.
+    arrives. It runs attention once for each part. Each run reads all queries of the rank, and
+    writes an output as large as them; outputs and gradients of the runs are then added, one part
+    after another. The result is that of the last rank, which adds the most: all of its queries
+    attend to the first half of each other rank's keys.
     """
     queries, keys = _own_bytes(width)
     sums, further = _log_sums_bytes(), Sum.named("cp") + Sum.of(-1)
@@ -185,9 +184,9 @@ def _gathered(width: int) -> _Way:
     """What context parallelism by all-gathers adds to a block: a rank gathers all keys and values
     before attention, and reduce-scatters their gradients (Llama 3).
 
-    Gathered keys are put into the order of tokens. The two halves of a rank's queries have an
-    attention each, and copy their outcomes. Backward, gradients of all keys begin as zeros; those
-    of each half are added, and put back into the order of ranks.
+    Gathered keys are copied into the order of tokens. Attention runs once for each half of a rank's
+    queries, and its outputs are copied. Backward, gradients of all keys start as zeros, those of
+    each half are added, and the sum is copied back into the order of ranks.
     """
     queries, keys = _own_bytes(width)
     every = keys * Sum.named("cp")

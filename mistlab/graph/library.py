@@ -261,9 +261,9 @@ class Variant:
     dropout, and the parts of blocks.
 
     ``precision`` is ``half`` (two bytes) or ``single`` (four bytes). With ``sequence_parallel``
-    tensor-parallel ranks split tokens wherever they do not split weights. ``parts`` are the parts
-    of its blocks beyond those of the family, in the order of ``block_kinds.PARTS``. With
-    ``whole_shares`` dropout leaves attention's shares whole.
+    tensor-parallel ranks split tokens wherever they do not split weights. ``parts`` are parts of
+    blocks that not all models of the family have, in the order of ``block_kinds.PARTS``. With
+    ``whole_shares`` dropout is not applied to the attention probabilities.
     """
 
     family: str

@@ -120,11 +120,12 @@ class StageExpressions:
     """Expressions for the memory and work of one rank of a stage, in sizes and in the plan's
     choices.
 
-    ``buffers_bytes`` is room for states that are gathered from other ranks or fetched from the
-    host, ``step_buffer_bytes`` the step's memory beside states and buffers. ``activations`` are
-    kept between forward and backward passes. ``moments`` are the bytes of activations (kept ones
-    included) and temporaries in each phase's fullest moments. ``logits_bytes`` are the bytes that
-    the head keeps for its backward pass beyond its input.
+    ``buffers_bytes`` is the memory for weights and gradients that are gathered from other ranks or
+    fetched from the host. ``step_buffer_bytes`` is the memory of the optimizer step beyond states
+    and these buffers. ``activations`` are those kept from the forward to the backward pass.
+    ``moments`` has, for each pass, the bytes of activations (kept ones included) and temporaries at
+    each moment at which memory may peak. ``logits_bytes`` is what the head keeps for its backward
+    pass beyond its input.
     """
 
     parameters: sympy.Expr
@@ -339,13 +340,16 @@ def _buffers(
     """The bytes of a stage's buffers for weights and gradients that are gathered from ranks or
     fetched from the host.
 
-    They are rings of two layers, or weights that stay gathered.
+    Some engines have ring buffers of two layers each: for weights if these are sharded (ZeRO-3) or
+    offloaded, for gradients if these are (sharded from ZeRO-2 on). Under ZeRO all layers pass
+    through them; with offloading alone only blocks do. With ZeRO-2 and offloaded gradients there is
+    a further pair of buffers, for the rank's own part of a block's gradients until it is on the
+    host.
 
-    Under ZeRO all layers pass through the rings; with offloading only blocks do. From ZeRO-2 on
-    there are two rings for gradients: for whole gradients until they are reduced, and for the
-    rank's part until the host has it. Engines without rings keep gathered weights, up to a number
-    of their own, and at least one layer; or those of both ends and of a number of blocks, and the
-    gradients of both ends and of two blocks whole until they are reduced.
+    Other engines keep weights gathered that ZeRO-3 shards: at least one layer, and up to
+    ``gathered_elements`` in all. Or, if ``gathered_blocks`` is not 0, they keep the embedding, the
+    head and so many blocks gathered, and also hold the gradients of embedding, head and two blocks
+    whole until these are reduced.
     """
     parameters = (blocks + ends).every
     layer = _largest(embedding, block, head)
@@ -411,9 +415,10 @@ def _bucket(memory: EngineMemory) -> sympy.Expr:
 def _step_buffer(parameters: Parameters, block: LayerSums, memory: EngineMemory) -> sympy.Expr:
     """The bytes that a stage's optimizer step needs beyond its states and buffers.
 
-    With rings it is offloaded optimizer state on the device: of the block that steps, and of the
-    block before it, whose state leaves. Without rings it is the scratch of a step of all layers or,
-    before it, the bucket from which a pipeline reduces.
+    An engine with ring buffers needs memory for offloaded optimizer state: of the block that steps,
+    and of the block before it, whose state is on its way to the host. Another engine needs the
+    scratch memory of a step over all layers or, if that is more, the bucket in which a pipeline's
+    stage reduces gradients before the step.
     """
     if not memory.rings:
         scratch = sharded(parameters, level=1) * memory.step_scratch
@@ -432,14 +437,16 @@ def _moments(
     """The bytes of activations and temporaries at each moment at which a stage's memory may peak,
     by pass.
 
-    Its last block or its head runs while all blocks' activations are kept; the first block of a
-    treatment (recomputed, ...) runs after one with another; the embedding runs while only other
-    micro-batches are kept. With ring buffers, optimizer steps run in the first forward pass, with
-    one micro-batch in flight; otherwise with none.
+    There are three kinds of moments: the stage's last block or its head runs while the activations
+    of all blocks are kept; the first block of a treatment (recomputed, ...) runs after a block of
+    another; the embedding runs while only other micro-batches are kept. With ring buffers,
+    optimizer steps run in the first forward pass, with one micro-batch in flight; without, they run
+    when none is in flight.
 
-    While a block runs, all its activations are on the device, and so are its neighbour's, which are
-    on their way out or in. While the embedding or the head runs, those of the nearest block are. A
-    stage of one block is its own neighbour, in another micro-batch.
+    Where activations are offloaded, those of the running block are entirely on the device, and so
+    are those of the block beside it, which are on their way to or from the host. While the
+    embedding or the head runs, the activations of the nearest block are on the device. In a stage
+    of one block, the block beside it is the same block in another micro-batch.
     """
     last = _last(blocks, "saved_bytes")
     # A stage keeps the outputs that it has sent until their gradients return.

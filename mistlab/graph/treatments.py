@@ -124,14 +124,14 @@ class Treatment:
     """One way to run blocks other than plain, such as recomputed; ``TREATMENTS`` lists all of them
     by name.
 
-    A dimension of a stage counts its blocks with each treatment; the other blocks are plain. Plain
-    blocks come first, then treated ones in the table's order.
+    Each treatment has a dimension of a stage, ``dimension``, that counts the blocks to treat so;
+    the other blocks are plain. Plain blocks come first, then treated ones in the table's order.
 
-    ``dimension`` counts the blocks that have it. ``graph`` makes their layer graph from a plain
-    block's graph; one that ``is_chosen`` takes kinds of operators, too. With ``peaks_as_plain``
-    they need at their fullest moments at least as much as plain blocks, so the moment at which the
-    last plain block runs is never the fullest. Unless a treatment ``runs_again``, its blocks run
-    nothing of their forward pass once more.
+    ``graph`` makes the layer graph of a treated block from that of a plain block; if the treatment
+    ``is_chosen``, ``graph`` also takes the kinds of operators to treat. With ``runs_again`` treated
+    blocks run all or part of their forward pass again before their backward pass. With
+    ``peaks_as_plain`` a treated block needs, at its own peak, at least as much memory as a plain
+    block; the stage's peak is then never in the last plain block.
     """
 
     dimension: str = ""

@@ -23,21 +23,28 @@ REFUSED = "refused.yaml"
 class TypeRow:
     """An entry of the table of model types: how a ``config.json`` of this type describes a model.
 
-    ``model`` are fields of the description that all models of the type have; where a flag of
-    ``when`` is true, its fields hold too. ``names`` are the type's own keys of what most types call
-    otherwise, ``defaults`` the values of keys that a file leaves out. Where all keys of ``biases``
-    are true, all products have biases. Those that ``part_biases`` turn on, of some products, are
-    left out. ``experts`` has the keys of the experts' sizes, ``window`` those of sliding windows;
-    ``turns`` names how unlike blocks take turns. ``qk_norm`` and ``post_norms`` are flags that turn
-    these parts on. ``ffn`` is the key of the network's width, or ``ffn_times`` of how many times
-    the hidden size it is. With a flag of ``shared_heads`` all heads have the same keys and values,
-    unless that of ``unless`` is on. ``positions`` is the key of the number of learned positions, of
-    which tokens never take the first ``unused_positions``; ``dropout`` has those of the shares that
-    training drops of ``all`` and of ``attention``'s.
+    ``model`` holds fields of the model description that all models of the type have. ``when`` maps
+    keys of the file to further fields, which hold if the key is true. ``names`` are the type's own
+    names for keys that most types name otherwise. ``defaults`` are the values of keys that a file
+    leaves out.
 
-    Files whose keys differ from ``requires`` are refused, and so are those in which a pair of
-    ``equal`` differs. What a flag of ``lacking`` turns on is left out, and a remark says so;
-    ``remarks`` hold for all models of the type. ``later`` counts blocks for tokens after the next.
+    Several fields name keys of the file. If all keys of ``biases`` are true, all GEMMs have biases;
+    those of ``part_biases`` turn on biases of some GEMMs, which are left out with a remark.
+    ``qk_norm`` and ``post_norms`` are the keys that turn these norms on. ``ffn`` is the key of the
+    feed-forward network's width; if ``ffn_times`` is given, it is instead the key of the ratio of
+    that width to the hidden size. If the key ``shared_heads`` is true, all heads share one head of
+    keys and values, unless the key ``unless`` is true. ``positions`` is the key of the number of
+    learned positions; tokens never use the first ``unused_positions`` of them. ``dropout`` has two
+    keys: of the dropout rate in general (``all``) and in attention (``attention``). ``later`` is
+    the key of the number of blocks that predict tokens after the next.
+
+    ``experts`` holds the keys of the experts' sizes, ``window`` those of sliding windows.
+    ``latent`` tells whether the type has latent attention. ``turns`` names the rule by which blocks
+    of different kinds take turns, if they do.
+
+    A file is refused if its values differ from those of ``requires``, or if two keys that form a
+    pair of ``equal`` have different values. If a key of ``lacking`` is true, the part that it turns
+    on is left out, with a remark. ``remarks`` hold for all models of the type.
     """
 
     model: Mapping[str, Any]

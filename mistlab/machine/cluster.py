@@ -114,13 +114,14 @@ class Profile:
 class Cluster:
     """The nodes on which a plan runs, with ``gpus_per_node`` GPUs used in each.
 
-    The nodes have one hardware, unless the last of them are groups of ``others``. Figures of a
-    cluster with several groups are those of its first group; ``of_groups`` has a cluster for each.
+    All nodes have the same ``hardware``, except that the last ones may be groups of ``others``.
+    Attributes that describe one hardware are then those of the first group; ``of_groups`` has a
+    cluster for each group.
 
-    The optional numbers replace numbers of all hardware: ``memory_gib`` is the memory of a GPU,
-    ``host_memory_gib`` that of a node, and the bandwidths are those of ``Node``. Of the memory of
-    every GPU plans leave ``keep_free_gib``. ``network`` has the tiers of links between nodes, and
-    ``profile`` the peculiarities of one such cluster.
+    The optional numbers replace those of every hardware: ``memory_gib`` is the memory of a GPU,
+    ``host_memory_gib`` that of a node, and the bandwidths are those of ``Node``. Plans leave
+    ``keep_free_gib`` of each GPU's memory free. ``network`` has the tiers of links between nodes.
+    ``profile`` holds delays that were measured on this cluster only.
     """
 
     hardware: Hardware

@@ -262,15 +262,17 @@ def _asked(session: Session, condition: Guard, candidates: Sequence[Candidate]) 
 class Launch:
     """A command that starts training, divided into its parts, and the files that the script wrote.
 
-    ``program`` is the training script or module (``pretrain_gpt.py``), empty for a line that has
-    options alone. ``launcher`` is the innermost program that starts processes (``torchrun``,
-    ``deepspeed``, ``accelerate``, ``python``), empty for none. ``started`` are all words before the
-    training program, with those of outer launchers (``srun --nodes 4``); ``arguments`` all words
-    after it. ``environment`` are variables that the script exports or sets for the command.
-    ``written`` are texts of files that the script writes before (here-documents), by path, and
-    ``unknown_in`` why a part of such a text is not known. ``notes`` tell what was assumed on the
-    way to the command. ``file`` is the script with the command where ``line`` is of another one
-    than the one given.
+    ``program`` is the training script or module (``pretrain_gpt.py``), empty if the line consists
+    of options only. ``launcher`` is the innermost program that starts processes (``torchrun``,
+    ``deepspeed``, ``accelerate``, ``python``), empty if there is none. ``started`` holds all words
+    before the training program, those of outer launchers (``srun --nodes 4``) included;
+    ``arguments`` holds all words after it. ``environment`` holds the variables that the script
+    exports or sets for the command.
+
+    ``written`` holds the texts of files that the script writes before the command (here-documents),
+    by path; ``unknown_in`` holds, also by path, an unknown part of such a text. ``notes`` say what
+    was assumed to find the command. ``line`` is the line of the command, and ``file`` its script,
+    if that is not the script that the user gave.
     """
 
     program: str = ""

@@ -44,11 +44,11 @@ class LaunchFile:
     """The text of a launch script or configuration file to import, and a function that loads files
     to which it refers.
 
-    ``name`` is the file's path. ``beside`` gives the text of another file by the path that the file
-    writes, or None where there is no such file. ``settings`` are values of variables that the user
-    gives (``--set NAME=value``); they win over the file's own. ``arguments`` are those with which a
-    script is started (``$1``, ``$2``, ...); None where the user gives none. ``line`` is a line of
-    the command to take, where a script starts several (``--line``).
+    ``name`` is the file's path. ``beside`` returns the text of another file for its path as this
+    file writes it, or None if there is no such file. ``settings`` are values that the user gives to
+    variables (``--set NAME=value``); they replace the values in the file. ``arguments`` are the
+    script's arguments (``$1``, ``$2``, ...), None if the user gives none. ``line`` is the line of
+    the command to import if the script starts several (``--line``), None if the user gives none.
     """
 
     text: str
@@ -120,10 +120,11 @@ def scalar(text: Text, *, exported: bool = False) -> Variable:
 class State:
     """What the commands of a script can read and change: variables, arguments, files and output.
 
-    ``name`` is the script's own (``$0``). ``folder`` is the one that the script has entered by a
-    path that is known, None where it is in the folder that it was started from. ``frames`` hold,
-    for each running function, the variables that its local ones hide. ``output`` is what was
-    printed so far where it is captured, None where nobody reads it.
+    ``name`` is the script's own name (``$0``). ``frames`` has an entry for each running function:
+    the values that the function's local variables hide. ``written`` holds the files that the script
+    wrote, by path. ``output`` is what was printed so far if a command reads it, else None.
+    ``folder`` is the folder that the script has changed to, if its path is known; None in the
+    folder where the script was started.
     """
 
     variables: dict[str, Variable] = field(default_factory=dict)
@@ -224,13 +225,15 @@ class Session:
     """One evaluation of a script: the user's values, the unknown parts, and the commands that were
     started.
 
-    ``run`` evaluates a script in a state. ``parked`` are, for each running function or loop, states
-    that left it early under a condition that is not known. ``tests`` counts the conditions that are
-    being evaluated, ``asks`` those of ``if`` and ``while`` among them, ``assumed`` is what the last
-    condition rests on. ``facts`` are values that a header for the queue gives, with a note.
-    ``missing`` are files that a script reads and that are not at hand, ``started_scripts`` scripts
-    that it starts. ``absent`` are placeholders of variables that nobody sets, with their names,
-    ``filled`` those of variables that surely have a value.
+    ``run`` evaluates a script in a state. ``parked`` has an entry for each running function or
+    loop: the states in which it was left early, under conditions that are not known. ``tests`` is
+    the number of conditions that are being evaluated, ``asks`` the number of those that belong to
+    ``if`` or ``while``. ``assumed`` holds the assumptions on which the last condition rests.
+
+    ``facts`` are values of variables that the header for the job queue implies, each with a note.
+    ``missing`` are files that the script reads and that were not found, ``started_scripts`` the
+    scripts that it starts. ``absent`` maps the placeholders of variables that nobody sets to their
+    names. ``filled`` holds the placeholders of variables that surely have a value.
     """
 
     source: LaunchFile

@@ -23,10 +23,11 @@ def remedy_of(variable: str) -> str:
 class Unknown:
     """A part of a script's text that is known only when the script runs.
 
-    ``expression`` is the part as the script writes it (``$(hostname)``, ``$1``), ``line`` the line
-    that it stands on, ``reason`` why its value is not known, ``remedy`` how the user can give it.
-    ``file`` is the script's name where the line is not one of the script that was given. ``either``
-    are texts of which the part is one, where these are all known: a branch's and another's.
+    ``expression`` is the part as the script writes it (``$(hostname)``, ``$1``), and ``line`` the
+    line on which it stands. ``file`` is the script of this line, if it is not the script that the
+    user gave. ``reason`` says why the value is not known, ``remedy`` how the user can give it. If
+    the part depends on which branch of a condition runs, and its value is known for each branch,
+    ``either`` lists these values.
     """
 
     expression: str
@@ -52,9 +53,10 @@ class Unknown:
 class Word:
     """A word of an evaluated command: its text, its line, and its unknown part if it has one.
 
-    Unknown parts stand in ``text`` as the script writes them; ``unknown`` explains the first of
-    them. ``line`` is 0 for words that do not come from a script, and the line that wrote the word's
-    last part for others: where a variable was assigned. ``file`` is as for ``Unknown``.
+    In ``text`` unknown parts stand as the script writes them; ``unknown`` describes the first of
+    them. ``line`` is the line that wrote the last part of the word: for the value of a variable,
+    the line of the assignment. It is 0 for words that do not come from a script. ``file`` is the
+    script of this line, if it is not the script that the user gave.
     """
 
     text: str

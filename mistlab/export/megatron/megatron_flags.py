@@ -269,12 +269,14 @@ class Option:
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    """The options on a launch line by name; of several occurrences of an option the last counts.
+    """The options on a launch line, by name; if an option occurs several times, the last one
+    counts.
 
-    ``repeated`` holds the words of those before the last. ``strays`` are unknown words where an
-    option could stand, such as ``$EXTRA_ARGS``. ``shortened`` are abbreviations with the names that
-    they stand for, ``spelt`` the spellings of names that relatives spell otherwise. What is unknown
-    of an ``excused`` option counts as not given. ``taken`` grows with every option asked for.
+    ``repeated`` holds the values of the earlier occurrences. ``strays`` are words with unknown
+    parts where an option could stand, such as ``$EXTRA_ARGS``. ``shortened`` maps each abbreviated
+    option to its full name. ``spelt`` maps the names of Megatron-LM to the names on the line, where
+    a relative of Megatron-LM has another name for an option. If the value of an ``excused`` option
+    is unknown, the option counts as not given. ``taken`` collects the options that were asked for.
     """
 
     given: Mapping[str, Option]

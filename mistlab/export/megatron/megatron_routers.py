@@ -1,9 +1,11 @@
 """Translates the routers of experts to Megatron-LM's options, and back: how tokens choose experts,
 and how load is balanced.
 
-Its sigmoid's weights are normalised where a token takes several experts, and as they are for one; a
-softmax is over the chosen, or with ``--moe-router-pre-softmax`` over all experts, as it is. A group
-of experts is as good as the sum of so many of its best scores as a token takes of each group
+In Megatron-LM the weights of a token's experts follow from their scores. Sigmoid scores are
+normalised if a token uses several experts; for one expert they are used as they are. A softmax is
+taken over the scores of the chosen experts, or with ``--moe-router-pre-softmax`` over those of all
+experts and not normalised afterwards. Where a token chooses groups of experts first, the score of a
+group is the sum of its best scores: of as many as the token uses experts of each chosen group
 (``megatron/core/transformer/moe/moe_utils.py``).
 """
 

@@ -1,9 +1,10 @@
 """Exports plans to a launch line of Megatron-LM at core 0.16.
 
-Stages share degrees, also of experts, ZeRO level and the number of recomputed blocks. Blocks are
-divided by a layout. What is offloaded of the optimizer is stepped by the host; activations of whole
-blocks can go to the host where nothing is recomputed and there is no pipeline. Megatron-FSDP shards
-gradients and weights too, outside of pipelines.
+All stages have the same degrees (those of experts included), ZeRO level and number of recomputed
+blocks; how many blocks a stage has is free, by the option for a layout. The host steps the part of
+the optimizer state that is offloaded. Activations of whole blocks can be offloaded in plans without
+recomputation and without a pipeline. In plans without a pipeline, Megatron-FSDP can shard gradients
+and weights as well.
 """
 
 import math

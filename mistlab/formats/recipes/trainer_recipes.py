@@ -1,10 +1,10 @@
 """Exports plans to recipes of axolotl, LLaMA-Factory and TRL: full training, or adapters on frozen
 weights of 16, 8 or 4 bits.
 
-Ranks are replicas, whose states FSDP2 shards, or all of them whole; the launcher says how many they
-are. Keys are those of axolotl 0.18 (src/axolotl/utils/schemas), LLaMA-Factory 0.9.6
-(src/llamafactory/hparams) and TRL 1.10 (ModelConfig, SFTConfig), with transformers'
-``TrainingArguments``.
+Every rank is a replica of the model: FSDP2 shards the states over the ranks, or each rank has all
+of them. The number of ranks is given to the launcher, not in the recipe. Keys are those of axolotl
+0.18 (src/axolotl/utils/schemas), LLaMA-Factory 0.9.6 (src/llamafactory/hparams) and TRL 1.10
+(ModelConfig, SFTConfig), with transformers' ``TrainingArguments``.
 """
 
 from collections.abc import Callable, Iterator, Mapping
