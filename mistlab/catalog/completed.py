@@ -53,10 +53,10 @@ def completed(hardware: Hardware, calibrated: Sequence[Hardware]) -> Hardware:
     """Return the hardware with missing groups of figures taken from the nearest calibrated
     hardware.
 
-    Rates of products are scaled by the peaks of the two datasheets in their precision, those of
-    bytes by their memories' bandwidths, collectives by the links that they cross, and copies by
-    the links to the host; latencies and slowdowns stay as they are. One GPU may lend its rates,
-    another its links.
+    These figures are scaled by ratios of both datasheets: rates of GEMMs by the peaks in their
+    precision and by the power of the boards, rates of bytes by the memory bandwidths, collectives
+    by the links that they cross, copies by the links to the host. Latencies and slowdowns stay as
+    they are. Rates of operators and rates of links may come from different hardware.
     """
     for group in LENT:
         lender = nearest(hardware, calibrated, by_links=group in LINKS)

@@ -115,9 +115,9 @@ class LayerWork:
     """Functions that compute the operations, bytes, kernels and messages of a model's layers from
     columns of sizes.
 
-    Types of layers may have equal passes; the expressions of such a pass are named after the first
-    type that has it. ``compiled`` knows for each pass of each type which name this is. With
-    sequence parallelism, layers have the operations of the graph ``split``, if the model has one.
+    Types of layers whose passes are equal share the expressions of such a pass, under the name of
+    the first of these types; ``compiled`` maps each pass of each type to this name. With sequence
+    parallelism, layers have the operations of the graph ``split``, if the model has one.
     """
 
     graph: StoredGraph

@@ -22,12 +22,12 @@ OFFLOADED_STEP = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Some choices of a plan, with the rule that brings them to what a target framework can
+    """Some choices of a plan, with the rule that changes them to what a target framework can
     express.
 
-    ``nearest`` gives the nearest job whose ``choices`` the target can say; ``because`` says in
-    words why a job may have to change. Choices are names of dimensions, of fields of a plan, or of
-    fields of a workload.
+    ``choices`` are names of dimensions, of fields of a plan, or of fields of a workload.
+    ``nearest`` returns the nearest job whose ``choices`` the target can express. ``because`` says
+    in words why a job may have to change.
     """
 
     choices: tuple[str, ...]

@@ -1,8 +1,8 @@
 """Imports configurations of torchtitan 0.3, which are Python functions, without running them.
 
-A function makes a ``Trainer.Config`` of dataclasses, and may first take another's and change its
-fields. Read are plain values, products and quotients of numbers, and the names of dataclasses;
-anything else that is needed is refused by its line.
+Such a function makes a ``Trainer.Config`` of dataclasses; it may start from the configuration of
+another function and change fields. The import understands plain values, arithmetic on numbers, and
+the names of dataclasses. Anything else is refused if the cost may depend on it.
 """
 
 import ast

@@ -1,9 +1,10 @@
 """Imports torchtitan 0.1 and 0.2 configurations in TOML; other importers pass it the same sections.
 
-Keys have moved between versions: degrees from ``training`` and ``experimental`` to ``parallelism``,
-``training.batch_size`` to ``local_batch_size``, and then to tokens of a micro-batch. Each is read
-where it stands. Left-out keys take the defaults of 0.2 (torchtitan/config/job_config.py), or those
-of 0.3 for the keys of 0.3 (torchtitan/config/configs.py).
+Keys differ between versions, and each version's keys are read. Parallel degrees are under
+``training``, ``experimental`` or ``parallelism``. The batch size is ``training.batch_size``, then
+``training.local_batch_size``, and since 0.3 a number of tokens. Missing keys have the defaults of
+0.2 (torchtitan/config/job_config.py); keys that only 0.3 has, those of 0.3
+(torchtitan/config/configs.py).
 """
 
 import re

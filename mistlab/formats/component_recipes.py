@@ -1,8 +1,9 @@
 """Imports fine-tuning recipes in which keys name Python classes or functions: those of torchtune
 and of NeMo AutoModel.
 
-A component's last word is a builder whose name has the model's (``lora_llama3_1_8b``), or a class.
-Left-out keys take the defaults of torchtune's recipes (0.6) and of AutoModel's (2026).
+The last part of such a name is a class, or a function whose own name tells the model, such as
+``lora_llama3_1_8b``. Missing keys have the defaults of torchtune's recipes (0.6) and of AutoModel's
+(2026).
 """
 
 import re

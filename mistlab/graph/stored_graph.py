@@ -89,9 +89,8 @@ class StoredGraph:
 
     @property
     def block_operators(self) -> float:
-        """The number of operators in a block's passes, a mean over kinds, without 8-bit casts.
-
-        8-bit casts do not count.
+        """The number of operators in a block's passes, a mean over kinds of blocks; 8-bit casts do
+        not count.
         """
         of_kind = {kind: sum(self.operators_of(kind).values()) for kind in {*self.pattern}}
         return mean(of_kind[kind] for kind in self.pattern)

@@ -38,11 +38,12 @@ def products_recomputed(block: LayerGraph) -> LayerGraph:
     and so on. Before its backward pass it recomputes everything else: the other GEMMs, norms,
     rotary embeddings, gates, and gathers of tokens; results of all-reduces and reduce-scatters are
     kept (``torchtitan/distributed/activation_checkpoint.py``). Nothing needs the result of the last
-    GEMM. The list of what is kept names ``aten.mm``, which GEMMs of 4-bit operands are not
-    (torchao's ``nvfp4_linear.py`` calls ``scaled_mm``): all of these are recomputed.
+    GEMM. GEMMs of 4-bit operands are all recomputed: torchtitan's list of results to keep names
+    ``aten.mm``, but these call ``scaled_mm`` (torchao's ``nvfp4_linear.py``).
 
-    One GEMM of a graph may be several of torch's: those of queries, keys and values, of which the
-    keys' is the second; or those of gate and network, of which one is recomputed.
+    One GEMM of the graph may stand for several GEMMs of torch, which are counted one by one:
+    queries, keys and values are three, of which the second (keys) is recomputed; gate and values of
+    the feed-forward network are two, of which one is recomputed.
     """
     kept, again = [block.input_bytes], []
     for operator, part in _parts(block):

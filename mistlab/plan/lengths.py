@@ -1,6 +1,6 @@
 """Lengths of training documents in tokens: from a file, or from a distribution.
 
-A distribution is known by its quantiles: so many of them stand for it, and none is drawn here.
+A distribution is represented by a fixed number of its quantiles; no lengths are drawn at random.
 """
 
 from collections.abc import Callable, Mapping
@@ -68,8 +68,9 @@ class DocumentLengths(Checked):
 
 
 def best_fit(lengths: Ints, count: int, context: int) -> Ints:
-    """For each document, the number of the sequence of ``context`` tokens, of ``count``, that it is
-    packed into, or -1: the longest first, each where it leaves the least space.
+    """Pack documents into ``count`` sequences of ``context`` tokens: the longest document first,
+    each into the sequence in which it leaves the least space. The result has the number of each
+    document's sequence, or -1 if it fits into none.
     """
     rooms, places = np.full(count, context), np.full(len(lengths), -1)
     for number in np.argsort(-lengths, kind="stable").tolist():

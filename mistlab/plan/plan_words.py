@@ -47,7 +47,7 @@ def _stage_brief(stage: StagePlan) -> str:
     """A stage as a short text: parallel degrees, micro-batch size and ZeRO level always, other
     values if they are not the default.
 
-    The blocks come first, ZeRO before all that a stage may lack, offloading last.
+    The number of blocks is first, the ZeRO level before all optional values, and offloading last.
     """
     rows = DIMENSIONS.items()
     blocks, *mesh = [name for name, row in rows if row.default is None]

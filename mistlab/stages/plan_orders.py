@@ -317,10 +317,11 @@ class PassMoments:
     """The micro-batches in flight in each chunk of a stage when passes of one kind and chunk begin;
     only the largest numbers are kept.
 
-    ``held`` has them as ``HeldMoments`` has: a row for each moment, two columns for each chunk (K,
-    2 V). With ``first_forward``, the passes are the chunk's first, during which layers also run
-    their optimizer steps. ``leaving`` is the chunk whose activations are still being offloaded, if
-    any.
+    ``held`` is a table with a row for each moment and two columns for each of V chunks (K, 2 V):
+    first, for all chunks, the micro-batches between forward and backward pass, then those between
+    backward and weight-gradient pass. With ``first_forward``, the passes are the chunk's first,
+    during which layers also run their optimizer steps. ``leaving`` is the chunk whose activations
+    are still being offloaded, if any.
     """
 
     kind: PassKind
