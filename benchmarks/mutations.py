@@ -94,7 +94,7 @@ class Mutation:
 
 
 def mutations(path: Path) -> list[Mutation]:
-    """The faults of a list."""
+    """Read the list of faults in a file."""
     return [Mutation.of(one) for one in yaml.safe_load(path.read_text(encoding="utf-8"))]
 
 

@@ -34,8 +34,8 @@ class CountedOnce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A measured figure, by its fields: the error of ``Judged``, and the mean error and the number
-    of groups of ``CountedOnce``.
+    """The names of the fields for one measured figure: of its error in ``Judged``, and of the mean
+    error and the number of groups in ``CountedOnce``.
     """
 
     error: str

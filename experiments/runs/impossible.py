@@ -62,8 +62,9 @@ def impossible_figures(
     measured_gib: float | None,
     sequences: int,
 ) -> Iterator[str]:
-    """For each measured figure of a row that no run on its GPUs can have, why; ``sequences`` are
-    those of the predicted step. What a row leaves open, such as its batch, gives no limit.
+    """Yield a reason for each measured figure of a row that no run on the row's GPUs can have.
+    ``sequences`` are those of a predicted step. If the row leaves something open, such as its
+    batch, figures that depend on it are not judged.
     """
     row = row_of(cells)
     if limits is None or row.failed:

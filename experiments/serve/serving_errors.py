@@ -168,9 +168,11 @@ def groups_of_layouts(
 def _grouped(
     apart: LeftOut, *, is_as_told: bool = False, is_one_version: bool = False
 ) -> Iterator[list[list[int]]]:
-    """The indices of rows with a fixed number of requests in flight, by layout, for loads that were
-    measured with several layouts. With ``is_as_told``, an attention data parallelism that is not
-    stated differs from any that is; with ``is_one_version``, each stated version is a group.
+    """Yield each load that was measured with several layouts (parallel degrees), as a list of the
+    indices of rows for each layout. Only rows with a fixed number of requests in flight count.
+
+    With ``is_as_told``, an unstated degree of attention data parallelism makes a layout of its own.
+    With ``is_one_version``, only rows of the same stated version of the engine are compared.
     """
     measured = apart.measured["requests_per_s"]
     groups: dict[Any, dict[Any, list[int]]] = defaultdict(lambda: defaultdict(list))

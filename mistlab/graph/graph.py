@@ -204,8 +204,9 @@ class Exchange:
     """A collective inside a layer: its kind, the group of ranks, and the arithmetic that it
     overlaps with.
 
-    Ranks of a ``group`` of the mesh call it. It can run ``beside`` kernels: beside attention
-    always, beside products if the engine's slot table overlaps them.
+    ``group`` names the ranks that call it. ``beside`` names the kernels that may run at the same
+    time: attention's kernels always do, GEMMs only if the engine's slot table overlaps them with
+    collectives.
     """
 
     collective: Collective

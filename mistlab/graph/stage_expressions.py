@@ -37,7 +37,7 @@ class States:
 class Parameters:
     """The numbers of parameters on one rank: of all parameters, and of those in experts.
 
-    Other ranks have the same experts than those that have the same other parameters.
+    Both numbers are needed, since an expert is shared by other ranks than the rest of a layer.
     """
 
     every: sympy.Expr

@@ -1,9 +1,9 @@
 """Reads the model that a Hugging Face ``config.json`` describes; needs neither torch nor a
 download.
 
-Types whose blocks a ``ModelSpec`` describes, or nearly so, are read by the rows of a table
-(``mistlab.huggingface.type_keys``). What a description has otherwise than the model is among its
-remarks. Other types are refused by name, and can be traced.
+A table (``mistlab.huggingface.type_keys``) has a row for each model type whose blocks a
+``ModelSpec`` can describe, exactly or nearly. Where the description differs from the model, a
+remark says so. Other types are refused by name; such a model can be traced instead.
 """
 
 import math
