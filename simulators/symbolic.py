@@ -310,8 +310,10 @@ class SymbolicPredictor:
         engine: str = "mistlab",
         of_others: bool = False,
     ) -> Bools:
-        """Whether each candidate for a stage fits in the memory of its GPUs. With ``of_others``,
-        true also if it might fit with smaller ratios or fewer recomputed blocks.
+        """Whether each candidate for a stage fits in the memory of its GPUs.
+
+        With ``of_others`` it is true also of a candidate that does not fit, if one with smaller
+        offload ratios or fewer recomputed blocks might.
         """
         model = self._stages(engine)
         if in_order is None:

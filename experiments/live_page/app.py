@@ -27,8 +27,8 @@ FILES = files("experiments.live_page") / "files"
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 # The questions whose answers are streams of events.
 STREAMED = ("search", "pareto")
-# The group of worker processes that answers each question. There are several groups, so that
-# sliders do not wait for searches or traces.
+# The group of worker processes that answers each kind of question of the page. There are several
+# groups, so that a moved slider does not wait for searches or traces.
 LANE_OF: Mapping[str, str] = {
     **dict.fromkeys(("names", "predict", "compare", "paste", "plan_file", "serving"), "quick"),
     **dict.fromkeys(("choices", "timeline", "trace", "gains", "serving_played"), "slow"),

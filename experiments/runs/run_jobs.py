@@ -276,8 +276,8 @@ class RunJob:
 def job_of(
     run: Configuration, profile: Profile | None = None, hardware: Hardware | None = None
 ) -> RunJob:
-    """The job of a run, on a cluster with the profile of its machine; refuses a run that no plan
-    can express.
+    """The job (workload, cluster and plan) that describes a measured run, with its machine's fitted
+    rates (``profile``); refuses a run that no plan can express.
 
     ``hardware`` replaces the hardware of the same name in the catalogue.
     """

@@ -99,7 +99,7 @@ def _row(case: Case, seed: int) -> Row:
 
 def _is_outside(problem: Problem, grid: Entry) -> bool:
     """Whether the best plan of a grid, run by this package's engine, is not in search space
-    ``mist``. On a single rank the ZeRO level does not matter, since nothing is sharded.
+    ``mist``. The ZeRO level of a single rank is ignored, since it shards nothing.
     """
     if grid.answer is None:
         return False

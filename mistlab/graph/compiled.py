@@ -412,7 +412,9 @@ class KeptFolder:
         return kept if kept.get("recipe") == recipe else None
 
     def write(self, recipe: str, value: Mapping[str, Any]) -> None:
-        """Write the value of a recipe to the cache, if the folder is writable."""
+        """Write a compiled expression to the cache, by the text of its recipe; a folder that is not
+        writable stays as it is.
+        """
         content = json.dumps({"recipe": recipe, **value})
         try:
             if not self.path.is_dir():

@@ -113,7 +113,8 @@ def _lean_gelu(block: LayerGraph) -> LayerGraph:
 def _lean_norms(block: LayerGraph) -> LayerGraph:
     """The graph of a block whose norms keep their outputs instead of their inputs.
 
-    GEMMs keep the outputs anyway; norms also keep the values of a few channels, and no means.
+    GEMMs keep the outputs anyway. Norms also keep the normalised values of a few channels, whose
+    gains are almost 0, and no means.
     """
     for operator in block.of_phase("forward"):
         # No GEMM keeps the output of a norm at the end of half a block, so such a norm is not made

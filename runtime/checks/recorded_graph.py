@@ -69,7 +69,7 @@ class RecordedGraph(TorchDispatchMode):
             self._before[key] = (whole, whole.clone())
 
     def put_back(self) -> None:
-        """Restore the contents that memory had before the capture."""
+        """Restore what tensors held before the graph of operators was captured."""
         for whole, before in self._before.values():
             whole.copy_(before)
         self._before.clear()

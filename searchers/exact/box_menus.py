@@ -134,8 +134,8 @@ class BoxMenus:
             rows = self._best[position][1][[row]]
             pool = self._pools[position]
             if position.is_alone:
-                # Boxes of a stage that is the whole pipeline occur at no other stage, so the most
-                # promising ones are split together.
+                # Other stages do not need the boxes of a stage that is the whole pipeline, so
+                # several of the most promising boxes are split at once.
                 least_s = self._least_s(position, pool.options)
                 rows = np.argsort(np.where(pool.is_open, least_s, np.inf), kind="stable")[:ALONE]
             boxes = pool.boxes.chosen(rows[pool.is_open[rows]])

@@ -253,7 +253,9 @@ class RangeSearch:
         )
 
     def _batch(self, ways: Sequence[_Alike], asked: Ints) -> StageBatch:
-        """Each pipeline's stage once for every range of blocks, as candidates in one batch."""
+        """The candidates of all pipelines as one batch: for each pipeline, a stage with each of the
+        ``asked`` ranges of blocks.
+        """
         stage, first_block, layers = (np.tile(column, len(ways)) for column in asked.T)
         each, count = len(asked), ways[0].pipeline.num_stages
         meshes = [one.pipeline.meshes[0].values() for one in ways]

@@ -133,7 +133,7 @@ def chunks(piece: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
 
 
 class Swaps:
-    """Makes the copies and collectives of a section, that is, of the parameters that one group of
+    """Runs the copies and collectives of a section, that is, of the parameters that one group of
     ranks shards.
     """
 
