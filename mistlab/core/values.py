@@ -111,7 +111,7 @@ def near_matches(name: object, known: Iterable[str], listed_in: str = "") -> str
     if len(names) <= MOST_LISTED:
         return f": give one of {', '.join(names)}"
     few = get_close_matches(text, names, n=FEW, cutoff=0.3) or names[:FEW]
-    others = f"or another of the {len(names)}{listed_in and f' in {listed_in}'}"
+    others = f"or another of the {len(names)} names{listed_in and f' in {listed_in}'}"
     return f": give a name such as {', '.join(few)}, {others}"
 
 

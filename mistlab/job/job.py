@@ -388,7 +388,7 @@ def load_job(path: Path | str) -> Job:
     """Read a plan file; paths in it are relative to its folder, and errors begin with its name."""
     path = Path(path)
     if path.suffix in LAUNCH_FILES and path.is_file():
-        reject(f"{path}: is a launch file, not a plan: convert it with mistlab import_plan {path}")
+        reject(f"{path}: is a launch file, not a plan: make a plan of it by mistlab import_plan")
     mapping = read_yaml(path)
     with about(path):
         return job_from_mapping(mapping, path.parent)

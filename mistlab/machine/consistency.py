@@ -67,7 +67,7 @@ _SLACK_OF_ATTENTION = 4
 # A measured curve that reaches less than this share of the datasheet figure is in a unit a thousand
 # times as large.
 _LEAST_SHARE = 0.002
-_OR_EDITED = "give a lower rate, or add measured_with with the file's figures when it was measured"
+_OR_EDITED = "give a lower rate, or add measured_with, the figures of the machine that was measured"
 # These operator classes only move bytes. Below, the peak rate that bounds each of the other
 # classes.
 _MOVING = ("memory", "scan", "step")
@@ -199,7 +199,7 @@ def _check_rates(hardware: Hardware) -> None:
             if moved > _SLACK * most:
                 refuse(
                     "compute.rates",
-                    f"{name} moves {moved:.0f} GB/s, above memory_gbytes_per_s {most:g}: "
+                    f"the rate of {name} is {moved:.0f} GB/s, above memory_gbytes_per_s {most:g}: "
                     f"{_OR_EDITED}",
                 )
         if name in _PEAK_OF and rate.tflops is not None:
@@ -210,7 +210,7 @@ def _check_rates(hardware: Hardware) -> None:
             if peak is not None and reached > slack * peak:
                 refuse(
                     "compute.rates",
-                    f"{name} reaches {reached:.0f} TFLOP/s, above peak_tflops {peak:g}: "
+                    f"the rate of {name} is {reached:.0f} TFLOP/s, above peak_tflops {peak:g}: "
                     f"{_OR_EDITED}",
                 )
 

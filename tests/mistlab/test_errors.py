@@ -50,6 +50,6 @@ def test_of_many_names_a_few_are_listed() -> None:
     names = [f"model-{number:03}" for number in range(500)]
     told = near_matches("", names, "catalog/models")
     expected = (
-        "such as model-000, model-001, model-002, model-003, model-004, or another of the 500"
+        "such as model-000, model-001, model-002, model-003, model-004, or another of the 500 names"
     )
     assert told == f": give a name {expected} in catalog/models"

@@ -108,7 +108,7 @@ def test_what_is_unknown_of_a_written_file_is_told() -> None:
         written={"ds.json": '{"zero_optimization": {"stage": $STAGE}}'},
         unknown_in={"./ds.json": word("$STAGE").unknown},
     )
-    told = r"ds.json \(line 40\): line 40: \$STAGE is set nowhere: give --set"
+    told = r"--deepspeed-config: line 40: \$STAGE is set nowhere: give --set"
     with pytest.raises(InputError, match=told):
         read_launch(command, LaunchFile(text=""), Given(hardware=H100))
 

@@ -303,7 +303,7 @@ def test_figures_of_another_unit_are_asked_back_by_name(
 @pytest.mark.parametrize(
     ("path", "factor", "words"),
     [
-        (("compute", "rates", 0, "tflops"), 3.0, "matmul reaches .* above peak_tflops 121"),
+        (("compute", "rates", 0, "tflops"), 3.0, "matmul is .* above peak_tflops 121"),
         (("transfers", "groups", 0, "all_gather", "gbytes_per_s"), 20.0, "all_gather moves"),
         (("transfers", "groups", 0, "host_to_device", "gbytes_per_s"), 9.0, "host_to_device moves"),
     ],

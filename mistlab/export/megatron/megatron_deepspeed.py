@@ -73,7 +73,7 @@ def read_deepspeed(options: Options, draft: Found, files: Files) -> None:
             _with_configuration(text, name, draft, level)
         except InputError as error:
             unknown = files.unknown_in(options.words[_CONFIG][0])
-            reject(f"{_CONFIG}: {name}: {unknown or error}")
+            reject(f"{_CONFIG}: {unknown or f'{name}: {error}'}")
     _offloads(options, draft)
 
 

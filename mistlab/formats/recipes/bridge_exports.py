@@ -143,7 +143,7 @@ BRIDGE = Target(
     package="megatron-bridge==0.7.0",
     engines=ENGINES,
     rows=(
-        Row(choices=("pattern",), nearest=_without_pattern, because="has no hybrids here"),
+        Row(choices=("pattern",), nearest=_without_pattern, because="has no hybrid models here"),
         Row(choices=("base",), nearest=_bits_of_base, because="keeps frozen weights in 16 bits"),
         workload_row("loss", "whole", "computes the loss without chunks: give loss: whole"),
         workload_row("states", "mixed", "keeps 32-bit states: give states: mixed"),
