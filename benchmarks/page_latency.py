@@ -124,14 +124,16 @@ def page() -> Iterator[Page]:
 
 
 def asked(connection: HTTPConnection, question: str, body: Any) -> Any:
-    """The answer to a question."""
+    """The live page's answer to a question that is posted to it, as decoded JSON."""
     headers = {"content-type": "application/json"}
     connection.request("POST", f"/api/{question}", json.dumps(body), headers)
     return json.loads(connection.getresponse().read())
 
 
 def moved(page: Page, problem: dict[str, Any]) -> Times:
-    """The milliseconds of a problem's first answer, and of answers while its sliders move."""
+    """The milliseconds until the live page answers for a problem, at first and after each move of a
+    slider.
+    """
     answer, *first = page.timed("predict", {"problem": problem})
     took = [first]
     for move in range(MOVES):
@@ -145,7 +147,9 @@ def moved(page: Page, problem: dict[str, Any]) -> Times:
 
 
 def load_moved(page: Page) -> Times:
-    """The milliseconds of a serving load's first answer, and of answers while its sliders move."""
+    """The milliseconds until the live page answers for a serving load, at first and after each
+    move of a slider.
+    """
     took = []
     for move in range(MOVES + 1):
         load = {**LOAD, "prompt": 500 + 100 * move, "gpus": (8, 16, 32)[move % 3]}

@@ -355,9 +355,9 @@ class Ledger:
         )
 
 
-# Makes a searcher from a strategy: a function that calls a ledger and returns how the search ended.
-# All searchers share the rest: predictor calls are counted, the best plan is kept, the budget ends
-# the search, and an interrupted search returns the best plan so far.
+# Makes a searcher from a strategy: a function that asks a ledger for predictions and returns how
+# the search ended. All searchers share the rest: predictor calls are counted, the best plan is
+# kept, the budget ends the search, and an interrupted search returns the best plan so far.
 
 
 INTERRUPTED = "interrupted"

@@ -75,7 +75,9 @@ def _cached_share(row: Judged) -> float | None:
 
 @contextmanager
 def _caching(share: float) -> Iterator[None]:
-    """In the ``with`` block, the engines of the family use the given share of cached memory."""
+    """In the ``with`` block, predictions for engines like FSDP count this share of freed memory as
+    kept by torch's caching allocator.
+    """
     kept = {name: ENGINES[name] for name in ENGINES if ENGINES[name].family == FAMILY}
     ENGINES.update({name: replace(row, cached_share=share) for name, row in kept.items()})
     try:

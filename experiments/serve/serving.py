@@ -54,7 +54,7 @@ class SeesawPopulation:
     within_context: bool = False
 
     def cases(self) -> Iterator["SeesawCase"]:
-        """All cases of the evaluation that the lists describe, in order."""
+        """All cases of the published evaluation of serving, in the order of the lists above."""
         for gpu in self.gpus:
             for count in self.counts:
                 for model in self.models:

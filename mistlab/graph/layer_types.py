@@ -91,7 +91,9 @@ _OF_TENSORS = ("size_bytes",)
 
 
 def _widened(part: Part, names: Sequence[str]) -> Part:
-    """An operator, saved tensor or peak with the keys of all context-parallel ranks."""
+    """An operator, saved tensor or memory peak of attention that has gathered the keys of all
+    context-parallel ranks.
+    """
     sizes = {name: getattr(part, name) for name in names}
     wide: dict[str, Any] = {name: _wide(size) for name, size in sizes.items()}
     return part if wide == sizes else replace(part, **wide)

@@ -448,8 +448,8 @@ class ParameterPlaces:
         return flat.wholes[0]
 
     def take_gradients(self, layer: int, entry: int) -> tuple[Tensor, ...]:
-        """Point a layer's gradients to their sums in an entry of the ring buffer; returns the flat
-        vectors.
+        """Make a layer's gradients views of their sums in an entry of the ring buffer; returns the
+        flat vectors.
         """
         of_layer = self._layers[layer]
         flat = of_layer.gradients[entry]
