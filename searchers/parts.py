@@ -15,9 +15,9 @@ MOST_PARTS = 2
 def parts_of(problem: Problem, *, has_plans: bool) -> tuple[Problem, ...]:
     """The same problem on smaller parts of its cluster; the GPUs outside a part stay idle.
 
-    Only numbers of GPUs without prime factors above 3 are tried. If the whole cluster is such a
-    number there are no parts, otherwise the few largest. If the whole cluster has no plan, all such
-    parts are tried.
+    Only numbers of GPUs without prime factors above 3 are tried. If the whole cluster has such a
+    number of GPUs there are no parts, otherwise the few largest. If the whole cluster has no plan,
+    all such parts are tried.
     """
     if has_plans and divides_well(problem.cluster.num_gpus):
         return ()

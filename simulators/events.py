@@ -89,7 +89,8 @@ def tasks_of_parts(
                 networks=uses,
                 tied_s=tied_s if is_end else 0.0,
                 averaged_s=float(seconds.averaged_s()[types, stage].sum()) if averages else 0.0,
-                # If hosts wait for sends, ``pace`` represents late hosts instead of ``issues``.
+                # If hosts wait for sends, the slowdown ``pace`` represents late hosts; then no
+                # issue times (``issues``) are simulated.
                 issues={} if is_awaited else issues,
                 pace=_pace(model, issues, of_name, types, late_s) if is_held else 1.0,
             )

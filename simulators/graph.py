@@ -131,7 +131,7 @@ class TaskGraph:
     # the other stages.
     steps_apart: bool = False
     # For each task whose kernels are launched by a host that never runs ahead: the least factor by
-    # which the task takes longer than its computation. Its stream idles in between.
+    # which the task takes longer than its computation. Its stream idles between kernels.
     paces: dict[int, float] = field(default_factory=dict)
     # Tasks during which the host of their stage issues nothing.
     holds: set[int] = field(default_factory=set)

@@ -73,8 +73,8 @@ class LengthCosts:
     @classmethod
     def of(cls, simulator: EventSimulator, plan: Plan) -> Self:
         """The costs of tokens for a plan, from two predictions: with whole sequences, and with
-        twice as many of half the length. These take half the time for attention, and the same for
-        everything else.
+        twice as many of half the length. Halved sequences take half the time for attention, and the
+        same time for everything else.
         """
         work = simulator.workload
         half = replace(

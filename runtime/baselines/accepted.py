@@ -75,8 +75,8 @@ def _parsed(text: str, job: Job, checkout: Path) -> None:
 
 
 def _blocks_of(made: Any, text: str) -> list[int]:
-    """How many blocks each stage has, by a configuration of Megatron-core or by the pattern of a
-    hybrid model.
+    """How many blocks each stage has, read from a configuration of Megatron-core or from the
+    pattern of a hybrid model.
     """
     from megatron.core.transformer.enums import LayerType  # noqa: PLC0415 (its package)
 
@@ -119,7 +119,7 @@ def _same_experts(made: Any, job: Job) -> None:
 
 @contextmanager
 def _with_transformer_engine() -> Iterator[None]:
-    """Within the ``with`` block, Megatron-core takes TransformerEngine, which needs a GPU, for
+    """Within the ``with`` block, Megatron-core treats TransformerEngine, which needs a GPU, as
     installed.
     """
     from megatron.core import utils  # noqa: PLC0415 (its package)
@@ -192,7 +192,7 @@ def _torchtitan(text: str, job: Job) -> None:
     from torchtitan.config import ConfigManager  # noqa: PLC0415 (its package)
     from torchtitan.distributed.parallel_dims import ParallelDims  # noqa: PLC0415
 
-    # Without this torchtitan warns that there is no tokenizer.
+    # At the usual log level torchtitan warns that there is no tokenizer.
     logging.getLogger().setLevel(logging.ERROR)
     with _as_module(text) as name:
         _with_flavour(text)
@@ -255,7 +255,7 @@ def _torchtitan_toml(text: str, job: Job) -> None:
     from torchtitan.config import ConfigManager  # noqa: PLC0415 (its package)
     from torchtitan.distributed import ParallelDims  # noqa: PLC0415
 
-    # Without this torchtitan warns that there is no tokenizer.
+    # At the usual log level torchtitan warns that there is no tokenizer.
     logging.getLogger().setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.toml"

@@ -23,7 +23,7 @@ from runtime.runnable import check_model, check_usual
 class BaselineSettings:
     """The settings of a baseline's run besides the plan: device, seed, and optimizer.
 
-    They are those of this package's runs. All weights decay, in every system.
+    They equal the settings of this package's own runs. All weights decay, in every system.
     """
 
     device: str = "cpu"
@@ -43,8 +43,9 @@ class BaselineSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """The configuration with which a system trains a plan, as text to be printed beside that of
-    other systems. It is read from the system's objects; ``system`` is its name with version.
+    """The configuration with which a system trains a plan, as text to be printed beside the
+    configurations of other systems. It is read from the system's objects; ``system`` is its name
+    with version.
     """
 
     system: str

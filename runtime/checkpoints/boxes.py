@@ -133,8 +133,8 @@ def scales_of(boxes: Sequence[Box]) -> list[Box]:
 
 
 def boxes_of_averages(executor: Executor) -> Iterator[Box]:
-    """The boxes of what averages over replicas keep on a rank: compression errors, or states of
-    outer steps.
+    """The boxes of the states that averaging over replicas keeps on a rank: compression errors, or
+    states of outer steps.
     """
     replica, rank = executor.connections.peers.rank, executor.connections.rank
     for name, vector in executor.kept_by_averages():

@@ -190,7 +190,9 @@ def _write(executor: Executor, path: Path) -> None:
 
 
 def _problem_of(executor: Executor, path: Path) -> InputError | None:
-    """The error why a checkpoint cannot be resumed, judged by its small files; None if it can."""
+    """The error that says why a checkpoint cannot be resumed, judged by its small files; None if it
+    can.
+    """
     if not (path / MODEL).is_file():
         if path in complete(path.parent):
             return DamagedError(path, f"it has no {MODEL}")
@@ -210,8 +212,8 @@ def _problem_of(executor: Executor, path: Path) -> InputError | None:
 
 
 def _averages_problem(executor: Executor, names: Collection[str], path: Path) -> InputError | None:
-    """The error if the checkpoint lacks what this run's gradient reduction keeps, for the run's
-    ranks and replicas; None if it does not.
+    """The error if the checkpoint lacks a state that this run's gradient reduction keeps, for one
+    of the run's ranks and replicas; None if it has all of them.
     """
     boxes = [*boxes_of_averages(executor)]
     if executor.connections.peers.rank:

@@ -7,8 +7,8 @@ not fit in memory, nothing in the box does. A ratio of zero is a box of its own,
 buffers and starts no copies. Recomputed blocks are treated separately: times are least with the
 fewest or with the most of them.
 
-Axes: R rows, each a box and its numbers of blocks per treatment; D dimensions of
-``names_of("savings")``.
+Axes: R rows, each a box with the number of blocks for each way to keep fewer activations; D
+dimensions of ``names_of("savings")``.
 """
 
 from collections import defaultdict
@@ -299,8 +299,8 @@ class BoxCosts:
         ends = rows.and_also(replace(with_most, fewest=with_most.most))
         batch = self._batch(ends, ends.low, ends.fewest)
         true = _options(ends, self._costs(batch, self._places(ends)))
-        # A time that is no smaller with the most recomputed blocks than with the fewest is no
-        # smaller with any number in between.
+        # If a time is at least as long with the most recomputed blocks as with the fewest, it is at
+        # least as long with any number in between.
         times = true.times
         # The part of a pass for which the next stage does not wait. It is compared too, because
         # with cheaper sends a longer pass may hand on its result earlier.

@@ -4,7 +4,7 @@ it.
 
 A box has the smallest times of its strategies. If its smallest ratios fit in memory, this strategy
 is a candidate too, with its true times. So a pipeline joined from candidates is never slower than
-the plans that it stands for, and if it contains no boxes, it is itself a plan.
+the plans whose strategies lie in its boxes; a pipeline without boxes is itself a plan.
 
 Axes: R candidates (rows) of a stage.
 """
@@ -153,8 +153,8 @@ class BoxMenus:
             self._best.pop(position, None)
 
     def _wanted(self, codes: Mapping[tuple[Mesh, bool], set[int]]) -> dict[StagePosition, Bools]:
-        """For each stage, a mask of its boxes that have one of these codes; stages without such
-        boxes are omitted.
+        """For each stage, a mask of the boxes to cut in half: those whose ``Boxes.codes`` (integers
+        that identify ranges of strategies) are in ``codes``. Stages without such boxes are omitted.
         """
         wanted = {}
         for position, pool in self._pools.items():
@@ -166,8 +166,8 @@ class BoxMenus:
         return wanted
 
     def certain(self) -> "BoxMenus":
-        """A copy of the lists with single strategies only, so that every pipeline joined from the
-        candidates is a plan.
+        """A copy of the lists of candidates without boxes: every candidate is a single strategy, so
+        every pipeline joined from them is a plan.
         """
         menus = replace(self)
         menus._pools = {place: pool.chosen(~pool.is_open) for place, pool in self._pools.items()}
@@ -228,7 +228,7 @@ class BoxMenus:
 
 
 def _are_in(codes: Ints, listed: Ints) -> Bools:
-    """For each box code, whether the ascending array ``listed`` contains it."""
+    """For each integer code of a box, whether the ascending array ``listed`` contains it."""
     places = np.searchsorted(listed[:-1], codes)
     return np.asarray(listed[places] == codes)
 
@@ -254,8 +254,9 @@ def first_boxes(whole: Boxes, runs: Runs) -> tuple[Ints, Boxes]:
 
 def runs_of(space: SearchSpace, layers: int, *, turns: bool = False) -> Runs:
     """In how many of its blocks a stage may use each way to keep fewer activations, as rows of
-    counts. A row stands for a range of numbers of recomputed blocks, the largest of which is
-    returned with it; if kinds of blocks alternate (``turns``), only for its own number.
+    counts. A row stands for a range of numbers of recomputed blocks, from the number in the row to
+    the largest, which is returned with it. If kinds of blocks alternate (``turns``), each range has
+    a single number.
     """
     at, counts = counts_of_blocks().index(RECOMPUTED), counts_choices(space, layers)
     runs: list[tuple[CountsRow, int]] = []

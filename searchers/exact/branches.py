@@ -28,8 +28,8 @@ FEW = 256
 FORMULA_SHARE = 0.6
 # The seconds for finding plans with schedules other than 1F1B, before their proof begins.
 OTHERS_S = 30.0
-# The second of the search at which the proof for schedules other than 1F1B ends, unless it would
-# then be shorter than ``OTHERS_S``.
+# The second of the search at which the proof for schedules other than 1F1B ends, unless the proof
+# would then be shorter than ``OTHERS_S``.
 UNTIL_S = 90.0
 
 

@@ -427,7 +427,7 @@ def coarse(choices: Choices, *, is_alone: bool) -> Choices:
     """A coarse grid of the allowed values: all values of a ZeRO level, and of each offload ratio
     the first, the last and those that divide the range into ``coarse_parts`` parts.
 
-    A stage that is a whole pipeline gets twice as many: no other stage can make up for it.
+    A stage that is a whole pipeline gets twice as many parts: no other stage can make up for it.
     """
     times = 2 if is_alone else 1
     return tuple(
@@ -575,8 +575,8 @@ class _Rows:
             first += len(counts)
 
     def _host_room(self, cluster: Cluster) -> Floats | float:
-        """For each row, the bytes of host memory of the stage's node; a single number if all nodes
-        are equal.
+        """For each pair of a stage and a strategy, the bytes of host memory of the stage's node; a
+        single number if all nodes are equal.
         """
         if not cluster.others:
             return cluster.host_memory_bytes

@@ -25,7 +25,7 @@ MOST_DIVISIONS = 200_000
 # The number of thresholds at which a pipeline's longest stall (the time by which waiting at one
 # stage delays it) is bounded, to compute a lower bound over all divisions of the blocks.
 THRESHOLDS = 24
-# An index that stands for no range of blocks, where a stage cannot have the range.
+# The placeholder in arrays of range indices, where a stage cannot have such a range of blocks.
 NONE = -1
 
 
@@ -206,7 +206,7 @@ class RangeTimes:
         through_s = self.joined_by_stage(passed_s, np.add)[-1, :, -1]
         most_s = np.where(self.fits, waits_s, 0.0).max(axis=1)
         can = np.isfinite(least_s)
-        # Where no division fits in memory, the minimum would be infinite.
+        # Where no division fits in memory, the minimum is infinite, and zero takes its place.
         lowest = np.where(can, least_s, 0.0)
         highest = np.minimum(limit_s - np.where(can, through_s, 0.0), most_s)
         widths = np.maximum(highest - lowest, 0.0)

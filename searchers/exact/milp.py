@@ -65,7 +65,7 @@ Expression = Any
 # Plans whose times differ by less than this share count as equal for the solver.
 GAP = 1e-6
 # The solver may return plans that are up to this factor slower than the best known plan, to allow
-# for its own tolerances.
+# for the solver's tolerances.
 ALMOST = 1 + 1e-5
 
 
@@ -103,7 +103,7 @@ def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float
         programme = StageProgramme(menus, stages)
         programme.minimise(_longest_chain(programme), limit_s)
         # Handing the linear programme to the solver takes about as long as building it, so the
-        # solver's time limit is shorter by that.
+        # solver's time limit is shortened by that time.
         handing_s = menus.ledger.wall_s - before_s
         if programme.solve(solver, min(seconds, menus.ledger.seconds_left - handing_s)):
             chosen = programme.chosen()
@@ -161,8 +161,8 @@ class Inequalities:
         return pulp.LpAffineExpression(variable)
 
     def may_exceed(self, lengths: Sequence[Expression], others: Sequence[Expression]) -> bool:
-        """Whether some candidate has a longer duration in ``lengths`` than some candidate has in
-        ``others``.
+        """Whether the longest duration in ``lengths`` that a candidate may have exceeds the
+        shortest in ``others``.
         """
         longest = max(max(one.values(), default=0.0) for one in lengths)
         return longest > min(min(one.values(), default=0.0) for one in others)

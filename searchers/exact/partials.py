@@ -174,9 +174,9 @@ def each_of(numbers: Rows, sizes: Rows) -> tuple[Rows, Rows]:
     return np.repeat(numbers, sizes), np.arange(sizes.sum()) - np.repeat(before, sizes)
 
 
-# Lower bounds of all ways to complete a partial pipeline, from the candidates for the stages in
-# front of it. Used for pipelines whose stages have equally many GPUs: the numbers of stages and
-# blocks still missing then determine which stages are possible.
+# Lower bounds of all whole pipelines that a partial pipeline can become, from the candidates for
+# the stages in front of it. Used for pipelines whose stages have equally many GPUs: the numbers of
+# stages and blocks still missing then determine which stages are possible.
 #
 # Axes of arrays: S stages, last first; L numbers of blocks; K partial pipelines.
 
@@ -273,7 +273,8 @@ def _each_s(options: Options, *, micro_batches: int, num_stages: int) -> Floats:
     follows the last.
 
     In bounds, this steady time is multiplied by at least the number of micro-batches minus half of
-    those that the stage runs ahead. So what the first and last pass save is divided by this number.
+    those that the stage runs ahead. So the seconds that the first and last pass save are divided by
+    this number.
     """
     ahead = min(micro_batches, num_stages) - 1
     shorter_s = np.maximum(options.stable_s - _passage_s(options), 0.0)

@@ -85,7 +85,7 @@ def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
 
 def join_hastily(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
     """The best pipeline of a group that a beam search finds, with its closed-form iteration time.
-    It is usually as fast as that of ``join``, and found much sooner.
+    It is usually as fast as the pipeline that ``join`` finds, and found much sooner.
     """
     return _Join(menus=menus, beam=BEAM).fastest(limit_s)
 
@@ -214,8 +214,8 @@ class _Join:
         taken: Iterable[Taken] = [(0, 0)]
         stages = []
         for after in range(self._most_stages):
-            # Sets are filled element by element, since with thousands of GPUs there are millions of
-            # steps, too many for a list.
+            # Sets are filled element by element, since thousands of GPUs allow millions of pairs of
+            # a partial pipeline and a stage, too many for a list.
             places, behind = set(), set()
             for before, position in self._steps(taken, after, limit_s):
                 places.add(position)

@@ -2,11 +2,11 @@
 mixed-integer linear programme.
 
 The candidates of a stage are reduced to samples of the Pareto frontier of steady time t and extra
-time d: those with the smallest weighted sum of the two, for thirty weights. This is done first for
-each number of treated blocks, by t and d / G, and then for all remaining candidates together, by t
-and d. The pipeline of G micro-batches is the solution of a programme with a binary variable for
-each sample of each stage (PuLP, solved by HiGHS) that minimises the published objective
-(``mistlab.cost.pipeline``). Each rank may use an even share of its node's host memory.
+time d: those with the smallest weighted sum of the two, for thirty weights. Samples are taken first
+for each number of blocks that keep fewer activations, by t and d / G, and then for all remaining
+candidates together, by t and d. The pipeline of G micro-batches is the solution of a programme with
+a binary variable for each sample of each stage (PuLP, solved by HiGHS) that minimises the published
+objective (``mistlab.cost.pipeline``). Each rank may use an even share of its node's host memory.
 
 Axes: F candidates.
 """
@@ -29,7 +29,7 @@ WEIGHTS = 30
 # The seconds after which the solver of one linear programme is stopped.
 PATIENCE_S = 600.0
 # The solver may return plans that are up to this factor slower than the best known plan, to allow
-# for its own tolerances.
+# for the solver's tolerances.
 ALMOST = 1 + 1e-6
 
 # The type of a function that selects the candidates for a stage that enter the linear programme.

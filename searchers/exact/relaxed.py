@@ -568,8 +568,8 @@ def _places(menus: BoxMenus, limit_s: float) -> Iterator[StagePosition]:
 
 
 def _most_elsewhere(gpus_s: float, gpu_s: float, layers: int) -> int:
-    """The most blocks that the other stages can have, if they have ``gpus_s`` GPU-seconds for each
-    micro-batch, and a block takes at least ``gpu_s`` of them.
+    """The most blocks that all stages but one can have together, if they have ``gpus_s``
+    GPU-seconds for each micro-batch, and a block takes at least ``gpu_s`` GPU-seconds.
     """
     return math.ceil(min(gpus_s / gpu_s, layers - 1))
 

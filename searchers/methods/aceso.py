@@ -266,9 +266,9 @@ _MOVES: Mapping[Resource, tuple[Move, ...]] = {
 # levels and offloading are moves too.
 
 
-# How many moves in a row are tried at most, one limit after another.
+# The limits on the number of moves in a row, tried one after another.
 HOPS = (1, 2, 3, 5, 7)
-# How many plans are followed after each move.
+# From how many of the plans that a move leads to, the best first, a further move is tried.
 WAYS = 3
 
 

@@ -82,7 +82,7 @@ class Sampler:
 
 
 def _cmaes(seed: int, keys: int) -> BaseSampler:
-    """Optuna's CMA-ES sampler; with a diagonal covariance matrix if decomposing a whole one would
+    """Optuna's CMA-ES sampler; with a diagonal covariance matrix if decomposing a full one would
     take longer than predicting plans (Ros & Hansen 2008).
     """
     with warnings.catch_warnings():
@@ -96,7 +96,8 @@ SAMPLERS: Mapping[str, Sampler] = {
     "nsgaii": Sampler(of_seed=lambda seed, _: NSGAIISampler(seed=seed), needs_all_keys=True),
     "random": Sampler(of_seed=lambda seed, _: RandomSampler(seed=seed)),
 }
-# With at most this many keys (choices of a plan), CMA-ES learns a whole covariance matrix.
+# With at most this many keys (choices of a plan), CMA-ES learns a full covariance matrix rather
+# than a diagonal one.
 MOST_KEYS = 200
 TOGETHER = 16
 # If this many batches in a row bring no new plan, the search space counts as exhausted.

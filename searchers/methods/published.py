@@ -54,8 +54,8 @@ _WEIGHTS = (0.0, 0.25, 0.375, 0.5, 0.75, 1.0)
 _STATES = (0.0, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 RATIOS = OffloadRatios(weights=_WEIGHTS, gradients=_WEIGHTS, optimizer=_STATES, activations=_STATES)
 # LEFT: the share of a budget's seconds that is kept for predicting the plan that the search
-# returns. EVALUATIONS_LEFT: the number of evaluations that are kept for it, at most half of the
-# budget's.
+# returns. EVALUATIONS_LEFT: the number of evaluations that are kept for this prediction, at most
+# half of the budget's evaluations.
 LEFT = 0.02
 EVALUATIONS_LEFT = 2 * STAGES_AT_ONCE / STAGES_A_PLAN
 
@@ -156,7 +156,7 @@ class _Search:
         """Yields plans, each with a better value of the objective than the previous one.
 
         Samples of a coarse grid of ratios come first: their best plan rules out most groups of
-        pipelines, and is an answer if the budget ends early. All ratios of the published grid
+        pipelines, and is the result if the budget ends early. All ratios of the published grid
         follow.
         """
         best_s = inf
@@ -174,7 +174,7 @@ class _Search:
         self, group: Group, work: dict[Mesh, LeastWork], *, is_coarse: bool
     ) -> Iterator[Menus]:
         """The candidates for the stages of a group of pipelines: a single set or, if all stages
-        must save memory in the same way, one set for each way.
+        must save memory in the same way, one set for each memory-saving strategy.
         """
         pick = samples_of(group.micro_batches, self.weights) if self.weighted else true_frontier
         for way in self._ways(group):
@@ -191,8 +191,8 @@ class _Search:
             )
 
     def _ways(self, group: Group) -> Iterator[Way | None]:
-        """The ways to save memory that all stages may share; only None if each stage may choose its
-        own.
+        """The memory-saving strategies that all stages of a group may share; a single None if each
+        stage may choose its own strategy.
         """
         if self.space.unequal_stages:
             yield None

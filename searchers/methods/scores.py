@@ -11,8 +11,8 @@ from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan
 from searchers.strategy import BudgetSpentError, Ledger
 
-# If a plan lacks memory on its GPUs, its time is increased by this many times itself for each GPU's
-# memory that it lacks.
+# The penalty for a plan that does not fit: for memory lacking as large as one GPU's, this many
+# times the plan's time is added to it.
 _TIMES_A_MEMORY = 10
 
 
@@ -27,8 +27,8 @@ class Score:
 
     @property
     def penalised_s(self) -> float:
-        """The score as seconds: the plan's time if it fits in memory; otherwise twice that time and
-        more, by the memory that it lacks.
+        """The score as seconds: the plan's time if it fits in memory; otherwise at least twice that
+        time, and longer the more memory it lacks.
         """
         if self.excess == 0:
             return self.iteration_s

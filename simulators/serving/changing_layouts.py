@@ -144,8 +144,8 @@ class _PhasePlayer:
 
     def _read(self, action: ReadPrompts) -> Generator[simpy.Event, Any, None]:
         """Prefill prompts on one of the replicas, one pass after another. The passes are pipelined
-        through the stages: together they take the sum of all, plus the longest once for each
-        further stage.
+        through the stages: together they take the sum of all passes' times, plus the longest pass's
+        time once for each further stage.
         """
         tokens = sum(action.tokens)
         pairs = sum(one**2 / 2 for one in action.tokens)
@@ -168,8 +168,8 @@ class _PhasePlayer:
                 self._made(self.requests[number], action.steps, start_s + each_s, each_s)
 
     def _step_s(self, requests: Sequence[Sequence[int]], steps: int) -> float:
-        """The seconds of one decode step; if several steps follow one another, of the middle one.
-        All replicas decode at the same time.
+        """The seconds of one decode step on the slowest replica, since all replicas decode at the
+        same time. Several consecutive steps all count as the middle one.
         """
         slowest_s = 0.0
         for numbers in requests:

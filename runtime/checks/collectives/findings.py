@@ -190,8 +190,8 @@ class _Comparison:
     def _calls_of(
         self, rank: RankCalls, group: str, *, messages: bool
     ) -> tuple[tuple[Call, str], ...]:
-        """A rank's calls of a group, with their tasks: exchanges with ``messages``, else all other
-        calls.
+        """A rank's calls of a group, with their tasks: with ``messages`` only exchanges of
+        messages, otherwise only the other calls.
         """
         key = (id(rank.steps), group, messages)
         if key not in self._known:

@@ -17,7 +17,8 @@ from runtime.checks.fake.watch import Watch
 from runtime.devices.driver import DevicePeaks
 from runtime.engine.storage.saved import storage_of
 
-# Invented figures of the stand-in device: number of devices, memory of each, and a run's peak.
+# Invented properties of stand-in devices: their number, the memory of each, and a run's peak
+# memory.
 DEVICES, MEMORY_BYTES, PEAK_BYTES = 8, 80 * GIB_BYTES, GIB_BYTES
 
 
@@ -29,7 +30,7 @@ class FakeStream:
     def __init__(self, driver: "FakeDriver") -> None:
         self._driver = driver
         # The capture that the stream takes part in, how many operations it has issued, and for each
-        # other stream how many of its operations come before the next one.
+        # other stream how many of that stream's operations come before this stream's next one.
         self.capture, self.work = 0, 0
         self.after: dict[FakeStream, int] = {}
 
@@ -134,7 +135,7 @@ class FakeDriver:
         return storage_of(tensor) in self._pinned
 
     def count(self) -> int:
-        """The number of stand-in devices, an invented figure."""
+        """The number of stand-in devices, which is invented."""
         return DEVICES
 
     def choose(self, device: torch.device) -> None:

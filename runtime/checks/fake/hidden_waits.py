@@ -37,9 +37,9 @@ class HiddenWaits(TorchDispatchMode):
     """A dispatch mode that reports operators which make the host wait; a fake-tensor mode must be
     active around it.
 
-    A number that the host reads is 0. An operator composed of others, such as the project's own, is
-    judged by the others. torch leaves the mode ``ways`` before it calls this one, so that mode is
-    entered again for them.
+    A number that the host reads is 0. For an operator composed of other operators, such as the
+    project's own, the other operators are checked. torch leaves the mode ``ways`` before it calls
+    this mode, so ``ways`` is entered again for them.
     """
 
     def __init__(
