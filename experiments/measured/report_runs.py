@@ -208,7 +208,7 @@ ORDERED = 7
 
 def _each(tables: Tables) -> Iterator[str]:
     """A section of the page for each table: rankings, repeated runs, failed runs, errors by group
-    and by subset, and refused rows.
+    and by subset, impossible and refused rows.
     """
     yield "\n\n".join(beside("report_runs-each")) + "\n"
     lines = [(name, *_order_cells(rows)) for name, rows in tables]
@@ -220,7 +220,18 @@ def _each(tables: Tables) -> Iterator[str]:
     if parts:
         yield "Errors of the parts of each table, by engine, hardware, model, GPUs and degrees:\n"
         yield from (f"{IN_A_FILE}\n", *narrow(("table", "part", *HEAD[1:]), parts), "")
+    yield from _impossible(tables)
     yield from _refused(tables)
+
+
+def _impossible(tables: Tables) -> Iterator[str]:
+    """A list of the measured figures that no run on their rows' GPUs can have; none if there are no
+    such figures.
+    """
+    named = [(f"{name}, line {run.row.line}", run) for name, rows in tables for run in rows]
+    figures = [f"- {where}: {reason}" for where, run in named for reason in run.impossible]
+    if figures:
+        yield from ("Impossible on the GPU that the row names:\n", *figures, "")
 
 
 def _order_cells(rows: Sequence[Judged]) -> list[str]:

@@ -491,6 +491,9 @@ def test_times_that_no_gpu_reaches_are_named_and_count_apart(
     printed = capsys.readouterr().out
     assert f"impossible: {path}, line 3: step of {limit_s * 0.999:.3g} s: {reason}" in printed
     assert printed.count("without impossible rows") == 1
+    assert report_runs.main([str(path), "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "runs.md").read_text(encoding="utf-8")
+    assert f"- own, line 3: step of {limit_s * 0.999:.3g} s: {reason}\n" in page
     rows = [*RowPredictor().answers(table(tmp_path / "two.csv", slow, fast))]
     judgements = [judged(each.row, each.answer) for each in rows]
     kept = judgements[0].time_error
