@@ -123,15 +123,15 @@ def experiment(name: str) -> dict[str, Any]:
 # The option of commands that know which engines are to train.
 PRECISION = option(
     "--precision",
-    "arithmetic of the training (default: fp16, or bf16 with engines that do not train in fp16)",
+    "precision of the training (default: fp16, or bf16 with engines that do not train in fp16)",
     choices=get_args(Precision),
 )
 _SEARCH = (
     PRECISION,
     option(
         "--space",
-        "which plans may be chosen: 3d, mist, wide, ..., or a file (default: mist, or moe for "
-        "models with experts)",
+        "search space, which says which plans may be chosen: 3d, mist, wide, ...,"
+        " or a file (default: mist, or moe for models with experts)",
     ),
     option(
         "--engine",
@@ -148,19 +148,22 @@ _SEARCH = (
     ),
     option(
         "--view",
-        "what searches' predictor knows: all (full), no overlap of streams (serial), no slowdown "
-        "of streams (ideal), first and last micro-batches spread (average) or not at all (blind)",
+        "what the predictor of searches takes into account: everything (full), no"
+        " overlap of streams (serial), no slowdown of overlapping streams "
+        "(ideal), the extra time of first and last micro-batches spread over all "
+        "(average), or not at all (blind)",
         "full",
     ),
     option("--budget-seconds", "seconds that a searcher may take", type=float),
     option(
         "--budget-cpu-seconds",
-        "seconds that a searcher may have a core: the same plans on a busy machine",
+        "CPU seconds that a searcher may take: unlike elapsed seconds, they give "
+        "the same plans on a busy machine",
         type=float,
     ),
     option(
         "--budget-evaluations",
-        "plans that a searcher may ask about, 1,000 stage candidates as one",
+        "plans that a searcher may have predicted; 1,000 stage candidates count as one",
         type=int,
     ),
 )

@@ -63,85 +63,100 @@ NUMPY_THREADS = "OPENBLAS_NUM_THREADS"
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--model": {
-        "help": "catalogue name, or path of a Hugging Face config.json, of a model's YAML or of a "
-        "traced model's JSON"
+        "help": "model: catalogue name, or path of a Hugging Face config.json, of a "
+        "model's YAML or of a traced model's JSON"
     },
     "--hardware": {
-        "help": "catalogue name, or path of a hardware file; for a search also several with their "
-        "nodes, such as l4-24gb:1,a100-40gb:2"
+        "help": "hardware: catalogue name, or path of a hardware file; for a search also "
+        "several, each with its number of nodes, such as l4-24gb:1,a100-40gb:2"
     },
-    "--nodes": {"type": int, "help": "nodes of the cluster"},
-    "--gpus-per-node": {"type": int, "help": "GPUs used of each node"},
-    "--sequence-length": {"type": int, "help": "tokens of a sequence"},
-    "--global-batch": {"type": int, "help": "sequences of a step"},
-    "--attention": {"choices": ("flash", "math"), "help": "fused, or product by product"},
-    "--precision": {"choices": get_args(Precision), "help": "arithmetic of the training"},
+    "--nodes": {"type": int, "help": "number of nodes"},
+    "--gpus-per-node": {"type": int, "help": "number of GPUs to use in each node"},
+    "--sequence-length": {"type": int, "help": "tokens per sequence"},
+    "--global-batch": {"type": int, "help": "sequences per training step"},
+    "--attention": {
+        "choices": ("flash", "math"),
+        "help": "flash: fused attention; math: separate GEMMs and a softmax",
+    },
+    "--precision": {"choices": get_args(Precision), "help": "precision of the training"},
     "--train": {
         "choices": ("all", "adapters", "lora"),
-        "help": "all weights, or adapters beside frozen ones (lora is the same)",
+        "help": "train all weights, or adapters beside frozen weights (lora means adapters)",
     },
     "--loss": {
         "choices": ("whole", "chunked"),
-        "help": "logits of all tokens at once, or of 4,096 (default: whole)",
+        "help": "compute the logits of all tokens at once, or of 4,096 tokens at a time "
+        "(default: whole)",
     },
     "--states": {
         "choices": ("mixed", "16bit"),
-        "help": "weights, gradients and moments as the engine mixes them, or all of 16 bits "
-        "(default: mixed)",
+        "help": "keep weights, gradients and optimizer moments in the engine's mix of "
+        "precisions, or all in 16 bits (default: mixed)",
     },
     "--gradients": {
         "choices": ("usual", "32bit", "16bit"),
-        "help": "bits in which gradients are summed: the engine's usual ones in the precision, or "
-        "these (default: usual)",
+        "help": "bits in which gradients are summed; usual: as the engine does in this "
+        "precision (default: usual)",
     },
     "--reduction": {
         "metavar": "KIND[:KEY=VALUE,...]",
-        "help": "how data-parallel ranks communicate less, which is another training: server, "
-        "gossip:topology=ring, local:every=8, outer:every=100,replicas=4, or "
-        "all_reduce:compressor=top_k,share=0.05,feedback=memory (default: sums in every step)",
+        "help": "how data-parallel ranks communicate less than a sum of gradients in "
+        "every step, which changes the training: server, gossip:topology=ring, "
+        "local:every=8, outer:every=100,replicas=4, or "
+        "all_reduce:compressor=top_k,share=0.05,feedback=memory (default: sums in"
+        " every step)",
     },
-    "--rank": {"type": int, "help": "rank of the adapters (default: 16)"},
+    "--rank": {"type": int, "help": "rank of the low-rank adapters (default: 16)"},
     "--base": {
         "choices": ("16bit", "8bit", "4bit"),
-        "help": "bits of the frozen weights of blocks (default: 16bit)",
+        "help": "bits of each frozen weight of a block (default: 16bit)",
     },
     "--keep-free-gib": {
         "type": float,
         "metavar": "GIB",
-        "help": "memory of every GPU that a plan must leave free to count as one that fits, as a "
-        "margin: peaks are predicted wrongly by up to a tenth or so; the run may still take it, so "
-        "the probability that it fits counts it as room (default: none)",
+        "help": "GiB that a plan must leave free on every GPU to count as one that fits: "
+        "a margin, since predicted peaks are off by up to a tenth or so; the run "
+        "may still use this memory, so the probability of fitting counts it as "
+        "available (default: none)",
     },
     "--intra-node-gbytes-per-s": {
         "type": float,
         "metavar": "GB/S",
-        "help": "from a GPU to the others of its node, in place of the hardware's: without NVLink "
-        "those of PCIe, 63 (5.0) or 31.5 (4.0) (default: the hardware's)",
+        "help": "GB/s from a GPU to the others of its node, in place of the hardware's "
+        "figure: without NVLink those of PCIe, 63 (5.0) or 31.5 (4.0) (default: "
+        "the hardware's)",
     },
     "--inter-node-gbytes-per-s": {
         "type": float,
         "metavar": "GB/S",
-        "help": "from a node to others, all its network cards together, in place of the "
-        "hardware's: 8 cards of 400 Gb/s are 400 (default: the hardware's)",
+        "help": "GB/s from a node to others, of all its network cards together, in place "
+        "of the hardware's figure: 8 cards of 400 Gb/s are 400 (default: the "
+        "hardware's)",
     },
     "--network": {
         "metavar": "FILE.yaml",
-        "help": "tiers of links above nodes (leaves, spines, sites): their rates, oversubscription "
-        "and latencies (default: all nodes reach one another at the hardware's rate)",
+        "help": "file with the tiers of links above nodes (leaves, spines, sites): their "
+        "rates, oversubscription and latencies (default: all nodes reach one "
+        "another at the hardware's rate)",
     },
-    "--space": {"help": "which plans may be chosen: 3d, mist, wide, ..., or a file"},
+    "--space": {
+        "help": "search space, which says which plans may be chosen: 3d, mist, wide, ..., or a file"
+    },
     "--engine": {
         "choices": names_for_plans(),
         "help": "engine that runs the plans, in place of the space's own; mistlab alone offloads",
     },
-    "--seed": {"type": "seed", "help": "seed of everything drawn at random"},
+    "--seed": {"type": "seed", "help": "seed of all random draws"},
     "--out": {"type": Path, "metavar": "DIR", "help": "folder for results"},
-    "--json": {"action": "store_true", "help": "one JSON object on standard output, nothing else"},
-    "--quick": {"action": "store_true", "help": "a small version, for a first look"},
+    "--json": {
+        "action": "store_true",
+        "help": "print one JSON object on standard output, and nothing else",
+    },
+    "--quick": {"action": "store_true", "help": "run a small version, for a first look"},
     "--page": {
         "type": Path,
         "metavar": "PAGE.md",
-        "help": "write the page there too, its pictures beside it",
+        "help": "also write the page to this path, with its pictures beside it",
     },
 }
 

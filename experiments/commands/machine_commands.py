@@ -33,14 +33,14 @@ MACHINE_COMMANDS: dict[str, Group] = {
             option("--device", "what to measure (default: GPUs if there are any)", choices=DEVICES),
             option(
                 "--tables",
-                "where measurements go, and are found again (default: HARDWARE-tables beside "
-                "--out)",
+                "folder for the tables of measurements, where later calls find them "
+                "(default: HARDWARE-tables beside --out)",
                 **path("DIR"),
             ),
             option(
                 "--datasheet",
-                "take peaks, memory bandwidth and network of its datasheet instead of "
-                "measured peaks",
+                "take peaks, memory bandwidth and network from this hardware's datasheet,"
+                " instead of measured peaks",
                 metavar="HARDWARE",
             ),
             option(
@@ -50,9 +50,15 @@ MACHINE_COMMANDS: dict[str, Group] = {
                 choices=KERNELS,
             ),
             option(
-                "--only", "fill the tables alone, or fit to those alone", choices=("measure", "fit")
+                "--only",
+                "only measure and fill the tables, or only fit to tables that are there",
+                choices=("measure", "fit"),
             ),
-            flag("--between-nodes", "measure the network, started by torchrun on each node"),
+            flag(
+                "--between-nodes",
+                "measure the network between nodes, in processes that torchrun started on"
+                " each node",
+            ),
             examples={
                 "this machine": "--out my-box.yaml",
                 "peaks from a datasheet": "--datasheet h100-80gb --out my-box.yaml",
@@ -61,49 +67,78 @@ MACHINE_COMMANDS: dict[str, Group] = {
         "calibrate": command(
             "experiments.calibration.calibrate:calibrate",
             {"hardware": "l4-24gb", "seed": 0, "json": False},
-            option("--bandwidth", "transfers, one stream alone", **path("TABLE.csv")),
-            option("--collectives", "collectives inside a node", **path("TABLE.csv")),
-            option("--point-to-point", "sends between two GPUs", **path("TABLE.csv")),
-            option("--interference", "streams that ran together", **path("TABLE.csv")),
-            option("--operators", "operators of GPT blocks", **path("TABLE.csv")),
-            option("--attention", "kernels of attention, beside --operators", **path("TABLE.csv")),
+            option("--bandwidth", "table of transfers, each stream by itself", **path("TABLE.csv")),
+            option("--collectives", "table of collectives inside a node", **path("TABLE.csv")),
+            option("--point-to-point", "table of sends between two GPUs", **path("TABLE.csv")),
             option(
-                "--kernels", "single kernels by shape: products, attention", **path("TABLE.csv")
+                "--interference", "table of streams that ran at the same time", **path("TABLE.csv")
+            ),
+            option("--operators", "table of operators of GPT blocks", **path("TABLE.csv")),
+            option(
+                "--attention", "table of attention kernels, beside --operators", **path("TABLE.csv")
             ),
             option(
-                "--collective-tests", "bus bandwidth of collectives by size", **path("TABLE.csv")
+                "--kernels",
+                "table of single kernels by shape: GEMMs, attention",
+                **path("TABLE.csv"),
             ),
-            option("--best-products", "best products in 16 and in 8 bits", **path("TABLE.csv")),
-            option("--launch-us", "the host's time for a launch, beside --kernels", 10.0),
             option(
-                "--sustained", "the share of rates that whole steps keep up, beside --kernels", 1.0
+                "--collective-tests",
+                "table of the bus bandwidth of collectives by size",
+                **path("TABLE.csv"),
             ),
-            option("--launches", "the host's time to launch kernels", **path("TABLE.csv")),
-            option("--runs", "whole runs, with their peaks of memory", **path("TABLE.csv")),
+            option(
+                "--best-products",
+                "table of the fastest GEMMs in 16 and in 8 bits",
+                **path("TABLE.csv"),
+            ),
+            option(
+                "--launch-us",
+                "microseconds in which the host launches a kernel, beside --kernels",
+                10.0,
+            ),
+            option(
+                "--sustained",
+                "share of its rates that a GPU keeps up in whole steps, beside --kernels",
+                1.0,
+            ),
+            option(
+                "--launches", "table of the host's times to launch kernels", **path("TABLE.csv")
+            ),
+            option("--runs", "table of whole runs, with their memory peaks", **path("TABLE.csv")),
             option(
                 "--megatron-runs",
-                "whole Megatron runs, everything recomputed",
+                "tables of whole Megatron-LM runs that recompute everything",
                 **path("TABLE.csv"),
                 nargs="+",
             ),
             option("--folds", "GPUs x layers of the runs to fit on", FOLDS),
-            option("--campaign", "one campaign (`generation`) of tables with several"),
-            option("--attention-campaign", "one campaign (`db`) of --attention"),
-            option("--table-hardware", "one machine (`hardware`) of tables with several"),
+            option(
+                "--campaign", "the campaign to use (column `generation`), if tables have several"
+            ),
+            option("--attention-campaign", "the campaign to use (column `db`) of --attention"),
+            option(
+                "--table-hardware", "the machine to use (column `hardware`), if tables have several"
+            ),
             flag(
                 "--without-weight-gradients",
-                "the operators' backward lacks the weights' gradients: count a forward",
+                "the backward times of operators lack the gradients of weights, which are"
+                " counted as a forward pass",
             ),
             option(
                 "--attention-tflops",
-                "rates of fused causal attention where no table has them",
+                "TFLOP/s of fused causal attention, if no table has them",
                 type=float,
                 metavar=("FORWARD", "BACKWARD"),
                 nargs=2,
             ),
             option("--template", "published lines across nodes", **path("FILE.json")),
             option("--template-name", "the name of the template in it", "template-l4"),
-            option("--borrow", "where missing groups come from", metavar="HARDWARE"),
+            option(
+                "--borrow",
+                "hardware from which missing groups of figures are taken",
+                metavar="HARDWARE",
+            ),
             option("--out", "the file to write", **path("HARDWARE.yaml"), required=True),
             examples={
                 "operators of a table": (
@@ -123,7 +158,13 @@ MACHINE_COMMANDS: dict[str, Group] = {
                 "none",
                 metavar="NAME",
             ),
-            option("--set", "constants to give, not fit", [], metavar="NAME=VALUE", nargs="+"),
+            option(
+                "--set",
+                "constants that are given and not fitted",
+                [],
+                metavar="NAME=VALUE",
+                nargs="+",
+            ),
             option("--most-gpus", "leave out runs on more GPUs (default: none)", UNLIMITED),
             option("--most-tp", "leave out runs of higher tp (default: none)", UNLIMITED),
             option("--most-pp", "leave out runs of higher pp (default: none)", UNLIMITED),
@@ -134,7 +175,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
             ),
             option("--leave-out", "groups to leave out: model", [], metavar="COLUMN", nargs="+"),
             option("--evaluations", "steps of a fit", 8),
-            option("--note", "more words on the source of the constants", ""),
+            option("--note", "a note on the source of the constants", ""),
             option("--out", "the file to write", **path("HARDWARE.yaml")),
             examples={
                 "one constant, models left out": (
@@ -155,8 +196,8 @@ MACHINE_COMMANDS: dict[str, Group] = {
                 **path("REPORT.zip"),
                 dest="packed",
             ),
-            flag("--dry-run", "tell the order and the estimate; run nothing"),
-            flag("--draw", "page and pictures of what there is; run nothing"),
+            flag("--dry-run", "print the order of runs and the estimated time; run nothing"),
+            flag("--draw", "write the page and pictures of the results so far; run nothing"),
             examples={
                 "without a GPU, to see what it does": "--dry-run",
                 "a node of eight GPUs": "--gpus-per-node 8 --out runs/node",
@@ -282,7 +323,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
         "cross_check": command(
             "experiments.agreement.cross_check:cross_check",
             {**experiment("cross_check")},
-            option("--plans", "how many (default: 1,000, and 40 with --quick)", type=int),
+            option("--plans", "number of plans (default: 1,000, and 40 with --quick)", type=int),
             option(
                 "--space",
                 "the dimensions of plans: Mist's and its rivals' (default), or those of "

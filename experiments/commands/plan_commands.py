@@ -14,30 +14,38 @@ PLAN_COMMANDS: dict[str, Group] = {
             {**dict.fromkeys(OF_CLUSTER), "json": False},
             option("plans", **path("PLAN.yaml"), default=[EXAMPLE], nargs="*"),
             option(
-                "--simulator", "closed form, or task by task", "symbolic", choices=tuple(PREDICTORS)
+                "--simulator",
+                "predict in closed form, or simulate task by task",
+                "symbolic",
+                choices=tuple(PREDICTORS),
             ),
             flag(
                 "--breakdown",
-                "where the GPUs' time goes: arithmetic at the peak rate, what kernels lose to"
-                " it, exposed communication by kind, waiting in the pipeline; parts add up to"
-                " the iteration",
+                "show where the GPUs' time goes: arithmetic at the peak rate, what "
+                "kernels lose to it, exposed communication by kind, waiting in the "
+                "pipeline; the parts add up to the iteration",
             ),
-            flag("--cuda-graphs", "iterations are replayed as CUDA graphs: nothing is launched"),
+            flag(
+                "--cuda-graphs",
+                "predict iterations that are replayed as CUDA graphs, in which the host "
+                "launches no kernels",
+            ),
             option(
                 "--measured-step",
-                "seconds of a step of the first plan, as measured: held against its "
-                "prediction, and all other plans are corrected by it",
+                "measured seconds of a step of the first plan: its prediction is compared"
+                " with them, and predictions of all other plans are corrected by them",
                 type=float,
             ),
             option(
                 "--measured-gib",
-                "GiB that torch's allocator held on the fullest GPU of the first plan",
+                "measured GiB that torch's allocator held on the fullest GPU of the first plan",
                 type=float,
             ),
             option(
                 "--solve",
-                "the least inter_node_gbytes_per_s, intra_node_gbytes_per_s, memory_gib or "
-                "gpus, or the most latency_us, that the plan needs for --for",
+                "find the lowest inter_node_gbytes_per_s, intra_node_gbytes_per_s, "
+                "memory_gib or gpus, or the highest latency_us, with which the plan "
+                "reaches the goal of --for",
                 metavar="NUMBER",
             ),
             option(
@@ -48,21 +56,22 @@ PLAN_COMMANDS: dict[str, Group] = {
             ),
             option(
                 "--timeline",
-                "with --simulator events: a trace for Perfetto and a picture of each plan",
+                "with --simulator events: write a trace for Perfetto and a picture of each plan",
                 **path("DIR"),
             ),
             option(
                 "--picture",
-                "the plan at a glance as an SVG: a played iteration, what fills the fullest GPU, "
-                "and where the time goes",
+                "draw an SVG of the plan: a simulated iteration, what fills the fullest "
+                "GPU, and where the time goes",
                 **path("FILE.svg"),
             ),
             option(
                 "--variability",
-                "with --simulator events: what iterations take with jitter, a slow_stage by "
-                "its slow_stage_factor, a slow_links_factor or a clock_factor; samples (100; "
-                "of long iterations fewer, 20 at least) and seed say how many are played, and"
-                " which. Such as jitter=0.1,slow_stage=0,slow_stage_factor=1.2",
+                "with --simulator events: how long iterations take under disturbances, "
+                "such as jitter=0.1,slow_stage=0,slow_stage_factor=1.2. Keys: jitter; "
+                "slow_stage with slow_stage_factor; slow_links_factor; clock_factor; "
+                "samples, the number of simulated iterations (100; of long ones fewer, at"
+                " least 20); seed of the random draws",
                 metavar="NAME=NUMBER,...",
             ),
             examples={
@@ -94,7 +103,8 @@ PLAN_COMMANDS: dict[str, Group] = {
             option("plan", **path("PLAN.yaml"), default=EXAMPLE, nargs="?"),
             option(
                 "--to",
-                "(default: that of the plan's engine, or megatron; for adapters a recipe)",
+                "the framework or tool (default: that of the plan's engine, or megatron; "
+                "for adapters a recipe)",
                 choices=(
                     *("megatron", "deepspeed", "torchtitan", "torchtitan-toml", "accelerate"),
                     *("axolotl", "llama-factory", "trl", "torchtune", "automodel"),
@@ -102,7 +112,7 @@ PLAN_COMMANDS: dict[str, Group] = {
                 ),
             ),
             flag("--strict", "exit status 1 if the framework cannot express the plan exactly"),
-            flag("--check", "build the framework's own configuration from the text"),
+            flag("--check", "build the framework's own configuration from the exported text"),
             examples={
                 "flags of Megatron-LM": "plan.yaml --to megatron",
                 "a file of DeepSpeed, if it says the plan exactly": (
@@ -136,8 +146,10 @@ PLAN_COMMANDS: dict[str, Group] = {
                 "--line", "line of the command to read, where a script starts several", type=int
             ),
             flag("--strict", "exit status 1 if anything was assumed or ignored"),
-            option("--micro-batch", "sequences of a replica in a micro-batch", type=int),
-            option("--vocab-size", "tokens of a tokenizer that is not known", type=int),
+            option("--micro-batch", "sequences per micro-batch of a replica", type=int),
+            option(
+                "--vocab-size", "size of the vocabulary, if the tokenizer is not known", type=int
+            ),
             option(
                 "--engine",
                 "engine that stands for the framework in predictions, such as megatron-core "
@@ -147,7 +159,7 @@ PLAN_COMMANDS: dict[str, Group] = {
             ),
             option(
                 "--format",
-                "whose file it is (default: by its keys)",
+                "format of the file (default: recognised by its keys)",
                 choices=(
                     "megatron",
                     "megatron-test",
@@ -206,7 +218,7 @@ PLAN_COMMANDS: dict[str, Group] = {
             "experiments.live_page.page_command:page",
             {},
             option("--port", "port on this machine", 8765),
-            option("--seconds", "longest time of a search", 120.0),
+            option("--seconds", "longest time of a search in seconds", 120.0),
             flag("--no-browser", "do not open the page in a browser"),
             examples={"the page on another port": "--port 9000"},
         ),
@@ -214,14 +226,14 @@ PLAN_COMMANDS: dict[str, Group] = {
             "experiments.shown.show_runs:show",
             {},
             option("runs", **path("RUN"), nargs="+"),
-            option("--out", "the page", Path("runs/show.html"), metavar="PAGE.html"),
+            option("--out", "the page to write", Path("runs/show.html"), metavar="PAGE.html"),
             arguments=["runs"],
             examples={"two runs side by side": "runs/first runs/second --out both.html"},
         ),
         "mcp": command(
             "experiments.agents.mcp_command:mcp",
             {},
-            option("--seconds", "time limit of a question", 120.0),
+            option("--seconds", "time limit of a question in seconds", 120.0),
             flag("--skill", "print a file that tells an agent when and how to ask"),
             examples={"what to give an agent": "--skill"},
         ),

@@ -14,14 +14,16 @@ SEARCH_COMMANDS: dict[str, Group] = {
             {"json": False, "quick": False},
             option(
                 "--searcher",
-                "by name (default: mist, or aceso for models that mist refuses, such as "
-                "deepseek-v3)",
+                "name of the searcher (default: mist, or aceso for models that mist "
+                "refuses, such as deepseek-v3)",
             ),
-            option("--out", "the plan file", Path("runs/tune/plan.yaml"), metavar="PLAN.yaml"),
+            option(
+                "--out", "the plan file to write", Path("runs/tune/plan.yaml"), metavar="PLAN.yaml"
+            ),
             option(
                 "--from",
-                "tell the few changes of this plan that gain most, instead of searching; "
-                "model, cluster and batch are the plan's own",
+                "instead of searching, name the few changes of this plan that gain most; "
+                "model, cluster and batch are those of the plan",
                 **path("PLAN.yaml"),
                 dest="start",
             ),
@@ -91,11 +93,11 @@ SEARCH_COMMANDS: dict[str, Group] = {
                 "mist,mist:published,exact,aceso,alpa,optuna,rl,random",
                 metavar="A,B,...",
             ),
-            option("--seeds", "seeds of each searcher that draws", 5),
+            option("--seeds", "seeds for each searcher that draws at random", 5),
             option("--evaluations", "the budget of a search in evaluations", 200),
             option(
                 "--cpu-seconds",
-                "the budget in seconds of the processor, in place of evaluations",
+                "the budget of a search in CPU seconds, instead of evaluations",
                 type=float,
             ),
             examples={"two searchers over three seeds": "--searchers mist,optuna --seeds 3"},
@@ -139,7 +141,8 @@ SEARCH_COMMANDS: dict[str, Group] = {
             {**experiment("tuning_time"), "hardware": "l4-24gb"},
             option(
                 "--plans",
-                "plans after which a search is ended, 1,000 stage candidates as one",
+                "end a search after this many predicted plans; 1,000 stage candidates "
+                "count as one plan",
                 3000,
             ),
             examples={"a first look": "--quick"},

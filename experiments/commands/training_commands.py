@@ -27,13 +27,22 @@ TRAINING_COMMANDS: dict[str, Group] = {
             },
             PRECISION,
             option("plan", **path("PLAN.yaml"), nargs="?"),
-            option("--tensor-parallel", "GPUs that share each layer", 1, metavar="N"),
-            option("--stages", "pipeline stages", 1, metavar="N"),
-            option("--micro-batch", "sequences of a replica at a time", 1, metavar="N"),
-            option("--zero", "states sharded over replicas: 0, 1, 2 or 3", 0, metavar="N"),
             option(
-                "--checkpointed-layers", "blocks of a stage that are recomputed", 0, metavar="N"
+                "--tensor-parallel",
+                "GPUs that share each layer (tensor parallelism)",
+                1,
+                metavar="N",
             ),
+            option("--stages", "pipeline stages", 1, metavar="N"),
+            option("--micro-batch", "sequences per micro-batch of a replica", 1, metavar="N"),
+            option(
+                "--zero",
+                "ZeRO level: replicas shard nothing (0), optimizer states (1), also "
+                "gradients (2), or also weights (3)",
+                0,
+                metavar="N",
+            ),
+            option("--checkpointed-layers", "blocks that each stage recomputes", 0, metavar="N"),
             arguments=["plan"],
             examples={
                 "a plan, with 8 GiB kept free": "plan.yaml --keep-free-gib 8",
@@ -59,42 +68,68 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 "attention": None,
             },
             PRECISION,
-            option("--tokens", "a number, published or chinchilla (%(default)s)", "published"),
+            option(
+                "--tokens",
+                "tokens to train on: a number; published, as many as the model's "
+                "published training; or chinchilla, 20 per parameter (default: "
+                "%(default)s)",
+                "published",
+            ),
             option("--plan", "predict this plan", **path("PLAN.yaml")),
             option(
                 "--gpu-hours",
-                "only tell the bill of so many GPU hours",
+                "only compute the bill for this many GPU hours",
                 type=float,
                 metavar="HOURS",
             ),
-            option("--utilisation", "share of the peak, for the formula", 0.44, metavar="X"),
+            option(
+                "--utilisation",
+                "share of the GPUs' peak rate that training reaches, for the estimate by formula",
+                0.44,
+                metavar="X",
+            ),
             option(
                 "--goodput",
-                "share of the time that is work, for predictions; see reliability",
+                "share of the time in which the run makes progress, for predictions; the "
+                "command reliability computes it",
                 1.0,
                 metavar="X",
             ),
             option("--usd-per-gpu-hour", "price of a GPU hour", 2.0, metavar="X"),
             option(
                 "--prices",
-                "rent each kind of GPU of this table of prices, with its date and source",
+                "table of prices: estimate the run on rented GPUs of each kind in it; it "
+                "also has the prices' date and source",
                 **path("PRICES.yaml"),
             ),
             option(
                 "--by",
-                "with --prices: also the cheapest that ends by friday, 2026-12-04 or in 36h",
+                "with --prices: also name the cheapest GPUs with which the run ends by "
+                "friday, by 2026-12-04 or in 36h",
                 metavar="TIME",
             ),
             option(
                 "--under",
-                "with --prices: also the fastest under so many dollars",
+                "with --prices: also name the GPUs that end the run first for at most "
+                "this many dollars",
                 type=float,
                 metavar="USD",
             ),
-            option("--starting", "with --by: begin then (default: now)", metavar="TIME"),
-            option("--space", "with --prices: whose plans are searched", "fsdp"),
-            option("--overhead", "watts of the building for each watt of a GPU", 1.0, metavar="X"),
-            option("--kg-per-kwh", "carbon dioxide of a kilowatt hour", 0.414, metavar="X"),
+            option(
+                "--starting",
+                "with --by: the time at which the run begins (default: now)",
+                metavar="TIME",
+            ),
+            option("--space", "with --prices: the search space from which plans are taken", "fsdp"),
+            option(
+                "--overhead",
+                "watts that the building takes for each watt of a GPU",
+                1.0,
+                metavar="X",
+            ),
+            option(
+                "--kg-per-kwh", "kilograms of carbon dioxide per kilowatt-hour", 0.414, metavar="X"
+            ),
             option(
                 "--watts",
                 "power of a GPU's board (default: the hardware's)",
@@ -117,7 +152,10 @@ TRAINING_COMMANDS: dict[str, Group] = {
             {**experiment("reliability")},
             option("--gpus", default=992),
             option(
-                "--gpu-hours-between-failures", "of one GPU, on average", 8163.0, metavar="HOURS"
+                "--gpu-hours-between-failures",
+                "mean hours between two failures of one GPU",
+                8163.0,
+                metavar="HOURS",
             ),
             option(
                 "--checkpoint-s",
@@ -135,7 +173,7 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 metavar="SECONDS",
             ),
             option("--days", default=60.0),
-            option("--runs", "runs that are played", 200),
+            option("--runs", "number of simulated runs", 200),
             examples={"of 4,096 GPUs for 30 days": "--gpus 4096 --days 30"},
         ),
     },
@@ -150,19 +188,19 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 "attention": "flash",
                 "precision": "bf16",
             },
-            option("--models", "models, with commas", "gpt3-1.3b"),
-            option("--cap-gib", "limits of a GPU's memory, with commas", "24,40,80"),
-            option("--batches", "sequences of a step, with commas", "8,16,32,64"),
+            option("--models", "models, separated by commas", "gpt3-1.3b"),
+            option("--cap-gib", "limits of a GPU's memory in GiB, separated by commas", "24,40,80"),
+            option("--batches", "numbers of sequences per step, separated by commas", "8,16,32,64"),
             option(
                 "--systems",
-                "systems, with commas; the first is held against the others",
+                "systems, separated by commas; the others are compared with the first",
                 "mistlab,megatron,deepspeed,deepcompile,fsdp",
             ),
             option("--device", default="cuda", choices=DEVICES),
-            option("--trials", "plans of each system", 4),
-            option("--repeats", "runs of each best plan", 3),
-            option("--steps", "steps of a run", 6),
-            option("--seconds", "time limit of this call", 540, type=float),
+            option("--trials", "plans that are tried for each system", 4),
+            option("--repeats", "runs of each system's best plan", 3),
+            option("--steps", "steps per run", 6),
+            option("--seconds", "time limit of this call in seconds", 540, type=float),
             examples={"on this machine's CPU": "--device cpu --quick"},
         ),
         "run_plan": command(
@@ -171,53 +209,65 @@ TRAINING_COMMANDS: dict[str, Group] = {
             option("plan", **path("PLAN.yaml"), default=TINY, nargs="?"),
             option("--steps", "steps to train", 5),
             option("--device", default="cpu", choices=DEVICES),
-            option("--data", "tokens, or synthetic (default)", "synthetic", metavar="FILE"),
+            option(
+                "--data",
+                "file of tokens to train on, or synthetic (default)",
+                "synthetic",
+                metavar="FILE",
+            ),
             option(
                 "--lengths",
-                "train on documents of these lengths: a file, lognormal:MEDIAN:SIGMA, ..., as for "
-                "document_lengths, or ends:TOKEN, those of --data, which end with this token",
+                "train on documents of these lengths: a file or a distribution "
+                "(lognormal:MEDIAN:SIGMA, ...), as for document_lengths; or ends:TOKEN, "
+                "if each document of --data ends with this token",
                 metavar="SOURCE",
             ),
             option(
                 "--filling",
-                "documents fill a sequence, each apart (packed, default), or are one (padded)",
+                "packed: several documents fill a sequence, and each attends to itself "
+                "only (default); padded: each document is a sequence",
                 choices=("packed", "padded"),
             ),
             flag("--cut", "cut documents that are longer than a sequence"),
-            option("--learning-rate", "default: 3e-4", 0.0003),
+            option("--learning-rate", "the highest learning rate (default: 3e-4)", 0.0003),
             option(
                 "--decay",
-                "how the learning rate falls",
+                "how the learning rate decreases after the warm-up",
                 "constant",
                 choices=("constant", "linear", "cosine"),
             ),
-            option("--warmup-steps", "steps in which the learning rate rises", 0),
+            option(
+                "--warmup-steps", "steps in which the learning rate increases at the beginning", 0
+            ),
             option(
                 "--total-steps",
-                "the step at which the rate has fallen (default: --steps)",
+                "the step at which the learning rate has decreased fully (default: --steps)",
                 type=int,
             ),
-            option("--clip-norm", "gradients are scaled down to at most this norm", type=float),
-            option("--epsilon", "AdamW's (default: 1e-8)", 1e-08),
+            option("--clip-norm", "scale gradients down to at most this norm", type=float),
+            option("--epsilon", "AdamW's epsilon (default: 1e-8)", 1e-08),
             option(
                 "--loss-scale",
-                "the first loss scale (default: 65536 in fp16, else none)",
+                "the loss scale at the beginning (default: 65536 in fp16, else none)",
                 type=float,
             ),
             option(
                 "--resume",
-                "go on from a checkpoint, for --steps more; latest: from the newest in --out,"
-                " if any, until the run has --steps",
+                "a checkpoint from which to train --steps more steps; or latest: the "
+                "newest checkpoint in --out, if any, from which the run goes on until it "
+                "has --steps steps in all",
                 metavar="DIR",
             ),
             option(
                 "--restarts",
-                "begin again from the newest checkpoint after a crash, so often at most",
+                "after a crash, start again from the newest checkpoint, at most this many times",
                 0,
                 metavar="N",
             ),
-            option("--save-every", "checkpoint so often, in --out", 0),
-            option("--export", "weights at the end", **path("FILE.safetensors")),
+            option(
+                "--save-every", "steps between checkpoints, which are written to --out; 0: none", 0
+            ),
+            option("--export", "write the final weights to this file", **path("FILE.safetensors")),
             option(
                 "--weights",
                 "first weights: a folder of Hugging Face, its config.json the model's",
@@ -225,29 +275,36 @@ TRAINING_COMMANDS: dict[str, Group] = {
             ),
             option(
                 "--export-weights",
-                "weights at the end, with the names of those of --weights",
+                "write the final weights to this folder, with the names that tensors of "
+                "--weights have",
                 **path("DIR"),
             ),
             option(
-                "--stage", "run stage N by itself, from 0, on one device", type=int, metavar="N"
+                "--stage", "run only stage N, counted from 0, on one device", type=int, metavar="N"
             ),
-            flag("--serialise", "one task after another, to compare (cuda)"),
+            flag(
+                "--serialise",
+                "run one task after another, to compare with overlapping tasks (cuda)",
+            ),
             flag(
                 "--cuda-graphs",
-                "capture an iteration and replay it: launches take no time of the host (cuda); "
-                "no times of tasks",
+                "capture an iteration as a CUDA graph and replay it, so that the host "
+                "launches no kernels (cuda); times of single tasks are not measured",
             ),
             flag(
                 "--deterministic",
-                "the same bits whenever the same is computed, to compare; takes longer",
+                "compute the same bits from the same inputs in every run, to compare "
+                "runs; takes longer",
             ),
             flag(
                 "--draw-on-device",
-                "draw first weights on the device: fast; a GPU draws other values than a CPU",
+                "draw the initial weights on the device, which is fast; a GPU draws other"
+                " values than a CPU",
             ),
             flag(
                 "--step-on-cpu",
-                "step offloaded optimizer state where it is, instead of fetching it",
+                "run the optimizer step of offloaded states on the host, instead of "
+                "fetching the states",
             ),
             option(
                 "--attention-kernel",
@@ -270,7 +327,7 @@ TRAINING_COMMANDS: dict[str, Group] = {
             option("folders", default=[PLANS / "tiny"], **path("FOLDER"), nargs="*"),
             option("--steps", "steps of each plan", 5),
             option("--device", default="cpu", choices=DEVICES),
-            option("--seconds", "time limit of each plan", 600.0),
+            option("--seconds", "time limit of each plan in seconds", 600.0),
             arguments=["folders"],
             examples={"every plan of a folder": "plans --steps 5 --device cpu"},
         ),
@@ -301,14 +358,16 @@ TRAINING_COMMANDS: dict[str, Group] = {
             option("--plans", "number of plans that run", 12),
             option(
                 "--systems",
-                "systems, with commas; mistlab is among them",
+                "systems, separated by commas, with mistlab among them",
                 "mistlab,megatron,deepspeed",
             ),
             option(
-                "--trials", "plans that a system tries, those predicted fastest; the best counts", 3
+                "--trials",
+                "plans that are run for each system: those predicted fastest; the best one counts",
+                3,
             ),
-            option("--repeats", "how often each plan runs", 3),
-            option("--steps", "steps of a run", 6),
+            option("--repeats", "runs of each plan", 3),
+            option("--steps", "steps per run", 6),
             examples={"on this machine's CPU": "--device cpu --quick"},
         ),
     },
