@@ -210,9 +210,8 @@ def _of_heads(width: int) -> _Way:
     """What context parallelism by heads adds to a block: ranks exchange queries, keys and values of
     their tokens for those of a part of the heads (Jacobs et al. 2023).
 
-    The output is exchanged back. An exchange has separate buffers for sending and receiving. Each
-    of the four tensors is copied three times: packed before, unpacked after, and put into token
-    order.
+    The output is exchanged back. Send and receive buffers are separate. Each of the four tensors is
+    copied three times: packed before, unpacked after, and put into token order.
     """
     queries, keys = _own_bytes(width)
     each = (queries, keys / 2, keys / 2, queries)
