@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 ASKED = Path(__file__).parent / "asked"
 QUESTIONS = ASKED / "questions.yaml"
 PAGE = ROOT / "docs" / "results" / "agent-questions.md"
-# Figures count as equal if they differ by less than this: facts are written with a few digits.
+# The relative difference up to which two numbers count as equal: facts have only a few digits.
 EQUAL = 1e-3
 WANTED = 45
 # The files of answers, by the names under which the page shows them.
@@ -166,7 +166,7 @@ def _listed(asked: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """The arguments of a call of a tool: JSON, or the file or input from which the JSON is read."""
+    """The arguments for a tool, from JSON text, from a file (@NAME) or from standard input (-)."""
     if text == "-":
         text = sys.stdin.read()
     elif text.startswith("@"):

@@ -1,10 +1,10 @@
-"""Compares stand-ins for packages of baselines with the packages' sources, without installing them.
+"""Compares test doubles of baselines' packages with the packages' sources, without installing them.
 
     pip download --no-deps -d FOLDER transformer_engine==2.11.0 deepspeed==0.19.8
     python -m benchmarks.baseline_arguments FOLDER
 
-Arguments, their order and their defaults must be those of the sources. Exit status 1 means that
-some differ.
+The arguments of each test double, their order and their defaults must be the same as in the
+package. Exit status 1 means that some differ.
 """
 
 import ast
@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 STAND_INS = Path(__file__).parents[1] / "tests/runtime/stand_ins"
-# For each file of stand-ins: how the archive's name of the imitated package begins, the folders of
-# the package's sources, and the names there of stand-ins that are called otherwise.
+# For each file of test doubles: the beginning of the name of the package's archive, the folders of
+# the package's sources, and the package's name for each test double that has another name here.
 SOURCES: Mapping[str, tuple[str, tuple[str, ...], Mapping[str, str]]] = {
     "transformer_engine.py": (
         "transformer_engine-",

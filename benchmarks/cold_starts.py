@@ -23,7 +23,7 @@ QUESTIONS: Mapping[str, Sequence[str]] = {
 
 
 def cold_starts() -> Iterator[Mapping[str, object]]:
-    """The CPU seconds of an empty process, and of each question: the first time, and repeated."""
+    """The CPU seconds of an empty process, and of each command: its first run, and later runs."""
     with tempfile.TemporaryDirectory() as folder:
         empty_s = median(_cpu_s(["-c", "pass"], folder) for _ in range(RUNS))
         yield {"what": "an empty Python process", "first_s": None, "warm_s": empty_s, "times": 1.0}

@@ -180,7 +180,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print all figures, or those of commits."""
+    """Print the figures about the source or, with ``--commits``, the code lines of each commit."""
     if "--commits" in arguments:
         for line in commits(arguments[-1]):
             sys.stdout.write(f"{line}\n")

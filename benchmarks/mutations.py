@@ -123,7 +123,7 @@ _GROUPS = {
     "tensor_parallel": "data_parallel",
     "local_rank": "rank",
 }
-# The names of objects that have such a group of ranks as an attribute.
+# The names of objects that have a group of ranks as an attribute (``data``, ``tensor``, ...).
 _OWNERS = ("connections", "place", "own", "other", "shape", "world", "before", "stage")
 _SIGNS: dict[type[ast.AST], str] = {
     ast.Add: "-",
@@ -385,7 +385,7 @@ class Nursery:
             os.chdir(self.folder)
             sys.path.insert(0, str(self.folder))
             os.environ["PYTHONPATH"] = str(self.folder)
-            # This process has imported parts of the project for pages and lists, without the fault.
+            # Modules that this process has already imported lack the fault: import them again.
             for name in [name for name in sys.modules if name.split(".")[0] in COPIED]:
                 del sys.modules[name]
             with said.open("w", encoding="utf-8") as file:
@@ -508,7 +508,7 @@ def is_caught(said: dict[str, Any] | None) -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Draw, or plant and write the page."""
+    """Draw faults from a seed, or plant the listed faults and write the page of outcomes."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutations", description=__doc__)
     parser.add_argument("--draw", type=int, help="print what this seed draws from the code")
     parser.add_argument("--list", choices=tuple(LISTS), action="append", help="this list alone")

@@ -58,12 +58,12 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     },
 }
 MOVES = 60
-# The numbers of nodes in the first question about each model.
+# For each model, the first answer is timed on clusters with these numbers of nodes.
 NODES = (1, 16, 256)
-# A way of fine-tuning, for which a first question about each model is asked too.
+# For each model, the first answer is also timed for this fine-tuning (QLoRA), on one node.
 ADAPTED = {"train": "adapters", "adapter_rank": 16, "base": "4bit"}
 LOAD = {"model": "llama3-70b", "gpu": "H100", "gpus": 8, "prompt": 1000, "output": 500}
-# The number of models that the page names, slowest first.
+# How many models the result table lists: those with the slowest first answers.
 SHOWN = 10
 
 
@@ -115,7 +115,7 @@ def page() -> Iterator[Page]:
             except ConnectionRefusedError:
                 connection.close()
                 time.sleep(0.1)
-        # Meanwhile the server starts its processes for searches and pictures.
+        # Wait until the server has started its worker processes for searches and pictures.
         time.sleep(10)
         yield Page(connection=connection, process=process.pid)
     finally:
@@ -179,7 +179,7 @@ def first_answers() -> list[tuple[float, float, str]]:
     GPUs; the slowest first.
     """
     os.environ["MISTLAB_CACHE"] = ""
-    # Imported only after the folder of cached expressions is turned off.
+    # Imported after MISTLAB_CACHE is emptied, so that no compiled expression is read from disk.
     from experiments.live_page.worker import warm_up  # noqa: PLC0415
     from mistlab import catalog  # noqa: PLC0415
 
@@ -246,7 +246,7 @@ def write_problems() -> None:
 
 
 def _write_times(name: str, took: Times, *search: float) -> Times:
-    """Write a result row; returns the times of the answers to moved sliders."""
+    """Write a line of milliseconds; returns the times of all answers but the first."""
     (first, first_cpu), sliders = took[0], took[1:]
     high, high_cpu = np.percentile(sliders, 95, axis=0)
     row = f"{name:28}{first:9.0f}{first_cpu:9.0f}{np.median(sliders[:, 0]):16.0f}"

@@ -1,4 +1,4 @@
-"""Draws the questions for an agent by a seed: about plans, about lines of pages, and some that have
+"""Draws the questions for an agent by a seed: on plans, on figures of result pages, and on what has
 no answer.
 """
 

@@ -33,7 +33,8 @@ UNANSWERABLE = "unanswerable"
 # The shares by which an answer may differ from the right one: for a fact in a table, a figure of a
 # command, a search (whose budget may differ), and a measured step, which no model predicts exactly.
 OF_FACTS, OF_FIGURES, OF_SEARCHES, OF_STEPS = 0.02, 0.03, 0.05, 0.15
-# The ratio to the next part of a time from which a part may be asked for as the largest one.
+# A question asks for the largest part of an iteration's time only if it is at least this many times
+# as large as the second largest part.
 CLEARLY = 1.15
 
 MODELS = (

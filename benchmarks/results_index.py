@@ -13,7 +13,7 @@ RESULTS = Path("docs/results")
 # An entry of the list of pages: its link, what it answers, the command, and the date.
 ROW = re.compile(r"^- \[([\w-]+)\]\(\1\.md\): (.*); (`.*`), ([\d-]*)$", re.MULTILINE)
 _NUMBER = re.compile(r"\d+\.\d+|\d{2,}")
-# Fewer new numbers are counts of rows in the text, not a new measurement.
+# A commit with fewer new numbers on a page only changed counts in its text; it measured nothing.
 FEWEST = 4
 
 

@@ -26,7 +26,8 @@ import yaml
 ROOT = Path(__file__).parents[1]
 # The numbers of random plans that are predicted, simulated and exported, of each kind of plan.
 PLANS, PLAYED, EXPORTED = 1000, 75, 30
-# The number of consecutive plans of one problem, whose expressions take seconds to compile.
+# How many consecutive plans of a problem a quick record takes: plans of one problem share compiled
+# expressions, and each further problem takes seconds to compile.
 FEW_OF_A_BLOCK = 12
 TARGETS = ("megatron", "deepspeed", "torchtitan", "torchtitan-toml", "accelerate")
 # The folder of exported texts, beside the folders of plans.
@@ -63,7 +64,7 @@ SEARCHES = (
     f"{LLAMA} --precision bf16 --space mist --engine mistlab,megatron",
     f"{LLAMA} --precision bf16 --sequence-length 32768 --space everything",
     *(f"{EXPERTS} --space {name}" for name in ("moe", "fsdp")),
-    # This search has no other limit, so it ends by the clock.
+    # Without this budget the search would end by the clock, and its plan would differ between runs.
     f"{EXPERTS} --space everything --budget-evaluations 5000",
     *(f"{UNLIKE} --space {name}" for name in ("mist", "3d")),
     f"{HYBRID} --space megatron-core",
@@ -118,7 +119,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def draw(folder: Path) -> None:
     """Write files of random plans: some for each engine, order of passes and kind of model."""
-    # Imported here, since only the revision that draws needs these modules in these places.
+    # Imported here, since only the revision that draws plans must have modules of these names.
     from experiments.bench.random_plans import random_plans  # noqa: PLC0415
     from experiments.bench.wide_plans import wide_plans  # noqa: PLC0415
     from mistlab import dump_job  # noqa: PLC0415
@@ -204,14 +205,14 @@ def _exported(
     given = {name: workload[name] for name in ("model", "sequence_length", "global_batch")}
     given |= {name: cluster[name] for name in ("hardware", "nodes", "gpus_per_node")}
     options = (f"--{name.replace('_', '-')}={value}" for name, value in given.items())
-    # If the text contradicts these options, the refusal counts as the answer.
+    # If the exported text contradicts these options, the refusal of the import is recorded.
     yield f"import {key}", [*commands.run("import_plan", str(kept), *options)]
 
 
 def _lines(
     kind: str, commands: Commands, files: Sequence[Path], *options: str
 ) -> Iterator[tuple[str, Any]]:
-    """The line of JSON of a prediction, for each plan file."""
+    """For each plan file its prediction, as the line of JSON that ``predict`` prints."""
     for start in range(0, len(files), 200):
         few = files[start : start + 200]
         code, output, errors = commands.run("predict", *map(str, few), *options)

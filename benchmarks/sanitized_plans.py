@@ -2,8 +2,9 @@
 
 python -m benchmarks.sanitized_plans [PLANS] [--reductions] [--page PAGE] checks each plan by the
 three checks of ``sanitize``: all ranks' collectives, races on its first and its last kind of rank,
-and waits of the host on one of the two. With ``--reductions`` data-parallel ranks of all plans
-communicate less. Stopped, it goes on where it was, if nothing has changed.
+and waits of the host on one of the two. With ``--reductions``, every plan has a gradient reduction
+that is not a plain all-reduce. After an interruption the same call continues, unless the source has
+changed.
 """
 
 import argparse
@@ -48,8 +49,8 @@ class Row:
 
 
 def rows_of(seeds: Iterable[int], *, reduces: bool = False) -> Iterator[Row]:
-    """Check the plan of each seed; with ``reduces``, its gradient reduction is not a plain
-    all-reduce.
+    """The results of the checks of each seed's random plan. With ``reduces``, the plan's gradient
+    reduction is not a plain all-reduce.
     """
     register()
     for seed in seeds:
@@ -169,5 +170,5 @@ def main(arguments: Sequence[str]) -> int:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    # Autograd's thread for the stand-in device would abort some processes when they end.
+    # A usual exit could abort the process in autograd's thread for the simulated device.
     os._exit(code)

@@ -52,7 +52,7 @@ def predictor() -> SymbolicPredictor:
 
 
 def batch_of(strategies: int) -> StageBatch:
-    """Every set of layers for some of the strategies, one strategy after another, as one batch."""
+    """A batch of stage candidates: the first ``strategies``, each with every row of ``LAYERS``."""
     degrees, micro_batch, zero, *ratios = zip(*STRATEGIES[:strategies], strict=True)
     data, tensor = zip(*degrees, strict=True)
     layers, checkpointed, in_flight = (np.array(column) for column in zip(*LAYERS, strict=True))

@@ -42,7 +42,7 @@ class Walk:
             self._importing += (1 if event == "call" else -1) if self._has_begun else 0
         elif event == "call":
             self._has_begun = self._has_begun or code.co_name == "main"
-            # Bodies of classes have no local variables of their own.
+            # CO_OPTIMIZED marks functions: bodies of modules and classes lack this flag.
             is_function = code.co_flags & inspect.CO_OPTIMIZED
             if self._has_begun and not self._importing and is_function:
                 self.functions[code.co_filename[self._start :]].add(code.co_qualname)

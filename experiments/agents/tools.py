@@ -419,8 +419,8 @@ TOOLS = (
 
 
 def _only(answer: CommandAnswer) -> Mapping[str, Any]:
-    """The single object that a command has printed; if the command refused its input, the refusal
-    is raised as an error.
+    """The single object that a command has printed; raises an error with the command's message if
+    the command refused its input.
     """
     if not answer.objects:
         raise InputError(_problem(answer.told))

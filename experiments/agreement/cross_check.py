@@ -133,8 +133,8 @@ def cross_check(options: argparse.Namespace) -> int:
 
 
 def _plans(population: Population, number: int, seed: int, order: str) -> Iterator[RandomPlan]:
-    """Random plans. With ``--order``, only pipelines that can run this schedule are drawn, and they
-    need not fit in memory.
+    """Random plans. If ``order`` is not the default pipeline schedule, only pipelines that can run
+    this schedule are drawn; they need not fit in memory.
     """
     for drawn in population.plans(number, seed):
         if order == DEFAULT_ORDER:

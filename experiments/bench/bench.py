@@ -358,7 +358,9 @@ class Bench:
         return float(whole.iterations(StageBatch.of_plan(plan), counts, engine=engine)[0])
 
     def played_s(self, plan: Plan) -> float:
-        """The iteration time of a plan in seconds in the event simulator; cached."""
+        """The seconds of an iteration of a plan in the event simulator; equal plans are played
+        once.
+        """
         if plan not in self._simulated_s:
             self._simulated_s[plan] = self.simulator.simulate(plan).iteration_s
         return self._simulated_s[plan]

@@ -125,7 +125,7 @@ def free_words(cluster: Cluster) -> list[str]:
 
 
 def workload_of(options: argparse.Namespace, **instead: Any) -> Workload:
-    """The workload that a command's options describe; ``fields`` replace some of its values."""
+    """The workload that a command's options describe; ``instead`` replaces some values."""
     fields = ("sequence_length", "global_batch", "attention", "precision")
     values = {name: getattr(options, name) for name in fields if name not in instead} | instead
     if "model" not in instead:
@@ -172,8 +172,8 @@ def problem_of(
     options: argparse.Namespace, *, takes_groups: bool = False, engines: Sequence[str] = ()
 ) -> tuple[Workload, Cluster]:
     """The workload and the cluster that the common options describe. A cluster with several kinds
-    of nodes is refused unless the command ``takes_groups``. Without ``--precision`` it is fp16, or
-    what ``engines`` that do not train in it do.
+    of nodes is refused unless the command ``takes_groups``. Without ``--precision`` the precision
+    is fp16, or the first in which all ``engines`` train if one of them does not train in fp16.
     """
     numbers: dict[str, Any] = {**numbers_of(options)}
     with as_options():
@@ -190,8 +190,8 @@ def problem_of(
 
 
 def _usual_precision(cluster: Cluster, engines: Sequence[str]) -> Precision:
-    """The precision in which engines train on a cluster if none is asked for: fp16, else the first
-    other that all of them have; refuses GPUs that lack these.
+    """The default precision of a training on a cluster: fp16 or, if an engine or a GPU lacks it,
+    the first precision that all engines and GPUs have. GPUs that have none of them are refused.
     """
     usual: Precision = PROBLEM["precision"]
     trained = [ENGINES[engine].memory for engine in engines]
@@ -276,8 +276,8 @@ SURE = 0.9
 
 
 def fit_words(job: Job, prediction: Prediction) -> tuple[Fit, str]:
-    """A sentence that says whether a plan fits, and how much memory is free on its fullest GPU; if
-    neither is sure, also the probability that a run stays within the memory.
+    """A sentence that says whether a plan fits, and how much memory is free on its fullest GPU. If
+    it is not certain whether the plan fits, also the probability that a run stays within memory.
     """
     lacks = lacking_bytes(job.cluster, job.plan, prediction)
     number = lacks.index(max(lacks))
@@ -381,7 +381,7 @@ def lacking_bytes(cluster: Cluster, plan: Plan, prediction: Prediction) -> list[
 
 
 def largest(sizes: MemoryByClass | MemoryByPhase) -> tuple[str, int]:
-    """The name of the largest of these fields, each of which is a number of bytes."""
+    """The kind of tensor or the phase that has the most bytes of memory, and its bytes."""
     named = {entry.name: getattr(sizes, entry.name) for entry in fields(sizes)}
     name = max(named, key=lambda field: named[field])
     return name, named[name]

@@ -184,7 +184,7 @@ def _of_problem(problem: Problem, wanted: int, draw: np.random.Generator) -> Ite
     yield from proposed
     drawing = _Drawing(problem, predictor, draw)
     for number in range(wanted - len(proposed)):
-        # Every second plan should be close to the memory limit.
+        # Half of the plans should nearly fill the GPUs' memory: every second one.
         drawn = drawing.plan(close=number % 2 == 0)
         if drawn is not None:
             yield drawn

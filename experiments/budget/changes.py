@@ -48,14 +48,14 @@ class Changed:
 
 
 def single(job: Job) -> Iterator[Changed]:
-    """The plan after each single change that saves memory; shares change in steps of an eighth."""
+    """The plan after each change that saves memory; shares, such as offload ratios, are eighths."""
     for change in _of_kinds(job, EIGHTHS):
         yield from _changed(job, (change,))
 
 
 def together(job: Job, number: int) -> Iterator[Changed]:
-    """The plan after every combination of this many changes of different kinds; shares change in
-    coarse steps.
+    """The plan after every combination of this many changes of different kinds. Shares, such as
+    offload ratios, are eighths in pairs of changes, and quarters in larger combinations.
     """
     changes_ = _of_kinds(job, EIGHTHS if number == 2 else QUARTERS)
     by_kind = grouped(changes_, lambda change: change.kind)
@@ -203,8 +203,8 @@ def _tensor(degree: int, plan: Plan) -> Plan | None:
 
 
 def _pipeline(degree: int, plan: Plan) -> Plan | None:
-    """A change that splits each stage into several, with fewer replicas and more micro-batches of
-    each.
+    """The plan after each stage is split into ``degree`` stages, which have fewer replicas and run
+    more micro-batches; None if the replicas or the blocks are too few.
     """
     if any(stage.data_parallel % degree or stage.layers < degree for stage in plan.stages):
         return None

@@ -344,13 +344,13 @@ def _cheapest(asked: Tried, most: int, add: Callable[[Row], None]) -> Tried | No
 
 
 def trained_otherwise(job: Job, *, as_options: bool, within_s: float = inf) -> Tried | None:
-    """The job with a change of its training with which it fits, and an iteration takes less than
-    ``within_s``.
+    """A job that fits since its training is changed, and whose iteration takes less than
+    ``within_s``; None if there is none.
 
-    It is the first of ``LEANER`` with which the plan fits as it is; else the fastest plan with up
-    to two of them and one change of the plan, if possible with the same weights trained. The text
-    names changes of the training by their command-line options, or by the fields of a plan file's
-    workload.
+    It has the first change of training in ``LEANER`` with which the plan fits unchanged. If no
+    single change is enough, it is the fastest job with one or two of these changes and one change
+    of the plan; jobs that train the same weights as before come first. Its text names a change of
+    the training by command-line options, or by fields of a plan file's workload.
     """
     once, twice = (list(_leaner(job, number, as_options=as_options)) for number in (1, 2))
     for training, other in once:

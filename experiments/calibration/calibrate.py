@@ -1,5 +1,5 @@
-"""The command ``calibrate``: fits a hardware file to the tables of measurements that it is given,
-in an order in which each fit has what it needs.
+"""The command ``calibrate``: fits a hardware file to the tables of measurements that it is given.
+A fit that uses constants of another fit comes after it.
 """
 
 import argparse
@@ -47,8 +47,8 @@ def calibrate(options: argparse.Namespace) -> int:
 
 
 def _steps(options: argparse.Namespace) -> list[fits.Step]:
-    """The fits to make, one for each table that is given, in an order in which each fit has what it
-    needs.
+    """The fits to make, one for each table that is given; a fit that uses constants of another fit
+    comes after it.
     """
     of, campaign = options.table_hardware, options.campaign
     made: dict[str, Callable[[Any], fits.Step]] = {

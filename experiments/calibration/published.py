@@ -35,10 +35,10 @@ class PublishedRun:
     """A training run that was measured: its workload, cluster and plan, and how long an iteration
     took.
 
-    ``stages`` has fractional layers if the run made choices for single operators; then ``plan`` is
-    None. ``set`` names the runs with which the run is reported, ``fold`` those that a fit leaves
-    out together. ``ran_by`` is the engine that ran it, ``engine`` that of plans that are compared
-    with it.
+    If the run made choices for single operators, ``stages`` have fractional layers and ``plan`` is
+    None. Reports group runs by ``set``; cross-validation leaves out all runs of a ``fold`` at once.
+    ``ran_by`` is the engine that ran the training, ``engine`` is the engine of plans that are
+    compared with it.
     """
 
     name: str
@@ -360,13 +360,13 @@ def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
     nodes, gpus = int(row["nodes"]), int(row["gpus"])
     batch = _stage_columns(row)
     plan = plan_of(batch, int(row["grad_accum"]), engine, overlaps) if _is_whole(batch) else None
-    # If several ranks of a stage were measured, the peak of the first one counts, for reserved as
-    # for allocated bytes.
+    # If the memory peaks of several ranks of a stage were measured, the first rank's peaks of
+    # allocated and of reserved bytes count.
     peaks = {
         key: tuple(float(t) * MIB_BYTES for t in row[key].split("/")[0].split())
         for key in ("peak_alloc_mb", "peak_reserved_mb")
     }
-    # If a stage has no peak, the memory of only some ranks was recorded.
+    # Memory peaks are used only if the row has one for each stage.
     has_peaks = all(len(peak) == len(batch) for peak in peaks.values())
     yield PublishedRun(
         name=row["id"],

@@ -145,12 +145,13 @@ def fit_launch_and_sustained(
     fitted, left_out[~seen] = errors_by(seen, ~seen)
     for width in np.unique(widths):
         out = widths == width
-        # Only all of the remaining runs together can tell host time from GPU time, so all of them
-        # are fitted.
+        # All runs of the other widths are fitted, not only those in ``folds``: fewer runs could not
+        # tell the host's time from the GPU's.
         if not out.all():
             progress(f"leaving out the {out.sum()} runs of width {width:g}")
             _, width_left_out[out] = errors_by(~out, out)
-    # If no run of a width was fitted, the errors on its runs count among those of widths left out.
+    # A run of a width that no fitted run has was not just left out of the fit: its whole width was.
+    # So its error counts only in ``width_left_out``.
     left_out[~np.isin(widths, widths[seen])] = np.nan
     return with_engines(
         FittedRuns(

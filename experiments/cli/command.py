@@ -120,7 +120,7 @@ def experiment(name: str) -> dict[str, Any]:
     return {"seed": 0, "out": Path("runs") / name, "page": None, "json": False, "quick": False}
 
 
-# The option of commands that know which engines are to train.
+# The option for the precision, in commands whose options name the engines that train.
 PRECISION = option(
     "--precision",
     "precision of the training (default: fp16, or bf16 with engines that do not train in fp16)",

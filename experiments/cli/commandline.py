@@ -176,7 +176,8 @@ PROBLEM: Mapping[str, Any] = {
     "attention": "flash",
     "precision": "fp16",
 }
-# The same for commands that know which engines are to train: the default precision is theirs.
+# The default problem of commands whose options name the engines that train: without a precision,
+# since its default depends on these engines.
 PROBLEM_OF_ENGINES: Mapping[str, Any] = {
     name: value for name, value in PROBLEM.items() if name != "precision"
 }
@@ -476,7 +477,8 @@ def shortened(message: str) -> str:
     return _LONG_WORD.sub(r"\1...\2", message)
 
 
-# The length from which a word is cut: longer than any file name; paths may be as long.
+# Matches a word of more than 450 characters, whose middle is cut out of messages. No file name is
+# so long, but a path may be.
 _LONG_WORD = re.compile(r"(\S{100})\S{300,}(\S{50})")
 
 

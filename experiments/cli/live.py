@@ -10,8 +10,8 @@ from time import perf_counter
 from searchers.strategy import STAGES_A_PLAN, Ledger
 
 REFRESH_S = 0.25
-# The seconds between progress lines in a file or a pipe, where lines cannot be overwritten; the
-# second figure counts as long as no better plan is found.
+# The seconds between progress lines in a file or a pipe, where lines cannot be overwritten: after
+# a better plan was found, and as long as none is found.
 LINE_EVERY_S = 2.0
 NOTHING_NEW_EVERY_S = 10.0
 

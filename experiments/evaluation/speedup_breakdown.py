@@ -152,7 +152,7 @@ RUNTIMES: Mapping[str, BreakdownRuntime] = {
     # breakdown.
     AS_PUBLISHED: BreakdownRuntime(engine="mist", is_published_search=True),
 }
-# The hardware whose breakdown was published: the speedup of each step over an earlier one.
+# The hardware with a published breakdown, and the published speedup of one step over another.
 PUBLISHED_FOR = "l4-24gb"
 PUBLISHED_STEPS = {(FLEXIBLE, FIRST): 1.12, (OFFLOADED, FLEXIBLE): 1.07, (AWARE, OFFLOADED): 1.09}
 

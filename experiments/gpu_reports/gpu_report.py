@@ -146,7 +146,7 @@ def calls_of(steps: Iterable[Estimate], minutes: float) -> int:
 
 
 def total_s(steps: Sequence[Estimate], minutes: float) -> float:
-    """The seconds of all steps of the report, in calls of this many minutes."""
+    """The seconds that the report takes: all its steps, and what each call adds to them."""
     return sum(step.seconds for step in steps) + calls_of(steps, minutes) * CALL_S
 
 
@@ -284,8 +284,8 @@ class ReportFolder:
     """The folder of a report with its contents, and the deadline of the call; ``profiler`` measures
     the machine, and tells whether all tables are complete.
 
-    A plan whose ``expected`` time is longer than what is left of a call is not begun, unless the
-    call has done nothing else yet.
+    A plan whose time in ``expected_s`` is longer than what is left of a call is not begun, unless
+    the call has done nothing else yet.
     """
 
     folder: Path

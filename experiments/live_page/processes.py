@@ -43,8 +43,8 @@ class Lane:
     """A worker process and the queue of its questions: at most ``most_waiting`` of them, each
     answered within ``seconds``.
 
-    If a question is abandoned, the start of its process and the end of its answer go on: each is a
-    task of its own, and the next question waits for it.
+    If a question is abandoned, its process still starts, or its answer still ends: both are tasks
+    of their own, for which the next question waits.
     """
 
     name: str

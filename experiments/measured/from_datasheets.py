@@ -157,8 +157,8 @@ def _of_fold(spreads: SourceSpreads, fold: int) -> Spread:
 
 
 def datasheet_kind(lent: Sequence[LentRun]) -> KnownKind | None:
-    """The kind of run for GPUs of which only the datasheet is known: how far predictions with
-    scaled rates are from predictions with measured rates.
+    """The kind of run for GPUs of which only the datasheet is known. Its uncertainty is how far
+    predictions with scaled rates are from predictions with measured rates.
     """
     if not lent:
         return None

@@ -34,8 +34,8 @@ class CountedOnce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """The names of the fields for one measured figure: of its error in ``Judged``, and of the mean
-    error and the number of groups in ``CountedOnce``.
+    """For times or for memory peaks, the names of the fields with the error (in ``Judged``), with
+    the mean error, and with the number of groups (in ``CountedOnce``).
     """
 
     error: str
@@ -93,8 +93,9 @@ def summary(rows: Sequence[Judged]) -> str:
 
 
 def _means(rows: Sequence[Judged], figure: Figure) -> str:
-    """The mean error of a figure over all groups; in brackets the mean without rows that are
-    impossible, and the mean without those that their table doubts either, if there are such rows.
+    """The mean error over all groups, of times or of memory peaks, as text. In brackets, if there
+    are such rows: the mean without impossible rows, and the mean also without rows that their table
+    marks as doubtful.
     """
     measured = [one for one in rows if getattr(one, figure.error) is not None]
     possible = [one for one in measured if not one.impossible]

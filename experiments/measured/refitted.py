@@ -16,8 +16,8 @@ from mistlab.core.units import GIB_BYTES
 from mistlab.engines.engine import ENGINES
 from mistlab.engines.fitted import fitted
 
-# The family of engines whose share of cached memory is the mean over sources of the share in each
-# source's median run (mistlab/catalog/engines.yaml).
+# The family of engines for which the share of freed memory that the allocator keeps is fitted to
+# runs: the mean over sources of each source's median (mistlab/catalog/engines.yaml).
 FAMILY = "fsdp"
 
 

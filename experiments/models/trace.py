@@ -145,8 +145,8 @@ def _of_factory(options: argparse.Namespace) -> list[tuple[ModelSpec, ModelGraph
         _trace_own(own_model, factory, options, name, "own", precision)
         for precision in _precisions(options)
     ]
-    # The blocks are found as they are when the model is trained later: without a hint about where
-    # they are.
+    # A model whose blocks were found only with the hint --blocks cannot be trained later, since
+    # training has no such hint: its function is not recorded.
     source = "" if options.blocks else options.source
     return [(replace(spec, factory=source), graph) for spec, graph in traced]
 

@@ -191,8 +191,8 @@ def _ranks(cells: Mapping[str, str], nodes: int) -> tuple[int, tuple[str, ...]]:
     ranks = next(filter(None, counts), None)
     per_node = count_of(cells, "gpus_per_node")
     if per_node and ranks == per_node and nodes == 2 and text_of(cells, "to_gpus"):
-        # Such a row gives the ranks per node; each exchanges data with as many ranks on every other
-        # node.
+        # Such a row counts the ranks of one node only; they exchange data with equally many ranks
+        # on the other node.
         ranks *= nodes
     notes: tuple[str, ...] = ()
     if ranks is None:

@@ -36,8 +36,8 @@ from mistlab.network.collective_times import (
 # predictions, and of each kind of constant around its starting value (general constants, factors of
 # GPU generations, factors of networks).
 SCATTER, NUMBER_SPREAD, GENERATION_SPREAD, NETWORK_SPREAD = 0.2, 0.5, 0.3, 1.0
-# The factor by which dividing a transfer into chunks can lengthen it at most: chunks add twice the
-# square root of latency times transfer time.
+# The largest factor by which dividing a transfer into chunks may lengthen it. In general, chunks
+# add twice the square root of the product of latency and transfer time.
 MOST_CHUNKS = 2.0
 # The weight of a cluster in the fit: the number of its rows to this power.
 CLUSTER_POWER = 0.3

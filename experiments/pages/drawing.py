@@ -65,7 +65,7 @@ def _lines(chart: Lines) -> Figure:
 def _bars(chart: Bars) -> Figure:
     """Draw the groups of bars of a chart."""
     many = len(chart.groups) > FEW_GROUPS or len("".join(chart.groups)) > FEW_LETTERS
-    # The number above a bar needs more width than the bar.
+    # Groups are widened for the numbers above their bars, which are wider than the bars.
     group_width = max(0.45, NUMBER_WIDTH * len(chart.series) if chart.number else 0)
     figure = Figure(
         figsize=(max(SIZE[0], 2 + group_width * len(chart.groups)), SIZE[1] + many),

@@ -48,9 +48,9 @@ class MeasuredStep(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCorrection:
-    """How far a measured step is from its prediction, in a form that applies to other plans. The
-    time is corrected by a share of ``way``, the distance between the predicted time and the time of
-    all arithmetic at peak rate; memory is corrected by bytes per GPU.
+    """How far a measured step is from its prediction, in a form that applies to other plans. Times
+    are corrected by a ``share`` of the distance (as a logarithm) between the predicted time and the
+    time of all arithmetic at peak rate; memory is corrected by bytes per GPU.
     """
 
     share: float
@@ -69,8 +69,9 @@ class StepCorrection:
     def corrected(self, job: Job, prediction: Prediction) -> Prediction:
         """The prediction of another plan on the same machine and software, after the correction.
 
-        The correction of its time is proportional to the plan's own ``way``; every stage's memory
-        peak changes by the same bytes.
+        The correction of its time is proportional to the distance between its own predicted time
+        and the time of its arithmetic at peak rate. Every stage's memory peak changes by the same
+        number of bytes.
         """
         times = math.exp(self.share * _way(prediction))
         stages = tuple(self._moved(stage) for stage in prediction.stages)

@@ -42,7 +42,8 @@ def growth(hardware: Hardware, kernel: AttentionKernel, engine_share: float, tok
     """The rate of attention for sequences of this many ``tokens`` over the rate in the hardware
     file: above 1 for long sequences where FlashAttention 2 runs on Ampere.
 
-    Without a named kernel, it is that of an engine which reaches the whole rate.
+    If no kernel is named, FlashAttention 2 is assumed for engines with ``engine_share`` 1, which
+    reach the file's whole rate. Other kernels do not get faster with length: the result is 1.
     """
     is_known = kernel in ("flash2", "sdpa") or (not kernel and engine_share == 1)
     if not is_known or hardware.gpu.architecture != "ampere":
@@ -53,8 +54,9 @@ def growth(hardware: Hardware, kernel: AttentionKernel, engine_share: float, tok
 def with_kernel(
     hardware: Hardware, kernel: AttentionKernel, engine_share: float, tokens: int = 0
 ) -> Hardware:
-    """The hardware with the attention rate of a named kernel for sequences of ``tokens`` tokens,
-    under an engine that reaches a fraction of it; that of the file if no kernel is named.
+    """The hardware with the attention rate of a named kernel for sequences of ``tokens`` tokens.
+    The rate is divided by ``engine_share``, since predictions multiply it by this share. If no
+    kernel is named, the hardware file's rate stays, except that it may grow with the length.
     """
     compute, architecture = hardware.compute, hardware.gpu.architecture
     more = growth(hardware, kernel, engine_share, tokens)

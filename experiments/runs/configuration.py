@@ -42,9 +42,9 @@ class Configuration:
 
     ``otherwise`` is the engine that replaces ``engine`` if memory is short or the host does not run
     ahead of its GPU; it may be empty. In a step the pipeline fills and drains ``fillings`` times,
-    each time with ``micro_batches``. ``recompute`` is the recomputation that the row states; with
-    ``saves_unsaid`` the row states none, and it is that of recipes. ``notes`` are assumptions. Of
-    ``unsaid`` settings the fastest values count (``experiments.runs.run_jobs``).
+    each time with ``micro_batches``. ``recompute`` is the recomputation that the row states or,
+    with ``saves_unsaid``, that of the software's recipes. ``notes`` are assumptions. ``unsaid`` are
+    settings that the row leaves open: the fastest values count (``experiments.runs.run_jobs``).
     """
 
     shape: Shape
@@ -454,8 +454,8 @@ def order_of(row: RunRow, engine: str) -> tuple[str, str, str]:
 
 
 def exchange_of(row: RunRow, gpus: Gpus, *, is_hybrid: bool) -> tuple[str, str]:
-    """The variant of Megatron-Bridge's engine for a row's way to send tokens to experts, and a note
-    if that way or a CUDA graph is assumed.
+    """The variant of Megatron-Bridge's engine for a row's dispatcher, by which its run sends tokens
+    to experts; and a note if the dispatcher or a CUDA graph is assumed.
     """
     if row.drops_tokens:
         return "megatron-bridge", "tokens are dropped: no exchange waits for its host"
@@ -463,7 +463,8 @@ def exchange_of(row: RunRow, gpus: Gpus, *, is_hybrid: bool) -> tuple[str, str]:
         return "megatron-bridge-graph", ""
     is_rack = catalog.hardware(gpus.hardware).node.is_rack
     has_graphs = is_rack and (row.year, row.month) >= row.whole_graphs_from
-    # A row that follows a recipe of this release is assumed to use the recipe's CUDA graph.
+    # From ``whole_graphs_from`` on, recipes for racks run an iteration as one CUDA graph, so rows
+    # that follow a recipe are assumed to do so.
     if has_graphs and row.recipe and not is_hybrid and not row.offload_text:
         return "megatron-bridge-graph", "one CUDA graph assumed, as recipes of this release have it"
     is_assumed = not row.dispatcher
@@ -585,8 +586,8 @@ def _weights(model: ModelSpec) -> float:
 
 
 def batches_at_once(row: RunRow, micro_batch: int, of_step: int, stages: int) -> int:
-    """How many of the ``of_step`` micro-batches of a step fill and drain the pipeline together; in
-    AutoModel, those of a rank's local batch.
+    """The number of micro-batches with which the pipeline is filled and drained once: all
+    ``of_step`` micro-batches of a step or, in AutoModel, only those of a rank's local batch.
     """
     if row.local_batch is None or stages == 1:
         return of_step

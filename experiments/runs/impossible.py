@@ -25,8 +25,9 @@ ABOVE_MEMORY = 1.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What no run of a job can pass on its GPUs: the seconds that a step's GEMMs take at the peak
-    rate (``gemms_s``), those that recomputation adds (``recomputed_s``), and a GPU's memory.
+    """The limits of a job's run on its GPUs: a step takes at least the seconds of its GEMMs at the
+    peak rate (``gemms_s``) and of those that recomputation adds (``recomputed_s``), and the memory
+    peak is at most a GPU's memory.
     """
 
     hardware: str
@@ -37,8 +38,8 @@ class Limits:
 
 
 def limits_of(run: Configuration, job: Job, times: int, recomputed_share: float) -> Limits | None:
-    """The limits of a run whose step runs a job a number of ``times``; None if its row does not say
-    which GPU it has.
+    """The limits of a measured run, whose step consists of ``times`` iterations of the job; None if
+    its row does not say on which GPU it ran.
     """
     if run.gpus.note:
         return None
@@ -63,7 +64,7 @@ def impossible_figures(
     sequences: int,
 ) -> Iterator[str]:
     """Yield a reason for each measured figure of a row that no run on the row's GPUs can have.
-    ``sequences`` are those of a predicted step. If the row leaves something open, such as its
+    ``sequences`` is the number in a predicted step. If the row leaves something open, such as its
     batch, figures that depend on it are not judged.
     """
     row = row_of(cells)
@@ -85,8 +86,8 @@ def impossible_figures(
 
 
 def _says_step(row: RunRow) -> bool:
-    """Whether a row says of which operations its measured time is: the sizes of its model, their
-    precision, the sequences of a step, all of whose tokens are computed, and the GPUs.
+    """Whether a row states everything that determines the operations of its measured step: sizes of
+    the model, precision, GPUs and sequences of a step, none of whose tokens are dropped.
     """
     has_sizes = bool(row.text("layers") and row.text("hidden"))
     is_like_another = row.near_model is not None or row.billions or row.millions

@@ -323,8 +323,8 @@ class Separation:
 
 
 def separation(rows: Sequence[Judged]) -> Separation:
-    """How well the predictions ``fits`` tell runs that succeeded from runs that failed; a refused
-    row counts as wrong.
+    """How well the prediction that a run fits in memory tells runs that succeeded from runs that
+    failed; a refused row counts as wrong.
     """
     ran = [one for one in rows if not one.failed]
     failed = [one for one in rows if one.failed]

@@ -17,7 +17,7 @@ def beside_bytes(
     row: RunRow, model: ModelSpec, recompute: Recomputation, tokens: int, shards: int = 1
 ) -> int:
     """The bytes that a run keeps beyond its plan, for a micro-batch of ``tokens`` tokens and
-    weights in ``shards``; recomputed blocks keep them for one block at a time.
+    weights in ``shards``. If blocks are recomputed whole, the bytes of only one block count.
     """
     blocks = 1 if recompute.way == "full" else model.layers
     dropped = _of_dropped(row, model) if row.adapters and row.drops_adapter_inputs else 0

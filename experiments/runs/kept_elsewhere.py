@@ -72,7 +72,8 @@ class KeptElsewhere:
     ) -> "KeptElsewhere":
         """The states that a row says are offloaded or freed early, divided among a number of
         shards; and bytes of tensors that the plan does not count, for a micro-batch's ``tokens``.
-        ``memory`` is that of the row's engine, if it trains in the row's precision.
+        ``memory`` says how the row's engine stores states; None if it does not train in the row's
+        precision.
         """
         beside = beside_bytes(row, model, recompute, tokens, shards)
         beside += streamed_bytes(row, model, memory, shards)
@@ -109,7 +110,7 @@ class KeptElsewhere:
 
     @property
     def of_stages(self) -> Mapping[str, float]:
-        """The offloading of activations that stands for that of the run."""
+        """The offload ratios with which a plan's stages offload activations as the run does."""
         return {name: 1.0 for name in OFFLOADS if self.activations and _is_of_activations(name)}
 
     def applied(self, prediction: Prediction, room: Callable[[int], float]) -> Prediction:
@@ -125,11 +126,13 @@ class KeptElsewhere:
     def _stage(self, stage: StagePrediction, room: float) -> StagePrediction:
         gone = sum(getattr(stage.memory, name) for name in self.on_host)
         peak, phases = stage.peak_allocated_bytes, stage.memory_by_phase
-        # Gradients come after the forward pass.
+        # There are no gradients in the forward pass: as far as its peak exceeds the peaks of later
+        # phases, gradients do not raise the peak.
         before_gradients = phases.forward - max(phases.backward, phases.step)
         stepped = max(self.stepped_bytes - max(before_gradients, 0), 0)
         if self.late_gradients and not self.gradients:
-            # These bytes are in use before there are gradients, or after activations are freed.
+            # Gradients and activations are not held at the same time: the peak is reached before
+            # gradients exist, or after activations are freed.
             held = stage.memory.gradients
             without = max(peak - held, peak - stage.memory.activations - stage.memory.logits)
             gone += peak - max(without, phases.step)

@@ -22,17 +22,17 @@ from mistlab.plan.workload import Workload
 
 # The kinds of recomputation that leave the other operators of a block as they are.
 PARTLY = ("cheap", "core")
-# For each flag of a row, the modules of a block whose saved inputs are freed; GEMMs take normalised
-# values and outputs of activation functions.
+# For each flag of a row, the modules of a block whose saved inputs are recomputed instead of kept:
+# the inputs of GEMMs are outputs of norms and of activation functions.
 _FREED: Mapping[str, tuple[str, ...]] = {
     "redoes_norms": ("attention.qkv", "attention.query_up", "experts.router", "mlp.up"),
     "redoes_gates": ("experts.down", "mlp.down"),
     "redoes_network": ("mlp", "mlp.down"),
     "redoes_shared": ("shared", "shared.down"),
 }
-# For latent attention, names of what recomputation may free: queries, keys and values, which come
-# from latent vectors; the attention core, which saves them with its result and 32-bit sums; and how
-# many of these it takes.
+# For latent attention: the flag for recomputing queries, keys and values from latent vectors; the
+# attention core's module, which saves these three with its result and 32-bit sums; and the number
+# of tensors that are recomputed.
 _LATENT, _CORE, _OPERANDS = "redoes_latent", "attention", 3
 
 

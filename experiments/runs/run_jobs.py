@@ -59,8 +59,8 @@ WHOLE_BLOCKS = "checkpointed_layers"
 
 
 def recomputed(run: Configuration, layers: int) -> dict[str, int]:
-    """The numbers of recomputed blocks of a stage, by the plan dimension for each kind of
-    recomputation.
+    """How many of a stage's ``layers`` blocks are recomputed, by the plan dimension that counts
+    them (blocks recomputed whole, attention cores, ...).
     """
     way = run.recompute.way
     if way == "unknown":
@@ -172,9 +172,9 @@ def unrunnable(run: Configuration, blocks: Sequence[int]) -> str:
     """The reason why an engine cannot run a pipeline with these numbers of blocks; empty if it can.
 
     Nanotron's pipeline ends with the head, a cast and the loss, each on a separate stage if there
-    are stages left. If even more stages are left, one is empty and nanotron does not start. Five in
-    six runs failed, whatever their memory, in which stages share a table of tokens, without ZeRO
-    and with several data-parallel ranks and micro-batches.
+    are stages left. If even more stages are left, one is empty and nanotron does not start. Of the
+    measured runs in which stages share an embedding table, without ZeRO and with several
+    data-parallel ranks and micro-batches, five in six failed, whatever their memory.
     """
     if ENGINES[run.engine].system != "nanotron":
         return ""
@@ -259,7 +259,7 @@ class RunJob:
 
     A step runs the job ``times`` times. With ``saves_unsaid`` the row does not say what the run
     recomputes; with ``states_stay`` it says that no states are on the host. Bounds depend on the
-    ``kind`` of run; no run on the GPUs that its row names can pass the ``limits``.
+    ``kind`` of run. Figures beyond the ``limits`` are impossible on the GPUs that the row names.
     """
 
     job: Job

@@ -105,8 +105,8 @@ class RunRow:
     # say.
     dispatcher: str = ""
     # How much of an iteration is captured as a CUDA graph: "whole", "some", or "" for nothing. From
-    # some release on, recipes for racks capture all of it; without a graph, the hosts of these GPUs
-    # issue kernels too late.
+    # ``whole_graphs_from`` on (year, month), recipes for racks capture all of it, since the hosts
+    # of racks issue kernels too late without a graph.
     graph: str = ""
     recipe: bool = False
     whole_graphs_from: tuple[int, int] = (0, 0)

@@ -318,8 +318,8 @@ def is_far_too_full(prediction: Prediction, run_job: RunJob) -> bool:
     """Whether a run that shards its weights as FSDP does would need more than twice the memory that
     it has.
 
-    What recomputes a part of a block's products saves less, so all of each block must be
-    recomputed. Other systems have more ways, such as activations in host memory.
+    Such a run must have recomputed whole blocks, since recomputing only some GEMMs of a block saves
+    too little. Systems other than FSDP have further ways to save memory, such as offloading.
     """
     is_sharded = ENGINES[run_job.job.plan.engine].system == "fsdp"
     return is_sharded and prediction.peak_reserved_bytes > 2 * room_bytes(run_job.job.cluster)

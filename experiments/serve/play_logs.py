@@ -95,8 +95,8 @@ def _played(name: str, run: Mapping[str, str], rows: Sequence[Mapping[str, str]]
     by = {key: np.array([value]) for key, value in constants.items()}
     columns = LayoutColumns.of([layout])
     capacity = count_of(run, "kv_tokens") or int(capacity_tokens(columns, by)[0])
-    # The limits on tokens and requests hold for each rank of attention data parallelism; ranks that
-    # step together have separate batches.
+    # With attention data parallelism, each rank has these limits on tokens and requests for its own
+    # batch, also if ranks step together.
     together = layout.dp * layout.pp // int(columns.batches[0])
     batching = Batching(
         capacity=capacity,

@@ -22,8 +22,9 @@ MOST_PLAYED = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedPlan:
-    """The result of a simulated serving plan: the latencies that the ``share`` of requests do not
-    exceed, and the requests completed per second while further ones arrive.
+    """The result of a simulated serving plan: the latencies (to the first token, and per further
+    token) that are not exceeded by a ``share`` of the requests, and the requests completed per
+    second while further ones arrive.
     """
 
     served: ServedPlan

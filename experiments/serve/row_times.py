@@ -26,8 +26,8 @@ from mistlab.serving.step_cost import LayoutColumns
 # A run of few requests takes as long as its longest answer, which is assumed to have this many
 # times the mean length.
 LONGEST_ANSWER = 2.0
-# The search for the number of requests in flight tries this many points in each round. The second
-# number is that of rounds; the mean number in flight is rarely below one.
+# The search for the mean number of requests in flight: how many numbers it tries in each round, its
+# number of rounds, and the least number that it tries, since the mean is rarely below one.
 TRIED, _ROUNDS = 8, 5
 FEWEST_IN_FLIGHT = 1e-3
 

@@ -61,7 +61,7 @@ class ServedRow:
     """A measured serving run: its layout, its load, and its measurements (None for what was not
     measured).
 
-    If prompts have GPUs of their own, ``prefill`` is the layout of each of the ``prefill_workers``.
+    If prefill has GPUs of its own, ``prefill`` is the layout of each worker that prefills prompts.
     """
 
     number: int
@@ -391,8 +391,9 @@ def _lengths(cells: Mapping[str, str]) -> tuple[float, float]:
 def _check_context(
     cells: Mapping[str, str], model: ModelSpec, lengths: tuple[float, float], notes: list[str]
 ) -> None:
-    """Refuse requests that exceed the context length: an engine's limit, or that of the released
-    model. Benchmarks of models with rotary embedding may exceed the latter by outputs.
+    """Refuse requests longer than the context length: the limit that the row states for its engine
+    or, if it states none, the released model's. Models with rotary embedding may exceed the latter
+    as long as the prompt alone does not.
     """
     stated = _count(cells, MODEL_LENGTH, MOST_LENGTH)
     context = stated or model.context

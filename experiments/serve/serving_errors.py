@@ -112,8 +112,9 @@ def error_rows(by: str, apart: LeftOut) -> Iterator[dict[str, Any]]:
 
 def ranking(apart: LeftOut) -> dict[str, float | None]:
     """How well layouts with equal GPUs and loads are ranked: the number of groups, the pairs that
-    clearly differ, the share of pairs in the right order, and the best rate over the rate of the
-    layout chosen (a mean). Also for pairs of one version that the rows state.
+    clearly differ, the share of pairs in the right order, and the mean of the best measured rate
+    over the rate of the layout predicted to be best. Pairs are also counted among runs of the same
+    stated version.
     """
     groups = list(groups_of_layouts(apart))
     regrets = [
@@ -154,8 +155,9 @@ def _pairs_in_order(groups: Iterable[tuple[Floats, Floats]]) -> tuple[int, int]:
 def groups_of_layouts(
     apart: LeftOut, *, is_one_version: bool = False
 ) -> Iterator[tuple[Floats, Floats]]:
-    """The measured and predicted rates of layouts with equal GPUs under one load. Over the dates
-    and versions of a layout, or the dates of one version, the geometric mean is taken.
+    """The measured and predicted rates of layouts with equal GPUs under one load. If a
+    layout was measured several times, the geometric mean counts: over all dates and versions or,
+    with ``is_one_version``, over the dates of one version.
     """
     measured, predicted = apart.measured["requests_per_s"], apart.predicted["requests_per_s"]
     for layouts in _grouped(apart, is_one_version=is_one_version):

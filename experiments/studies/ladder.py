@@ -167,8 +167,9 @@ def _tried(
 
 
 def _chosen(tried: Mapping[str, tuple[Plan, Prediction]], now: Prediction) -> str | None:
-    """The choice to change next: the fastest of those that spend memory, fit and save time; if
-    there is none, the first that frees memory; then the first that fits; then any.
+    """The choice to change next: of choices that spend memory and give a faster plan that fits, the
+    fastest. If there is none, the first choice that frees memory; else the first whose plan fits;
+    else the first of all.
     """
     gains = [
         (prediction.iteration_s, name)

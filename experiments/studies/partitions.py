@@ -231,8 +231,8 @@ def forced_to(operators: Sequence[Operator], ways: Mapping[str, str]) -> tuple[O
 
 
 def mirrored(operators: Sequence[Operator]) -> tuple[Operator, ...]:
-    """The sequence of operators of the backward pass: weights are transposed, and what was the
-    layout of an output is that of an input.
+    """The sequence of operators of the backward pass: weights are transposed, and the layouts of
+    outputs become layouts of inputs.
     """
     inputs = (1.0, *(one.output for one in operators))
     return tuple(
@@ -379,7 +379,7 @@ def _microseconds(
     return seconds * MICROSECONDS_A_SECOND
 
 
-# The sequence of operators whose solutions the page shows; those of other sequences are in files.
+# The page shows the solutions for this sequence of operators; files have all other solutions.
 SHOWN = "three products"
 
 

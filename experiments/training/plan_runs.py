@@ -45,7 +45,7 @@ def last_words(errors: str, otherwise: str) -> str:
 Said = Mapping[str, Any]
 
 PARTING_S = 10.0
-# Every so many seconds, a running command is checked for whether it hangs.
+# The seconds between two checks whether a running command hangs.
 LOOK_S = 0.5
 # The limit for gradient clipping: far above the gradient norms of models at the start of training,
 # so that clipping changes hardly anything.

@@ -163,7 +163,7 @@ def _shares(plan: Plan, prediction: Prediction, bench: Bench) -> list[float]:
 
 
 def _group_of(plan: Plan, stage: int, cluster: Cluster) -> Cluster:
-    """The cluster with all nodes like the nodes of one stage."""
+    """The group of equal nodes on which a stage runs, as a cluster by itself."""
     first_rank = sum(before.num_gpus for before in plan.stages[:stage])
     return cluster.of_groups[cluster.group_of(first_rank)]
 
@@ -331,8 +331,8 @@ def _less_kept_free(problem: Problem, times: int) -> tuple[str, Problem]:
 
 
 def _more_gpus(problem: Problem, times: int) -> tuple[str, Problem]:
-    """The problem on so many ``times`` the GPUs, a power of two: first more of each node's, as far
-    as a node has them, then more nodes.
+    """The problem on ``times`` as many GPUs, where ``times`` is a power of two: first each node
+    gets more GPUs, as far as it has room for them, then there are more nodes.
     """
     cluster = problem.cluster
     most = cluster.gpus_per_node if cluster.others else cluster.hardware.node.gpus

@@ -164,9 +164,9 @@ def gpus_of(
 ) -> Gpus:
     """The GPUs that a text names; refuses a mixture of GPUs, and GPUs without a hardware file.
 
-    With ``own``, the name of a hardware file that the caller gives, rows that name no GPU get its
-    GPU; if the catalogue does not have that name, all rows do. ``products_tflops`` has the GEMM
-    rates of one machine by hardware: the measured rate, and the rate in the hardware file.
+    ``of_caller`` is the name of a hardware that the caller gives: rows that name no GPU get it, and
+    so do all rows if the catalogue does not have it. ``products_tflops`` has the GEMM rates of one
+    machine, by hardware: the measured rate, and the rate in the hardware file.
     """
     if of_caller and (not text or of_caller not in catalog.hardware_names()):
         return Gpus(hardware=of_caller)
