@@ -208,8 +208,8 @@ def _plain_type(vocab: int) -> np.dtype[Any]:
 
 
 def _megatron(index: Path) -> tuple[np.dtype[Any], int]:
-    """The data type of the tokens by Megatron's index file, and the bytes that the token file must
-    have.
+    """The data type of the tokens according to Megatron's index file, and the bytes that the token
+    file must have.
     """
     content = index.read_bytes()
     if len(content) < _MEGATRON_HEADER.size:

@@ -25,8 +25,8 @@ from runtime.models.wide_attention import Documents
 # ``packed``: documents fill sequences, longest first. ``padded``: each document is a sequence.
 Filling = Literal["packed", "padded"]
 FILLINGS: tuple[Filling, ...] = get_args(Filling)
-# With these numbers a seed gives two series of random numbers: of document lengths, and of the
-# order of sequences.
+# Numbers that are combined with a seed, so that random document lengths and the random order of
+# sequences do not depend on each other.
 LENGTHS, SHUFFLED = 2, 3
 
 

@@ -261,8 +261,8 @@ def _check_tokens(plan: Plan) -> None:
 
 
 def _check_context(plan: Plan, workload: Workload) -> None:
-    """Refuse ways of context-parallel ranks to exchange keys, and attention kernels with them, that
-    the runtime lacks.
+    """Refuse exchanges of keys over context-parallel ranks, and attention kernels for such ranks,
+    that the runtime lacks.
     """
     model, first = workload.model, plan.stages[0].token_split.ranks
     for number, stage in enumerate(plan.stages):

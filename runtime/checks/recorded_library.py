@@ -3,8 +3,8 @@
 The runtime's groups of processes (``runtime.comm.processes``) run their own code on it. It keeps
 NCCL's order: a synchronous call runs on the current stream. An asynchronous call, or a batch of
 messages, runs on NCCL's own stream for the group, after the work of the current stream so far, and
-the current stream comes after it only by ``wait``. What a call does to tensors is up to ``Ranks``,
-which stand for the other ranks of the groups.
+the current stream's later work comes after it only if ``wait`` is called. ``Ranks``, which stand
+for the other ranks of the groups, determine what a call does to tensors.
 """
 
 from collections.abc import Callable, Sequence

@@ -28,8 +28,8 @@ from runtime.runnable import check_norms, check_runnable
 #
 # The small plan keeps everything that decides a rank's tasks, waits and messages: stages, degrees,
 # ZeRO levels, offload ratios, precision and padding. Widths shrink. The numbers of blocks and
-# micro-batches shrink too, but by even numbers in each model chunk and each period of the order,
-# because tasks alternate between two buffers.
+# micro-batches shrink too, but by even numbers in each model chunk and each period of the order of
+# passes, because tasks alternate between two buffers.
 
 
 MOST_BLOCKS = 6
@@ -103,8 +103,8 @@ def _small_reduction(how: Reduction) -> Reduction:
 
 
 def _few_batches(plan: Plan) -> int:
-    """The number of micro-batches of the small plan; a periodic order keeps at least two periods,
-    as long as the pipeline is deep.
+    """The number of micro-batches of the small plan; in a periodic order of passes at least twice
+    the number of stages, if the plan has as many.
     """
     repeat = repeat_of(plan.order, plan.num_stages)
     most = plan.num_stages + MOST_BATCHES
@@ -257,7 +257,7 @@ def _unlike(topology: Topology, inner: int, rank: int, count: int) -> Unlike:
 # without a GPU.
 
 
-# Rough figures for one core: the seconds to build a rank, and the seconds for a layer's pass.
+# Rough times on one core: the seconds to build a rank, and the seconds for a layer's pass.
 SECONDS_A_RANK, SECONDS_A_PASS = 0.3, 0.012
 
 

@@ -128,7 +128,9 @@ class World:
 
 
 def world_of_launcher() -> World:
-    """The ranks by torchrun's environment variables; a single process if they are unset."""
+    """This process's rank, read from torchrun's environment variables; that of a single process if
+    they are unset.
+    """
     environment = os.environ
     return World(
         rank=int(environment.get("RANK", "0")),

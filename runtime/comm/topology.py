@@ -24,7 +24,8 @@ from runtime.comm.group import Alone, Channel, Group, GroupMaker, enter, greet, 
 from runtime.devices.cuda import generator_of
 
 CPU = torch.device("cpu")
-# The groups that the runtime makes. It has one replica of sharded states, so no state replicas.
+# The names of the groups that the runtime makes. The group of ranks with the same shard of states
+# is left out, since the runtime has only one replica of sharded states.
 GROUPS_HERE = [name for name in GROUPS if name != "state replicas"]
 # Groups of ranks that all-gather weights, which are needed from ZeRO-1 on.
 _GATHERING = ("gather", "gather experts")
@@ -243,8 +244,8 @@ class Connections:
     replicas these are groups inside the replica, and ``peers`` hold the same part of the weights in
     other replicas.
 
-    ``sharers`` have the same weights: first those of all but experts, then those of experts.
-    ``links`` are named as in ``Topology.links``.
+    ``sharers`` are the ranks with the same weights: first for all weights but experts, then for
+    experts. ``links`` are named as in ``Topology.links``.
     """
 
     topology: Topology
@@ -346,7 +347,7 @@ def _sharers(groups: Mapping[str, Group], gather: str, reduce: str, splitters: s
 # of memory are those in the whole pipeline.
 
 
-# The standard deviation of the random tensors, that of an untrained embedding's output.
+# The standard deviation of the random tensors, equal to that of an untrained embedding's output.
 STD = 0.02
 
 

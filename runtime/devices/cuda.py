@@ -88,7 +88,7 @@ def _old_driver(message: str) -> str:
 
 def peers_apart(ranks: int) -> str | None:
     """A warning if two GPUs of this node's ranks cannot access each other's memory (peer access),
-    or if that is disabled; otherwise None.
+    or if such access is disabled; otherwise None.
     """
     if ranks > 1 and os.environ.get(NO_PEERS) == "1":
         return f"{NO_PEERS}=1: {_LOST}: unset it, if the GPUs have peer access"

@@ -317,8 +317,8 @@ class Executor:
 
     @property
     def cycle(self) -> int:
-        """The number of iterations after which the schedule of weight averages repeats; 0 without
-        weight averages.
+        """The number of iterations after which the schedule of weight averages repeats; 1 if
+        servers step after each iteration's passes, 0 if nothing follows the passes.
         """
         if self.weight_averages is not None:
             return self.weight_averages.cycle
@@ -508,7 +508,7 @@ class Executor:
         return then(self.connections.world.all_reduce(mine), take)
 
     def _layouts(self, alignment: int) -> list[dict[int, Layout]]:
-        """Each layer's layouts, one per group of ranks that shards parameters, experts' last."""
+        """Each layer's layouts, one per sharding group of ranks; the layout of experts is last."""
         zero, layouts = self.shape.zero, []
         for is_of_experts, sharers in enumerate(self.connections.sharers):
             parts = sharers.reduce.size if zero else 1

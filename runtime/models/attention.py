@@ -233,7 +233,7 @@ class Attention(nn.Module):
 
     def _rotated(self, x: Tensor, shape: HeadsShape, heads: Size) -> Tensor:
         """``x`` after rotary embedding of its first ``heads`` heads, in place; unchanged in models
-        without it.
+        without rotary embedding.
         """
         if self.rotary is None:
             return x
@@ -352,8 +352,8 @@ def written_out(
         _copy(t.transpose(1, 2)).view(batch * kv_heads, sequence, channels) for t in (key, value)
     )
     nothing = query.new_zeros(1).expand(batch * kv_heads, group * sequence, sequence)
-    # No size depends on the factor, so it is a plain number even where ``channels`` is a symbol of
-    # a trace.
+    # No size depends on the scores' scale factor, so it is a plain number even where ``channels``
+    # is a symbol of a trace.
     factor = 1 / math.sqrt(value_of(channels))
     scores = torch.baddbmm(nothing, query, key.transpose(1, 2), beta=0.0, alpha=factor)
     if is_causal:

@@ -84,5 +84,6 @@ def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ValueError:
-        # The module is imported, but was not loaded from a file.
+        # ``find_spec`` raises this error for a module that is imported, but was not loaded from a
+        # file.
         return True

@@ -26,7 +26,7 @@ def sums_of(workload: Workload) -> torch.dtype:
     return dtype if memory.gradient == dtype.itemsize else torch.float32
 
 
-# The target of tokens that were not masked: an encoder has no loss there.
+# The target of tokens that were not masked: an encoder has no loss for them.
 NOT_HIDDEN = -100
 
 

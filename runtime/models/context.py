@@ -324,8 +324,8 @@ class _SoFar:
     sums: Tensor
 
     def join(self, part: "_Part", mixed: Tensor, sums: Tensor) -> None:
-        """Add the attention to the next keys, ``mixed`` and ``sums``. The first call is for the
-        rank's own keys and covers all queries.
+        """Include the attention to further keys, given as its output ``mixed`` and log-sum-exp
+        ``sums``. The first call is for the rank's own keys and covers all queries.
         """
         if part.is_own:
             self.mixed, self.sums = mixed.float(), sums

@@ -223,7 +223,9 @@ class MixedByDropped(torch.autograd.Function):
 
 
 def dropped_shares(shares: Tensor, rows: MaskRows, share: float) -> Tensor:
-    """Attention probabilities after dropout; any shape that keeps the heads in order."""
+    """The attention probabilities ``shares`` after dropout; their shape may be any that keeps the
+    heads in order.
+    """
     queries, keys = rows.positions.shape[0], shares.shape[-1]
     by_head = shares.view(-1, len(rows.heads), queries, keys)
     return dropped(by_head, rows.numbers(by_head.shape[0]), share, rows.key).view(shares.shape)

@@ -406,9 +406,9 @@ class Experts(nn.Module):
         return back if self.longer is None else self.longer(back)
 
     def _weighed(self, rows: Tensor, of_rows: Tensor) -> tuple[Tensor, Tensor]:
-        """What enters the experts, and the weights of their outputs. Where the router weighs the
-        experts' inputs, the copies are multiplied by their routing weights and outputs have weight
-        1.
+        """The rows that enter the experts, and the weights of the experts' outputs. Where the
+        router weighs the experts' inputs, the copies are multiplied by their routing weights and
+        outputs have weight 1.
         """
         if self.config.router is None or not self.config.router.weighs_inputs:
             return rows, of_rows
@@ -419,8 +419,8 @@ class Experts(nn.Module):
         ``counts``.
         """
         inner = self.up(rows, counts)
-        # The trace for layer graphs adds biases without routing weights: the weighting's time does
-        # not count.
+        # The trace for layer graphs, which has no router's rule, adds biases without routing
+        # weights, since the time to weight them does not count.
         weights = of_rows if self.config.router is not None else None
         return self.down(self._activated(inner, of_rows), counts, weights)
 

@@ -164,8 +164,8 @@ def norm_backward(
 
 
 def _of_part(part: Tensor, bias: Tensor | None, drop: Drop | None) -> tuple[object, ...]:
-    """A branch's bias and dropout as kernel arguments. The kernel's flags say whether there are
-    any; the branch's output stands for tensors that are absent.
+    """A branch's bias and dropout as kernel arguments. The kernel's flags say whether there are a
+    bias and dropout; in place of an absent tensor the branch's output is passed.
     """
     hashes, key, threshold, factor = (part, 0, 0, 1.0) if drop is None else drop
     signed = _signed(key, threshold)

@@ -104,7 +104,8 @@ def enter(x: Tensor, ranks: TensorParallel) -> Tensor:
         return x
 
     def summed(gradient: Tensor) -> Tensor:
-        # The GEMMs' backward pass just made this gradient, and nothing else refers to it.
+        # The GEMMs' backward pass just made this gradient, and nothing else refers to it, so it may
+        # be overwritten.
         ranks.all_reduce_(gradient)
         return gradient
 
@@ -335,7 +336,8 @@ class RowAdapter(nn.Module):
         super().__init__()
         outputs, inputs = of.weight.shape
         dtype = of.weight.dtype
-        # ``inputs`` is only this rank's columns, since the frozen layer has been sharded already.
+        # ``inputs`` counts only this rank's columns, since the frozen layer has been sharded
+        # already.
         self.down = RowLinear(inputs * of.ranks.size, rank, of.ranks, biases=False, dtype=dtype)
         self.up = SmallMatrix(outputs, rank, biases=False, dtype=dtype)
 

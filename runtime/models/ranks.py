@@ -43,8 +43,8 @@ def space_of(sizes: Iterable[object]) -> Space | None:
 
 
 def construction(sizes: Iterable[object]) -> AbstractContextManager[object]:
-    """The context in which to build a module of these sizes: fake tensors if a size is a symbol,
-    else nothing.
+    """The context in which to build a module of these sizes: that of fake tensors if a size is a
+    symbol, otherwise an empty one.
     """
     space = space_of(sizes)
     return nullcontext() if space is None else space.fake_mode
@@ -104,8 +104,9 @@ def is_watched(tensor: Tensor) -> bool:
 def direct(
     made: Callable[Arguments, Results], function: Callable[Arguments, Results]
 ) -> Callable[Arguments, Results]:
-    """The operator ``made`` of a ``function``, which calls the function directly unless a trace or
-    a check observes operators: torch's dispatcher takes longer than a small kernel.
+    """A function that calls the operator ``made`` while a trace or a check observes operators, and
+    otherwise directly the ``function`` that the operator wraps: torch's dispatcher takes longer
+    than a small kernel.
     """
 
     @wraps(function)

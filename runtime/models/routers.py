@@ -1,8 +1,8 @@
 """Routers of experts with other rules than a softmax over the chosen experts, and the routers'
 auxiliary losses.
 
-A sequence's tokens may lie on several ranks. What a rule or a loss needs of whole sequences is
-gathered first, so results do not depend on the plan.
+A sequence's tokens may lie on several ranks. Values of whole sequences that a rule or a loss needs
+are gathered first, so results do not depend on the plan.
 
 Axes: B batch, S sequence, T this rank's tokens, A experts a token takes, E experts, N
 context-parallel ranks.
@@ -84,7 +84,8 @@ def of_logits(of_scores: Tensor, scores: Tensor, router: Router) -> Tensor:
     return scores * (of_scores - (of_scores * scores).sum(-1, keepdim=True))
 
 
-# Gathers values of whole sequences from ranks that each have some of the tokens, and the reverse.
+# Gathers values of whole sequences from ranks that each have some of the tokens, and selects a
+# rank's tokens from values of whole sequences.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -101,7 +101,8 @@ def _gradients(
 ) -> tuple[Tensor, ...]:
     """The gradients of the ``inputs`` of a reference implementation ``forward``, by autograd.
 
-    Inside an operator torch records nothing for autograd; in another thread it does.
+    They are computed in another thread, because inside an operator torch records nothing for
+    autograd.
     """
 
     def derived() -> tuple[Tensor, ...]:

@@ -408,7 +408,6 @@ class RunAgain(torch.autograd.Function):
         return function(x, *others)
 
     @staticmethod
-    # The gradient of the saved input ``x``, after running the function again.
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of the saved input ``x``, after the function has run again."""
         x = ctx.saved_tensors[0].detach().requires_grad_()

@@ -69,9 +69,7 @@ class SendCase:
 
 
 def collective(kind: Collective, size_bytes: int, rank: Rank, gpus: int) -> TimedWork:
-    """A function that runs a collective in this process's group, in the way of the runtime's
-    executor.
-    """
+    """A function that runs a collective in this process's group, as the runtime's executor does."""
     group = ProcessGroup(rank.groups[gpus])
     whole = _values(size_bytes, rank, gpus)
     part = whole[: len(whole) // gpus].clone()

@@ -18,8 +18,8 @@ from runtime.devices.cuda import (
 )
 from runtime.profiling.environment import Devices, answers_of, identity
 
-# More than the CUDA contexts of this process and its children, and the driver itself, take on a
-# GPU.
+# A number of bytes above what the CUDA contexts of this process and its children, and the driver
+# itself, take on a GPU.
 OWN_BYTES = GIB_BYTES
 _KERNELS = re.compile(r"(sm|compute)_(\d+)(\d)")
 

@@ -27,7 +27,7 @@ class Lanes(Protocol):
 
 @final
 class ThreadLanes:
-    """Threads of a CPU in place of streams: one for each."""
+    """Threads of a CPU in place of streams: one thread for each stream."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(len(STREAMS))

@@ -213,8 +213,8 @@ class PhasedRank:
         # Ranks may read host memory only after all ranks have written theirs.
         self._settle()
 
-    # What the schedule asks the rank while it is planned: all requests have arrived at the start,
-    # and a copy is awaited where its result is needed.
+    # Answers the schedule's questions while its actions are planned: all requests have arrived at
+    # the start, and a copy is awaited where its result is needed.
 
     def arrived(self) -> list[int]:
         """All requests at the first call, and none later."""
@@ -551,8 +551,8 @@ class PhasedRank:
         return values[:, layers, :, first:last]
 
     def _pieces(self, move: Moved, before: _PhaseStage) -> Iterator[tuple[int, int, range, Part]]:
-        """Which transformer blocks and heads of a request go from which rank to which; what stays
-        on a rank is listed too.
+        """Which transformer blocks and heads of a request go from which rank to which; parts that
+        stay on a rank are listed too.
         """
         old, new, spec = before.layout, self.stage.layout, self.workload.model
         for target in range(self.world.size):

@@ -32,8 +32,8 @@ CHUNK, CHUNK_OF_DELTA_RULE = 128, 64
 # gradients are read twice.
 READ: dict[Phase, int] = {"forward": 2, "backward": 5}
 WRITTEN: dict[Phase, int] = {"forward": 2, "backward": 4}
-# GEMMs of a pass per GEMM of the forward pass. Backward, the forward GEMM runs again, and two
-# gradients are computed.
+# The number of GEMMs in a pass, for each GEMM of the forward pass. Backward, the forward GEMM runs
+# again, and two gradients are computed.
 PRODUCTS: dict[Phase, int] = {"forward": 1, "backward": 3}
 
 

@@ -49,8 +49,8 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stretch:
-    """A stretch of one actor's work, which comes after all its ``sources``; these have lower
-    numbers.
+    """A stretch of one actor's work, which comes after all stretches in ``sources``; these have
+    lower numbers.
     """
 
     actor: str
@@ -160,7 +160,7 @@ class Trace:
             self.stretches[self._last[actor]].sources.append(Source(source, wait))
 
     def work(self, actor: str, host: str) -> int:
-        """The number of the stretch to which work belongs that the host actor ``host`` now issues
+        """The number of the stretch that contains the work which the host actor ``host`` now issues
         to ``actor``.
         """
         if actor != host:

@@ -267,7 +267,7 @@ class _OwnWork:
 
 DEVICE = torch.device("cpu")
 # The first iteration differs from later ones, and a race between two equal iterations needs two
-# more.
+# further ones.
 ITERATIONS = 3
 
 
@@ -276,9 +276,10 @@ def trained(executor: Executor, batches: Batches) -> None:
     step.
 
     A real run reads the loss after each iteration, and so waits for all work. Here nothing waits
-    between iterations, so that missing waits between them show. If weights are averaged after
-    iterations, or servers run then, a cycle of averaging and one more iteration follow, now with
-    reports: in a run, too, only the report orders an average with the next iteration.
+    between iterations, so that missing waits between them show. If weights are averaged or servers
+    step after iterations, a whole averaging cycle and one more iteration follow. After each of them
+    the report is read: in a run, too, only reading the report orders an average before the next
+    iteration.
     """
     for _ in range(ITERATIONS):
         executor.iterate(batches)
@@ -326,7 +327,7 @@ def trace_of(
 
 @contextmanager
 def standing_in(driver: Driver) -> Iterator[None]:
-    """Within the ``with`` block, the runtime's code takes the CPU for a GPU with this driver."""
+    """Within the ``with`` block, the runtime's code treats the CPU as a GPU with this driver."""
     DRIVERS[DEVICE.type] = driver
     try:
         yield

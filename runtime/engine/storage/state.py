@@ -496,7 +496,7 @@ class ParameterPlaces:
 
 
 def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
-    """Give memory to the parameters of a module that was built without."""
+    """Give memory to the parameters of a module that was built without memory."""
     shape = state.shape
     sections = [section for section in state.all_sections() if layer in section.layers]
     layouts = [section.layers[layer].layout for section in sections]

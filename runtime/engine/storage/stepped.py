@@ -87,8 +87,8 @@ class Split:
 
 # Buffers on the device into which offloaded optimizer states are copied for a step.
 #
-# They are allocated for each optimizer step and then freed, since other tensors need the memory in
-# between.
+# They are allocated for each optimizer step and then freed, since other tensors need the memory
+# between steps.
 
 
 class Staging:

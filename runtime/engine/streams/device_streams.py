@@ -419,8 +419,8 @@ class SimulatedStreams:
         head = self._queues[item.lane].popleft()
         assert head is item
         item.ended_s = perf_counter()
-        # Items that later work waits for live on, so drop the tensors of messages and the earlier
-        # items.
+        # An item lives on while later work waits for it, so drop its references to tensors of
+        # messages and to earlier items.
         item.pending, item.waits = None, ()
 
 

@@ -34,8 +34,9 @@ def averages_of(
     or an asynchronous server; and the average of weights over replicas. A plain all-reduce requires
     none.
 
-    ``replicas`` is the number of ranks that reduce gradients. ``scaling`` has the loss scale and
-    what follows from the norm of all gradients, for ``training`` that needs the norm.
+    ``replicas`` is the number of ranks that reduce gradients. ``scaling`` has the loss scale, and
+    the divisor and the overflow flag that follow from the norm of all gradients; it is used only if
+    ``training`` needs the norm.
     """
     if how.is_apart and connections.peers.size > 1:
         return [], WeightAverages(how=how, peers=connections.peers, sections=sections)

@@ -42,8 +42,8 @@ def drawing(device: torch.device, step: int, layer: int, rank: int) -> torch.Gen
 @dataclass(slots=True, kw_only=True, eq=False)
 class Remembered:
     """The compression errors of one section of a layer that a rank carries over to the next step:
-    ``own`` of its messages, and ``mean`` of a server's answers; empty where none are kept. If steps
-    may be skipped, ``before`` has their values before the last step.
+    ``own`` belong to the rank's messages, ``mean`` to the mean that servers return; empty where no
+    errors are kept. If steps may be skipped, ``before`` has their values before the last step.
     """
 
     own: Tensor
@@ -99,7 +99,8 @@ class GradientAverages:
 
     Gradients are divided by the loss scale before they are averaged, since the scale may change
     from step to step, and compression errors are carried over. A rank whose gradients overflow
-    sends NaN in every element. After a skipped step the compression errors of before are restored.
+    sends NaN in every element. After a skipped step the compression errors from before the step are
+    restored.
     """
 
     how: Reduction
@@ -119,7 +120,7 @@ class GradientAverages:
 
     def average(self, layer: int, whole: Tensor) -> Exchange[None]:
         """Replace a layer's gradients, of which each rank has a summand, by their sum as the ranks
-        receive it after compression. In a group of one rank they stay.
+        receive it after compression. In a group of one rank the gradients stay as they are.
         """
         if self.group.size == 1:
             return

@@ -403,8 +403,9 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRun:
-    """How a block with a treatment runs forward, whether it is recomputed before its backward pass
-    (``runs_again``), and whether its operators save outputs instead of inputs (``is_lean``).
+    """How a block with a treatment (plain, recomputed, lean) runs forward, whether it is recomputed
+    before its backward pass (``runs_again``), and whether its operators save outputs instead of
+    inputs (``is_lean``).
     """
 
     forward: Callable[[Passes, int, Tensor, Kept], Tensor]

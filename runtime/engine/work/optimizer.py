@@ -38,7 +38,7 @@ def later(run: Callable[[Op], Pending | None]) -> MakeWork:
 
 
 # How many elements are stepped at once, which limits the memory for 32-bit copies of gradients and
-# moments. If moments are quantised, which takes more copies, a quarter of this.
+# moments. If moments are quantised, which takes more copies, a quarter as many are stepped at once.
 CHUNK = 2**24
 
 
@@ -279,7 +279,7 @@ def works_of_sections(of_each: Sequence[tuple[Section, Works]]) -> Works:
     """
 
     if len(of_each) == 1:
-        # The first section has every layer.
+        # A single section contains every layer, so no section must be chosen by layer.
         return of_each[0][1]
 
     def work_of(name: str, op: Op) -> LaneWork:

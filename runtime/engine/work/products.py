@@ -279,8 +279,8 @@ def adding_up_groups(rows: Tensor, weight: Tensor, counts: Counts, schedule: Run
 
 
 def _gathered_by(ranks: StreamedRanks) -> MultiplyGathered:
-    """``adding_up_gathered`` for this group of ranks, instead of the ranks that the layer
-    passes.
+    """The function ``adding_up_gathered`` with these ``ranks``, whichever ranks the layer passes to
+    it.
     """
     return lambda x, weight, bias, _: adding_up_gathered(x, weight, bias, ranks)
 

@@ -18,8 +18,8 @@ from mistlab.stages.stage_shape import Routers
 from runtime.engine.work.stage_modules import layer_of
 from runtime.models.experts import CORRECTION, Experts
 
-# A router has collapsed if at least this share of all tokens chooses one expert, and at least this
-# many times the mean.
+# A router has collapsed if at least this share of all tokens chooses one expert, and the expert
+# gets at least this many times as many tokens as the mean expert.
 MOST_TOKENS, TIMES_THE_MEAN = 0.9, 2.0
 
 

@@ -1,11 +1,11 @@
 """Gradient sums of norms and biases that every tensor-parallel rank holds whole, where each rank's
 gradients cover only its own tokens.
 
-These gradients are few numbers each, in every block and micro-batch. Each rank accumulates them
-here; a layer's last backward pass of an iteration sums them over the ranks in one call, and adds
-them to the layer's gradients. The only matrix that all ranks hold whole is the table of positions.
-Its gradient is summed over the ranks by a hook in each backward pass, because its accumulated sum
-may be sharded over data-parallel ranks by the end.
+Each of these gradients has few numbers, but every block has some in every micro-batch. Each rank
+accumulates them here; a layer's last backward pass of an iteration sums them over the ranks in one
+call, and adds them to the layer's gradients. The only matrix that all ranks hold whole is the table
+of positions. Its gradient is summed over the ranks by a hook in each backward pass, because its
+accumulated sum may be sharded over data-parallel ranks by the end.
 """
 
 from collections.abc import Mapping, Sequence

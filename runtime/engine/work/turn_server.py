@@ -164,7 +164,7 @@ class LateServers:
 
     def serve(self) -> bool:
         """Let the servers step with each rank's gradients, layer by layer; returns whether all
-        ranks overflowed. The reported norm is the mean over ranks that did not.
+        ranks overflowed. The reported norm is the mean over ranks whose gradients did not overflow.
         """
         overflow = self.norms.isfinite().logical_not().float()
         for server in self.servers:
