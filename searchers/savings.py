@@ -428,12 +428,12 @@ class Chooser:
         self._index_of = index_of
 
     def __call__(self, name: str, options: Sequence[Option]) -> Option:
-        """The option that is chosen; ``index_of`` is not asked if there is only one option."""
+        """The option that is chosen; ``index_of`` is not called if there is only one option."""
         return options[0] if len(options) == 1 else options[self._index_of(name, len(options))]
 
 
 def chosen_plan(problem: Problem, space: SearchSpace, choose: Chooser) -> Plan | None:
-    """The plan that the answers of a ``Chooser`` lead to; None if they lead to no pipeline of the
+    """The plan that the choices of a ``Chooser`` determine; None if they lead to no pipeline of the
     search space.
     """
     pipeline = _pipeline(problem, space, choose)

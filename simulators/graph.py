@@ -119,7 +119,7 @@ class TaskGraph:
     waits: list[int] = field(default_factory=list)
     after_end: list[Offsets] = field(default_factory=list)
     after_start: list[Offsets] = field(default_factory=list)
-    # Each task that sends, with the receiver's first task that waits for it.
+    # Each task that sends, with the receiver's first task that waits for the send.
     sends: list[tuple[int, int]] = field(default_factory=list)
     # For each task that sends between nodes, the links that it uses, and its share of each link's
     # bandwidth.

@@ -233,9 +233,9 @@ def played_steps(
     samples: int,
     seed: int,
 ) -> PlayedSteps:
-    """Simulate steps whose documents are distributed in one ``way``; a step takes as long as its
-    slowest rank's iteration. ``play`` returns the seconds of an iteration, given the work of a
-    rank's micro-batches.
+    """Simulate steps whose documents are distributed in one ``way`` (padded, sorted, packed or
+    balanced); a step takes as long as its slowest rank's iteration. ``play`` returns the seconds of
+    an iteration, given the work of a rank's micro-batches.
     """
     steps, real, every, waits = [], 0.0, 0.0, []
     for _ in range(samples):

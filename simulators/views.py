@@ -44,8 +44,8 @@ def _same_cluster(cluster: Cluster) -> Cluster:
 class Extras:
     """How a view changes the extra time of a stage's first and last passes beyond steady ones.
 
-    It removes the extra time, and adds a ``spread`` of it to every micro-batch: 0 adds nothing, 1
-    an even share, so that all micro-batches together have the whole extra time.
+    It removes the extra time, and adds ``spread`` times an even share of it to every micro-batch: 0
+    adds nothing, 1 the even share, so that all micro-batches together have the whole extra time.
     """
 
     spread: float

@@ -247,8 +247,8 @@ def _others(launch: Launch, options: Options) -> dict[str, Any]:
 
 # Megatron-LM's own option parser, from a checkout, which accepts or rejects a launch line.
 #
-# The wheel of Megatron-core has no parser. The checkout is imported beside the wheel. Its questions
-# about GPUs and TransformerEngine are answered as on a machine that has both.
+# The wheel of Megatron-core has no parser. The checkout is imported beside the wheel. Its checks
+# for GPUs and TransformerEngine give the results of a machine that has both.
 
 
 # Options that an exported launch line leaves to the user, with values that complete the line for

@@ -282,7 +282,7 @@ class ProcessGroup:
         return self._started(work)
 
     def reduce_scatter(self, whole: Tensor, into: Tensor | None = None) -> Pending | None:
-        """Sum over the group, and keep this rank's part."""
+        """Sum ``whole`` over the group's ranks, and keep this rank's part of the sum."""
         part = own_part(whole, self) if into is None else into
         result = part if self._is_ordered else torch.empty_like(part)
         with heard_from(self._ranks):

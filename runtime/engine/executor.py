@@ -382,7 +382,7 @@ class Executor:
         return self.state.device.size_bytes + self.passes.peak_bytes + remembered + outer
 
     def _work_of_each_task(self) -> Works:
-        """For each kind of task, the function that prepares its work when a task is issued."""
+        """For each kind of task, the function that prepares work when such a task is issued."""
         return {
             **self._works_of(self.state.all_sections()),
             "F": later(self._forward),

@@ -53,8 +53,8 @@ def _(logits: Tensor, active: int) -> tuple[Tensor, Tensor]:
 
 @operator("like")
 def route_backward(gradient: Tensor, weights: Tensor, chosen: Tensor, like: Tensor) -> Tensor:
-    """The gradient of the router's logits, in the shape and precision of ``like``: that of the
-    softmax for the chosen experts, zero for the others.
+    """The gradient of the router's logits, in the shape and precision of ``like``: the softmax's
+    gradient for the chosen experts, zero for the other experts.
     """
     inner = weights * (gradient - (gradient * weights).sum(-1, keepdim=True))
     return torch.zeros_like(like).scatter_(-1, chosen, inner.to(like.dtype))
@@ -75,8 +75,8 @@ class Route(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        """The gradient of the logits: that of the softmax for the chosen experts, zero for the
-        others.
+        """The gradient of the logits: the softmax's gradient for the chosen experts, zero for the
+        other experts.
         """
         return route_backward(gradient, *ctx.saved_tensors), None
 

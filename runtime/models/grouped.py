@@ -108,8 +108,8 @@ class AddByGroup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        """The gradient of the rows, and the gradient of the biases, which sums the former over each
-        group's rows.
+        """The gradient of the rows, and the gradient of the biases: the sum of the rows' gradients
+        over each group.
         """
         return gradient, sum_by_group(gradient, *ctx.saved_tensors), None
 
@@ -264,8 +264,8 @@ class AddWeighted(torch.autograd.Function):
 class ExpertMatrices(nn.Module):
     """A grouped GEMM with a matrix (``outputs``, ``inputs``) for each of this rank's experts.
 
-    Ranks that share experts split the inputs or, if ``blocks`` is above 0, each of so many blocks
-    of the outputs. Sizes are this rank's.
+    Ranks that share experts split the inputs or, if ``blocks`` is above 0, each of ``blocks``
+    blocks of the outputs. Sizes are this rank's.
     """
 
     def __init__(

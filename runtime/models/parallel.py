@@ -265,7 +265,7 @@ class VocabularyEmbedding(nn.Module):
 
 class SmallMatrix(nn.Module):
     """A GEMM with a small matrix that every tensor-parallel rank holds whole. Its gradient is
-    reduced over the ranks, like those of norms.
+    reduced over the ranks, like the gradients of norms.
     """
 
     def __init__(self, outputs: Size, inputs: Size, *, biases: bool, dtype: torch.dtype) -> None:
@@ -347,8 +347,8 @@ class RowAdapter(nn.Module):
         return added
 
 
-# Parameters that every tensor-parallel rank holds whole, and this rank's part of those that are
-# split.
+# Parameters that every tensor-parallel rank holds whole, and this rank's part of the parameters
+# that are split.
 
 
 def shared_parameters(module: nn.Module) -> Iterator[nn.Parameter]:

@@ -470,8 +470,8 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """The mean loss against ``targets`` (batch, sequence), or all logits without targets. With
-        multi-token heads the targets are those of ``with_further``. In packed sequences the mean is
-        over all positions, with loss 0 for positions without a target.
+        multi-token heads ``with_further`` makes the targets. In packed sequences the mean is over
+        all positions, with loss 0 for positions without a target.
         """
         if targets is None:
             return self.ranks.all_gather(self.logits(x))
@@ -491,7 +491,7 @@ class Head(nn.Module):
             ahead = targets[number]
             losses = self._losses(x, head.last_norm, ahead) * (ahead.flatten() >= 0)
             # The last ``number`` tokens of a sequence have no target so far ahead: the mean is over
-            # the others.
+            # the other tokens.
             share = self.length / (self.length - number)
             loss = loss + losses.mean() * (share * FURTHER_SHARE / len(self.further))
         return loss

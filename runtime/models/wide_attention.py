@@ -292,8 +292,8 @@ def _by_cpu_backward(parts: Sequence[Tensor], total: Tensor) -> tuple[Tensor, ..
 
 
 def _bounds(documents: Documents) -> tuple[Any, ...]:
-    """The arguments of FlashAttention-2 that describe documents: where they begin (for queries and
-    for keys), and the longest length (likewise).
+    """The arguments of FlashAttention-2 that describe documents: where they begin, and the longest
+    length, each once for queries and once for keys.
     """
     longest = max(documents.lengths)
     return documents.begins, documents.begins, longest, longest, 0.0, True

@@ -88,7 +88,7 @@ class TinyBlocks:
             self._runs.append(run)
         tokens = torch.zeros(1, SEQUENCE, dtype=torch.int64, device=device)
         self._batches = [(tokens, tokens)] * MICRO_BATCHES
-        # The first iteration is slower than the others.
+        # The first iterations are slower than later ones, and are not counted.
         self.sample_s()
 
     def sample_s(self, now: Callable[[], float] = perf_counter) -> float:

@@ -1,7 +1,7 @@
 """Times work that is repeated on a device: by events on a GPU, by the host's clock on a CPU.
 
 Caches are cleared before each repetition, because in a run weights, states and messages come from
-memory: those of all blocks together are larger than any cache.
+memory: the tensors of all blocks together are larger than any cache.
 """
 
 import time

@@ -169,8 +169,8 @@ class ServedWeights:
         self.moved_bytes.append(moved)
 
     def _rounds(self) -> Iterator[list[ModelTensor]]:
-        """The tensors that move together: those of the first layer of each stage, then of the
-        second, and so on.
+        """The tensors that move together: first the tensors of the first layer of each stage, then
+        of the second layer, and so on.
         """
         firsts = [self.layout.ranks_of(0, stage)[0] for stage in range(self.layout.pp)]
         round_of_layer = {

@@ -43,7 +43,7 @@ def scan_flop(
     """The floating-point operations of a scan over tokens, for all heads; ``sizes`` are groups,
     channels and states.
 
-    The backward pass computes again what is inside the chunks.
+    The backward pass includes a second computation of the forward GEMMs.
     """
     groups, channels, states = sizes
     if by_delta_rule:
@@ -356,7 +356,8 @@ def _grouped_product_flop(call: TracedCall) -> Size:
     """The floating-point operations of ``mistlab::grouped_product`` and of its gradients."""
     first, second, *_ = call.inputs
     inner: Size = prod(second.shape[1:])
-    # The gradient of the matrices sums over rows; its columns are those of both operands.
+    # For the gradient of the matrices both operands have rows: it sums over the rows, for each pair
+    # of a column of the first and a column of the second operand.
     return 2 * first.shape[0] * inner * (1 if second.dim() == 3 else first.shape[1])
 
 

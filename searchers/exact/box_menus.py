@@ -126,8 +126,8 @@ class BoxMenus:
         return bool(self._pools[position].is_open[self._best[position][1][row]])
 
     def split(self, stages: Iterable[tuple[StagePosition, int]], limit_s: float) -> None:
-        """Cut the boxes of these candidates in half, at every stage on the same mesh that has these
-        boxes.
+        """Cut the boxes that these candidates stand for in half, at every stage on the same mesh
+        that has these boxes as candidates.
         """
         codes: dict[tuple[Mesh, bool], set[int]] = {}
         for position, row in stages:

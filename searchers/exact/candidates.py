@@ -88,7 +88,7 @@ class Options(ColumnSet):
 
 def fastest(options: Options, grain: Grain) -> Options:
     """The candidates that no other candidate dominates. One dominates another if none of its times
-    is longer and, where host memory counts, it needs no more of it.
+    is longer and, where host memory counts, it needs no more host memory.
     """
     times = options.times
     steady = (
@@ -210,8 +210,8 @@ TOGETHER = 1 << 19
 # In a search that tries ratios from coarse to fine, candidates whose times differ by less than this
 # share of an iteration count as equal.
 FINEST = 2e-4
-# For a pipeline of one stage, ratios near those of its best candidates are tried; this is the
-# number of these candidates.
+# For a pipeline of one stage, the number of its best candidates near whose offload ratios further
+# ratios are tried.
 BESIDE = 16
 
 # For each dimension that saves memory (``names_of("savings")``: ZeRO level and offload ratios), the
@@ -298,8 +298,8 @@ class Menus:
         return fewer
 
     def refine(self, positions: Iterable[StagePosition], limit_s: float) -> None:
-        """For the stages evaluated so far, also try ratios near those of their best candidates, in
-        ever smaller steps.
+        """For the stages evaluated so far, also try ratios near the ratios of their best
+        candidates, in ever smaller steps.
         """
         for of_mesh in _by_mesh(positions):
             self._refine(of_mesh, self._choices(of_mesh[0]), limit_s)

@@ -34,7 +34,8 @@ from mistlab.stages.stage_batch import (
 from searchers.exact.groups import Group
 
 # The type of a function of two batches of candidates that returns lower bounds of stages' times,
-# for all strategies with ratios and numbers of recomputed blocks between those of the two.
+# for all strategies with ratios and numbers of recomputed blocks between those of the first and of
+# the second batch.
 Bounds = Callable[[StageBatch, StageBatch], StageSeconds]
 
 # The times of a chunk (a stage's part of the model) for which the least value over a set of

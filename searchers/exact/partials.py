@@ -22,7 +22,7 @@ from searchers.exact.groups import Group
 
 # The number of blocks and the number of GPUs that a partial pipeline uses.
 Taken = tuple[int, int]
-# About how many partial pipelines are made in one batch at most.
+# The approximate limit on the number of partial pipelines that are made in one batch.
 TOGETHER = 1 << 16
 
 
@@ -88,7 +88,7 @@ class Partials:
 
     def by_taken(self) -> Iterator[tuple[Taken, slice]]:
         """For each pair of a number of blocks and a number of GPUs in use, the slice of the partial
-        pipelines that use as many.
+        pipelines that use these numbers.
         """
         changes = (self.layers[1:] != self.layers[:-1]) | (self.gpus[1:] != self.gpus[:-1])
         bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(self)]
@@ -295,8 +295,8 @@ def _least_by_layers(
     layers: int,
     like: Ints | None,
 ) -> Mapping[int, Floats]:
-    """For each number of blocks, the least seconds of a stage with as many blocks, by the block at
-    which the stage begins.
+    """For each number of blocks, the least seconds of a stage with this number of blocks, by the
+    block at which the stage begins.
     """
     least_of_count: dict[int, Floats] = {}
     for position in places:

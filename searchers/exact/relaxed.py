@@ -293,7 +293,7 @@ class Relaxed:
     columns: Columns
     prices: Mapping[int, tuple[Prices, Prices]]
     least_s: Mapping[int, float]
-    # The share of all blocks, by their least time, that the first 0, 1, 2, ... blocks have.
+    # For the model's first 0, 1, 2, ... blocks, their share of the least time of all blocks.
     front: Floats
     _lines: dict[int, "list[_Lines]"] = field(default_factory=dict)
     _counts: dict[int, tuple[float, Mapping[Mesh, Sequence[int]]]] = field(default_factory=dict)
@@ -352,8 +352,8 @@ class Relaxed:
         return {mesh: sorted(counts) for mesh, counts in layers_of.items()}
 
     def rest_s(self, partials: Partials, stages: int) -> Floats:
-        """For each partial pipeline of so many stages, a lower bound in seconds of the pipelines
-        that it can become.
+        """For each partial pipeline, all of which have ``stages`` stages, a lower bound in seconds
+        of the pipelines that it can become.
         """
         if not len(partials):
             return np.empty(0)
@@ -474,7 +474,7 @@ def _most_stages(menus: BoxMenus) -> int:
 
 
 def _front_of(menus: BoxMenus) -> Floats:
-    """The share of all blocks, by their least time, that the first 0, 1, 2, ... blocks have."""
+    """For the model's first 0, 1, 2, ... blocks, their share of the least time of all blocks."""
     front_s = menus.group.front_gpu_s(menus.work, menus.problem.workload.model.layers)
     return np.asarray(front_s / front_s[-1])
 

@@ -187,8 +187,8 @@ def _split(tensor: float, plan: Plan, stage: int, space: SearchSpace) -> Iterato
 
 
 def _take_gpus(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """A move: take GPUs from another stage, as many as this stage has or half of the other
-    stage's.
+    """A move: take GPUs from another stage, as many as this stage has, or half of the other stage's
+    GPUs.
     """
     if not space.unequal_meshes:
         return

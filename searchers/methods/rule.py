@@ -1,11 +1,11 @@
-"""Rules of thumb for parallel degrees, without a search: that of Megatron-LM's authors (SC 2021,
-section 3), and where weights are frozen that of Hugging Face's programs.
+"""Rules of thumb for parallel degrees, without a search: the rule of Megatron-LM's authors (SC
+2021, section 3), and where weights are frozen the rule of Hugging Face's programs.
 
-By the first, the tensor-parallel degree is as large as a node and the model's sizes allow. The
+By the first rule, the tensor-parallel degree is as large as a node and the model's sizes allow. The
 pipeline has the fewest stages with which a plan fits in memory. Data parallelism uses the remaining
-GPUs, every block is recomputed, and nothing is sharded over the replicas. By the second, all GPUs
-are replicas that shard the weights, and every block is recomputed. Of the micro-batch sizes that
-fit, the fastest is taken.
+GPUs, every block is recomputed, and nothing is sharded over the replicas. By the second rule, all
+GPUs are replicas that shard the weights, and every block is recomputed. Of the micro-batch sizes
+that fit, the fastest is taken.
 """
 
 from collections.abc import Iterator

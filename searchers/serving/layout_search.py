@@ -59,7 +59,7 @@ class LayoutSpace:
                         yield self._layout(tp=tp, pp=pp, ep=ep, dp=dp)
 
     def plans(self) -> Iterator[ServingPlan]:
-        """All serving plans of the space."""
+        """All serving plans that the space of layouts allows."""
         for each in _divisors(self.gpus):
             for layout in self.layouts(each):
                 yield self._plan(layout, self.gpus // each)

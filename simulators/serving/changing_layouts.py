@@ -56,8 +56,8 @@ class PlayedPhases:
 
 
 class _PhasePlayer:
-    """Executes the actions of a schedule of prefill and decode phases in simulated time, and
-    answers the schedule's questions about time.
+    """Executes the actions of a schedule of prefill and decode phases in simulated time, and tells
+    the schedule which requests have arrived and which copies have ended.
     """
 
     def __init__(
@@ -82,7 +82,8 @@ class _PhasePlayer:
         self.changes = 0
         self.keeps_tokens = False
 
-    # Answers the schedule's questions about the simulated time.
+    # Tells the schedule which requests have arrived, and which copies have ended, by the simulated
+    # time.
 
     def arrived(self) -> list[int]:
         """The numbers of the requests that have arrived since the previous call."""

@@ -158,7 +158,7 @@ class _Stage:
 
     ``sums`` is the number of all-reduces over tensor-parallel ranks in a block, forward or
     backward. Layers in ``routed`` have experts. The model has ``blocks`` blocks, and its head
-    predicts ``further`` tokens.
+    predicts ``further`` tokens beyond the next.
     """
 
     topology: Topology

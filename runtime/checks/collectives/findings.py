@@ -179,8 +179,8 @@ class _Comparison:
         connecting, training = self.phases.values()
         phases = (("connecting", connecting, ()), ("training", training, connecting))
         for phase, calls, greeted in phases:
-            # Only if all ranks finish with a hardware queue per lane are shared queues reported as
-            # the cause.
+            # Shared hardware queues are reported as the cause only if all ranks finish with one
+            # queue per lane.
             for given in dict.fromkeys((len(LANES), min(queues, len(LANES)))):
                 waiting = deadlock(calls, self.groups, greeted, queues=given)
                 if waiting:

@@ -152,8 +152,8 @@ def steps_of_program(
     calls: ReductionCalls,
     count: int,
 ) -> tuple[Step, ...]:
-    """The tasks of ``count`` iterations. If weights are averaged, one iteration for each averaging
-    step of the cycle and one more; the iterations between equal the second one.
+    """The tasks of ``count`` iterations. If weights are averaged, also of each later iteration
+    after which they are averaged, and of one more; the iterations left out equal the second one.
     """
     first, later = iterations(shape, 2)
     laid, due = _Laid(calls_of), dict(calls.of_weights)

@@ -37,8 +37,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A task on its lane (queue of work), with its calls. ``waits`` says how many tasks back in the
-    list the tasks are that it waits for.
+    """A task on its lane (queue of work), with its calls. ``waits`` has, for each task that it
+    waits for, how many tasks back in the list that task is.
     """
 
     task: str

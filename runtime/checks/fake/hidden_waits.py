@@ -211,7 +211,7 @@ class CudaWays(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call a torch function in the way it works on CUDA."""
+        """Call a torch function so that it behaves as on CUDA."""
         way = _WAYS.get(func, _call)
         try:
             return way(self._watch, func, args, kwargs or {})

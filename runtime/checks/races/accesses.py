@@ -110,7 +110,8 @@ class Trace:
     # A function that returns the name of the task being issued.
     issuing: Callable[[], str] = "start".__str__
     _last: dict[str, int] = field(default_factory=dict)
-    # Actors whose last stretch can take more work (``_open``) and has work already (``_busy``).
+    # ``_open``: actors whose last stretch can take more work. ``_busy``: actors whose last stretch
+    # has work already.
     _open: set[str] = field(default_factory=set)
     _busy: set[str] = field(default_factory=set)
     # For each pair of an actor and a host actor, the last stretch of the host after which the

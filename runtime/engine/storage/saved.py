@@ -24,8 +24,8 @@ _Place = tuple[torch.dtype, torch.Size, tuple[int, ...], int]
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _KeptStorage:
     """A storage that a layer saves for its backward pass: the indices of the saved tensors that are
-    views of it, and the index of one that covers it contiguously, if any. ``dtype`` is the data
-    type that all views have, or bytes if they differ.
+    views of it, and the index of a tensor that covers all of it contiguously, if there is one.
+    ``dtype`` is the data type that all views have, or bytes if they differ.
     """
 
     size_bytes: int

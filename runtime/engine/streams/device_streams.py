@@ -245,17 +245,17 @@ class CudaStreams:
 
 # Simulated streams on a CPU, whose progress can be varied to uncover races.
 #
-# The compute lane runs its work at once. Other lanes may delay theirs: ``eager`` runs all work that
-# can run, ``lazy`` runs work only when something waits for it, ``random`` mixes both, by a seed. A
-# correct program gives the same results with each. Memory that must not be read any more is filled
-# with NaN.
+# The compute lane runs its work at once. Other lanes may delay their work: ``eager`` runs all work
+# that can run, ``lazy`` runs work only when something waits for it, ``random`` mixes both, by a
+# seed. A correct program gives the same results with each. Memory that must not be read any more is
+# filled with NaN.
 
 
 Progress = Literal["eager", "lazy", "random"]
 
 
 def _done() -> None:
-    """Stands for the function of work that has run."""
+    """Takes the place of a queued function once it has run."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

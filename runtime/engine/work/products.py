@@ -142,7 +142,7 @@ def adding_up_own(x: Tensor, weight: Tensor, bias: Tensor | None, ranks: Streame
 class _AddingGatheredLinear(torch.autograd.Function):
     """Autograd function of ``x @ weight.T + bias`` on sequences gathered from all ranks, whose
     backward pass adds the weight's gradient to ``weight.grad``. Each rank saves only its own
-    tokens, and gathers the others again in the backward pass.
+    tokens, and gathers the other ranks' tokens again in the backward pass.
     """
 
     @staticmethod

@@ -49,8 +49,8 @@ class _InPlace(torch.autograd.Function):
     """Autograd function of attention from packed queries, keys and values (B, S, 3 H, D) to results
     (B, S, H, D), without copies.
 
-    It saves its input and the attention probabilities (B, H, S, S). Dropout of these depends on the
-    row numbers ``rows``, so the backward pass makes the same masks again.
+    It saves its input and the attention probabilities (B, H, S, S). Dropout of the probabilities
+    depends on the row numbers ``rows``, so the backward pass makes the same masks again.
     """
 
     @staticmethod

@@ -18,8 +18,8 @@ WHOLE_BITS = 32
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class OuterState:
-    """What outer steps keep for a vector of weights: the weights that all replicas share, the outer
-    momentum, and the mean change that is still to be applied.
+    """The state that outer steps keep for a vector of weights: the weights that all replicas share,
+    the outer momentum, and the mean change that is still to be applied.
     """
 
     shared: Tensor
