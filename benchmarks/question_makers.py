@@ -30,8 +30,9 @@ from mistlab.serving.step_cost import parameters_of
 
 ROOT = Path(__file__).parents[1]
 UNANSWERABLE = "unanswerable"
-# The shares by which an answer may differ from the right one: for a fact in a table, a figure of a
-# command, a search (whose budget may differ), and a measured step, which no model predicts exactly.
+# The largest relative errors with which answers count as right: for a fact in a table, a number
+# that a command prints, a search (whose budget may differ), and a measured step, which no model
+# predicts exactly.
 OF_FACTS, OF_FIGURES, OF_SEARCHES, OF_STEPS = 0.02, 0.03, 0.05, 0.15
 # A question asks for the largest part of an iteration's time only if it is at least this many times
 # as large as the second largest part.
@@ -80,7 +81,7 @@ Maker = Callable[[Random], Question | None]
 
 
 def asked(command: str, *line: str) -> Mapping[str, Any]:
-    """The object that a command with these arguments prints."""
+    """The JSON object that a command prints for these arguments."""
     done = subprocess.run(
         [sys.executable, "-m", "experiments", command, *line, "--json"],
         cwd=ROOT,
@@ -96,7 +97,7 @@ def asked(command: str, *line: str) -> Mapping[str, Any]:
 
 
 def asked_of(plan: str, command: str, *line: str) -> Mapping[str, Any]:
-    """The object that a command prints for a plan file's text."""
+    """The JSON object that a command prints for a plan, given as the plan file's text."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "plan.yaml"
         path.write_text(plan, encoding="utf-8")

@@ -51,7 +51,7 @@ def missing_files(command: list[str]) -> list[str]:
 
 
 def _made_again(page: Path, longest_s: float) -> str:
-    """Run a page's command; ``made``, ``left`` or ``failed``."""
+    """Run a page's command; returns ``made``, ``left`` (as it was) or ``failed``."""
     before = page.read_text(encoding="utf-8")
     command = command_of(before)
     if command is None:

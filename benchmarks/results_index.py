@@ -18,7 +18,7 @@ FEWEST = 4
 
 
 def main() -> None:
-    """Write the list again with today's dates."""
+    """Write the list of result pages again, each with the date when its figures last changed."""
     page = ROOT / RESULTS / "README.md"
     text = page.read_text(encoding="utf-8")
     page.write_text(ROW.sub(_dated, text), encoding="utf-8")

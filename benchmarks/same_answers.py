@@ -94,7 +94,7 @@ for line in sys.stdin:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Draw, record or compare."""
+    """Draw plans, record answers or compare two records; returns 1 if any answer differs."""
     parser = argparse.ArgumentParser(prog="benchmarks.same_answers", description=__doc__)
     parser.add_argument("action", choices=("draw", "record", "compare"))
     parser.add_argument("paths", nargs="+", type=Path)
@@ -241,7 +241,7 @@ def without_clock(answer: Any) -> Any:
 
 
 def recorded(file: Path) -> dict[str, Any]:
-    """The answers of a file, by key."""
+    """The answers that a record holds, by the keys of their questions."""
     return dict(json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
 
 

@@ -130,7 +130,9 @@ class Entry:
 
     @property
     def answer_simulated_s(self) -> float | None:
-        """The iteration time of the searcher's best plan in the event simulator, in seconds."""
+        """The seconds of an iteration of the searcher's best plan in the event simulator; None if
+        it was not simulated.
+        """
         return self.faster.simulated_s if self.is_played and self.faster else self.simulated_s
 
     @property
@@ -341,8 +343,8 @@ class Bench:
         )
 
     def seen(self, view: str) -> Predictor:
-        """The closed form with the effects of a view hidden. In every view it predicts only plans
-        and stages, so a search may prove less than with the predictor itself.
+        """The closed form with the effects of a view hidden. A view predicts plans and stages but
+        lacks the predictor's further methods, so a search may prove less with it.
         """
         if view not in self._seen:
             work, cluster = self.problem.workload, self.problem.cluster

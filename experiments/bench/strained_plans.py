@@ -4,8 +4,9 @@ on which predictors are compared.
 Problems have slow networks between nodes, few micro-batches, hosts that are slower than their GPUs,
 different kinds of GPUs, different kinds of blocks, or many stages. Plans of Mist's search space are
 drawn choice by choice, and each stage gets its own parallel degrees and offload ratios. Plans of
-today's engines have equal stages, and any pipeline schedule that the engine runs; schedules whose
-parts lie in a V are drawn more often. Plans that are invalid or do not fit are drawn again.
+today's engines have equal stages, and any pipeline schedule that the engine runs. V schedules, in
+which a stage has chunks of both ends of the model, are drawn more often. Plans that are invalid or
+do not fit are drawn again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -20,7 +20,9 @@ UNITS: tuple[tuple[str, float, tuple[str, float, str], tuple[str, float, str]], 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The unit of one column of estimates: its heading, the factor to it, and a number's format."""
+    """The unit in which a column of estimates is shown: its heading, the factor by which values are
+    multiplied, and the format of a number.
+    """
 
     head: str
     factor: float

@@ -89,7 +89,9 @@ def _with_times(plan: Plan, name: str, times: int) -> tuple[StagePlan, ...]:
 
 
 def _changed(job: Job, changes: Sequence[Change]) -> Iterator[Changed]:
-    """The job after the changes; None if it is invalid or equal to the original."""
+    """The job after the changes; nothing is yielded if it is invalid, or if a change alters
+    nothing.
+    """
     plan: Plan | None = job.plan
     for change in changes:
         before = plan
@@ -150,8 +152,9 @@ def _stagewise(change: Callable[[StagePlan], StagePlan]) -> Callable[[Plan], Pla
 
 
 def _at_least(values: Mapping[str, float]) -> Callable[[Plan], Plan | None]:
-    """A change that raises choices of every stage, such as its ZeRO level, to at least the given
-    values. A stage without data-parallel replicas is unchanged, since it has nothing to shard.
+    """A function that raises choices of every stage, such as its ZeRO level, to at least the given
+    values; it returns None if the plan is then invalid. A stage without data-parallel replicas
+    keeps its ZeRO level, since it has nothing to shard.
     """
 
     def change(stage: StagePlan) -> StagePlan:
@@ -164,8 +167,8 @@ def _at_least(values: Mapping[str, float]) -> Callable[[Plan], Plan | None]:
 
 
 def _count(name: str, share: float) -> Callable[[Plan], Plan | None]:
-    """A change that raises a number of blocks, such as the number of recomputed blocks, to at least
-    a given share of each stage's blocks.
+    """A function that raises a number of blocks, such as the number of recomputed blocks, to at
+    least a given share of each stage's blocks; it returns None if the plan is then invalid.
     """
 
     def change(stage: StagePlan) -> StagePlan:
@@ -176,7 +179,9 @@ def _count(name: str, share: float) -> Callable[[Plan], Plan | None]:
 
 
 def _micro_batch(size: int, plan: Plan) -> Plan | None:
-    """A change to smaller micro-batches; their number grows in proportion."""
+    """The plan with smaller micro-batches, whose number grows in proportion; None if the sizes do
+    not divide evenly.
+    """
     times, rest = divmod(max(stage.micro_batch for stage in plan.stages), size)
     if rest or any(stage.micro_batch % times for stage in plan.stages):
         return None
@@ -187,7 +192,9 @@ def _micro_batch(size: int, plan: Plan) -> Plan | None:
 
 
 def _tensor(degree: int, plan: Plan) -> Plan | None:
-    """A change to more tensor-parallel GPUs, fewer replicas and more micro-batches."""
+    """The plan with ``degree`` times the tensor-parallel GPUs, fewer replicas and more
+    micro-batches; None if the replicas do not divide evenly.
+    """
     if any(stage.data_parallel % degree for stage in plan.stages):
         return None
     stages = tuple(

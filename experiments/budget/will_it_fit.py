@@ -320,8 +320,9 @@ def _predicted(changed: Sequence[Changed], kind: str) -> list[Tried]:
 
 
 def _cheapest(asked: Tried, most: int, add: Callable[[Row], None]) -> Tried | None:
-    """The change with which a plan fits and its iteration is shortest: a single change, or a
-    combination of several. Changes on these GPUs are preferred to more GPUs or other kinds of GPUs.
+    """The changed plan that fits and has the shortest iteration, with a single change or a
+    combination of several; None if no change is enough. More GPUs and other kinds of GPUs are tried
+    only if no change fits these GPUs.
     """
     changed = [*single(asked.job)]
     progress(f"{len(changed)} plans with one change")

@@ -97,7 +97,7 @@ def _of_attention(
     hardware: Hardware, table: tuple[Path, str | None] | None, tflops: Sequence[float] | None
 ) -> tuple[Sequence[Rate], str]:
     """The rates of attention kernels from their table or from options, and a text that states the
-    source; None if neither table nor options are given.
+    source; both are empty if neither table nor options are given.
     """
     if table is not None:
         path, campaign = table

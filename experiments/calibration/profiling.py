@@ -210,7 +210,7 @@ def machine_of(
 
 def device_outside_bytes(devices: Devices, sizes: ProfileSizes) -> tuple[int, int | None]:
     """The bytes of a device that a process takes outside torch's allocator. On several GPUs, also
-    the bytes of each communicator: one of all GPUs, and one for each smaller size of group.
+    the mean bytes of a communicator: there is one of all GPUs, and one for each smaller group size.
     """
     alone = environment.outside_bytes(devices.first)
     if devices.kind == "cpu" or devices.count == 1:

@@ -70,8 +70,8 @@ def all_predicted_s(runs: Sequence[PublishedRun], hardware: Hardware) -> Floats:
     """
     together: dict[Hashable, list[int]] = defaultdict(list)
     for number, run in enumerate(runs):
-        # The number of micro-batches is all that the global batch determines, so all runs get the
-        # same global batch, and more of them can be predicted together.
+        # The global batch determines nothing but the number of micro-batches, which is given here
+        # for each run. So runs that differ only in their global batch are predicted together.
         workload = replace(run.workload, global_batch=1)
         how = run.ran_by, run.overlap_communication, len(run.stages)
         together[workload, run.cluster.nodes, run.cluster.gpus_per_node, how].append(number)

@@ -188,7 +188,7 @@ def _plain(value: Any) -> Any:
 
 
 def _version(package: str) -> str | None:
-    """The version of a package; empty if it is not installed, as on a machine used only for
+    """The version of a package; None if it is not installed, as on a machine used only for
     training.
     """
     try:

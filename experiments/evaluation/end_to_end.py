@@ -215,7 +215,7 @@ def _both(row: Row, name: str) -> str:
 
 def _there(row: Row, name: str) -> float | None:
     """The iteration time of a baseline's plan divided by that of this project's plan, both
-    predicted for the published runtime.
+    predicted for the published runtime; None if one of them has no plan.
     """
     seconds, ours_s = row["seconds"][name], row["by_published_runtime_s"]
     return None if seconds is None or ours_s is None else seconds / ours_s

@@ -78,7 +78,8 @@ OFFLOADED, UNEVEN, AWARE = "+ offloading", "+ uneven blocks", "+ imbalance-aware
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakdownStep:
     """A search of the breakdown: its space, the predictor's view that it uses and, for the
-    published search, the number of weights with which it samples Pareto frontiers.
+    published search, the number of weighted sums of steady time and extra time by which it samples
+    Pareto frontiers.
     """
 
     name: str
@@ -97,7 +98,7 @@ class BreakdownRuntime:
     is_published_search: bool = False
 
     def found(self, bench: Bench, step: BreakdownStep, seed: int) -> Found | None:
-        """The plan that the search of a step finds for this engine."""
+        """The plan that the search of a step finds for this engine; None if no plan fits."""
         space = step.space.on(self.engine)
         if not self.is_published_search:
             return bench.found("mist", space, view=step.view, seed=seed)

@@ -211,8 +211,8 @@ def _by_step(rows: Sequence[Row], engine: str) -> dict[str, dict[str, Row]]:
 
 
 def _faster(on_engine: Mapping[str, Mapping[str, Row]], step: str, other: str) -> float | None:
-    """How much faster this project's search is than another one, each timed until it has found a
-    plan of equal quality.
+    """How many times as fast this project's search is as another one, each timed until it has found
+    a plan of equal quality; None if they never do.
     """
     seconds = to_equal_quality(*(_history(on_engine[step][name]) for name in ("mist", other)))
     return None if seconds is None else seconds[1] / max(seconds[0], 1e-9)

@@ -297,7 +297,9 @@ class ReportFolder:
     clock: Callable[[], float] = time.monotonic
 
     def work(self) -> bool:
-        """Run plans and measure the machine until the deadline, or until nothing is left to do."""
+        """Run plans and measure the machine until the deadline, or until nothing is left to do;
+        returns whether the report is complete.
+        """
         call = _Call(clock=self.clock, ends_s=self.clock() + self.seconds - RESERVE_S)
         runs = RunRows(path=self.folder / "runs.jsonl")
         first = [plan for plan in self.plans if plan.comes_first]
@@ -436,8 +438,8 @@ def work(options: argparse.Namespace) -> int:
 
 
 def profiled_in_process(device: str, gpus: int, out: Path, seconds: float, *, quick: bool) -> bool:
-    """A function that profiles this many devices in a separate process, and continues tables that
-    are incomplete.
+    """Profile this many devices in a separate process, which continues incomplete tables; returns
+    whether it ended in time.
     """
     command = [sys.executable, "-m", "experiments.profile_hardware", "--out", str(out)]
     command += ["--only", "measure", "--device", device, "--gpus-per-node", str(gpus)]
@@ -464,8 +466,8 @@ def _check_drawn(options: argparse.Namespace) -> None:
 
 
 def _work(folder: Path, plans: Sequence[PlanOfReport], options: argparse.Namespace) -> bool:
-    """Run plans and measure the machine for some minutes; the folder is packed even if an error
-    ends the work.
+    """Run plans and measure the machine for some minutes; returns whether the report is complete.
+    The folder is packed even if an error ends the work.
     """
     gpus = options.gpus_per_node
     runner = NodeRunner(options.device)

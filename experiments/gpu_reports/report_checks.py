@@ -124,8 +124,8 @@ def _layouts(
 
 
 def _apart(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> Difference | None:
-    """The plans of a group whose losses differ from those of most other plans in it by more than
-    rounding.
+    """The plans of a group whose losses differ from the median of the group by more than rounding;
+    None if there are none.
     """
     steps = None if plans[0].is_check else 1
     losses = np.array([_numbers(outcomes[plan.name]["losses"])[:steps] for plan in plans])
@@ -158,7 +158,9 @@ def _difference(
 
 
 def _numbers(losses: Sequence[float | None]) -> list[float]:
-    """The losses of a run as numbers; None for a stage that does not have the model's head."""
+    """The losses of a run without missing ones: a stage that does not have the model's head has
+    none.
+    """
     return [loss for loss in losses if loss is not None]
 
 

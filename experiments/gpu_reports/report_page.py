@@ -211,7 +211,9 @@ class Figures:
 def figures_of(
     folder: Path, plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]
 ) -> Figures:
-    """Fit the constants for which there are runs, and write the page and its pictures."""
+    """Compare the runs of a report with predictions, and write the page and its pictures; returns
+    all results.
+    """
     left_out: list[str] = []
     hardware = _hardware(folder, plans, outcomes, left_out)
     rows: list[ReportRow] = []
@@ -242,8 +244,9 @@ def figures_of(
 def _hardware(
     folder: Path, plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said], left_out: list[str]
 ) -> Hardware | None:
-    """The profiled hardware with constants fitted to the report's runs; as long as runs are
-    missing, without these constants.
+    """The profiled hardware with constants fitted to the report's runs; without these constants as
+    long as runs are missing. None if the machine is not profiled, or a package for the fits is
+    missing.
     """
     try:
         profile = _profile(folder)

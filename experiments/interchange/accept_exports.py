@@ -32,8 +32,8 @@ def problem_of(entry: dict[str, Any]) -> str:
 
 
 def _checkout(entry: dict[str, Any]) -> Path | None:
-    """The path of a checkout of the framework's source that knows all options of an exported file;
-    some pipeline patterns need a later version of the framework.
+    """The path of a checkout of the framework's source that knows all options of an exported file.
+    None if there is none: some pipeline patterns need a later version of the framework.
     """
     is_later = "--hybrid-layer-pattern" in entry["text"]
     return Path(entry["checkout"]) if entry.get("checkout") and not is_later else None

@@ -367,7 +367,9 @@ class Attempt:
         return "--model" in self.answered
 
     def _start_as_known(self) -> bool:
-        """Begin with the script's arguments and variables that a reader has recorded."""
+        """Begin with the script's arguments and variables that a reader has recorded; returns
+        whether there are any that were not given yet.
+        """
         asks = "give its arguments" in self.refusal or "--set" in self.refusal
         is_known = "arguments" in self.known or "set" in self.known
         if not asks or not is_known or "--" in self.answered:
@@ -381,7 +383,9 @@ class Attempt:
         return True
 
     def _give_more_gpus(self) -> bool:
-        """Give more nodes, if the nodes given are too few for one replica of the model."""
+        """Give more nodes, if the nodes given are too few for one replica of the model; returns
+        whether they were given.
+        """
         if match := _NODE.search(self.refusal):
             self.given = replace(self.given, nodes=-(-int(match[1]) // 8), gpus_per_node=8)
             self.answered += ["--nodes", "--gpus-per-node"]
@@ -403,7 +407,9 @@ class Attempt:
         return False
 
     def _give_a_multiple(self) -> bool:
-        """Give a batch that can be divided among the replicas, if the one given cannot."""
+        """Give a batch that can be divided among the replicas, if the one given cannot; returns
+        whether it was given.
+        """
         match = _TOGETHER.search(self.refusal)
         if match is None or "--global-batch" not in self.answered:
             return False
@@ -415,7 +421,7 @@ class Attempt:
 
     def _give_experts(self) -> bool:
         """Give a model with experts, if the file has expert parallelism but the model given has no
-        experts.
+        experts; returns whether it was given.
         """
         with_experts = catalog.model(WITH_EXPERTS)
         if not (self.gave_model and _NO_EXPERTS.search(self.refusal)):

@@ -98,7 +98,7 @@ def _with(
 def _valid(
     stages: tuple[StagePlan, ...], name: str, values: Sequence[float]
 ) -> tuple[StagePlan, ...]:
-    """The stages with another value of one dimension; None if some stage cannot have this value."""
+    """The stages with another value of one dimension; empty if a stage cannot have this value."""
     try:
         return tuple(
             stage.with_values({name: value}) for stage, value in zip(stages, values, strict=True)

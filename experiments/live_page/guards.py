@@ -92,7 +92,9 @@ async def _drained(receive: Receive, headers: dict[str, str]) -> None:
 
 
 def _refused_body(headers: dict[str, str]) -> tuple[int, str] | None:
-    """The reason for refusing a body before it is read."""
+    """The HTTP status and the reason for refusing a request's body before it is read; None if it is
+    not refused.
+    """
     kind = headers.get("content-type", "").partition(";")[0].strip()
     if kind != "application/json":
         return 415, f"content type {kind[:60]!r} is not read: send application/json"

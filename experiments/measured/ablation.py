@@ -69,8 +69,8 @@ def _tells(row: Judged, columns: Sequence[str]) -> bool:
 def _mean(
     rows: Sequence[tuple[str, Judged]], sources: set[str] | None, *, peaks: bool
 ) -> float | None:
-    """The mean absolute error of each source, averaged over sources: of published times, or of
-    memory peaks.
+    """The mean absolute error of published times, or of memory peaks: each source's mean, averaged
+    over sources. None if there are no errors.
     """
     errors: dict[str, list[float]] = defaultdict(list)
     for source, row in rows:

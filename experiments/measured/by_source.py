@@ -73,7 +73,7 @@ class SourceErrors:
 
     @cached_property
     def mean_time(self) -> float | None:
-        """The mean absolute error of predicted times over published rows."""
+        """The mean absolute error of predicted times over published rows; None if none exist."""
         return mean(map(abs, self.published)) if self.published else None
 
     @cached_property
@@ -95,12 +95,14 @@ class SourceErrors:
 
     @cached_property
     def mean_peak(self) -> float | None:
-        """The mean absolute error of predicted memory peaks."""
+        """The mean absolute error of predicted memory peaks; None if no peaks were measured."""
         return mean(map(abs, self.peaks)) if self.peaks else None
 
     @property
     def inside(self) -> float | None:
-        """The share of measurements inside the bounds of their predictions."""
+        """The share of measured times inside the bounds of their predictions; None if there are no
+        bounds.
+        """
         return mean(one.is_inside for one in self.bounded) if self.bounded else None
 
     def cells(self) -> list[object]:

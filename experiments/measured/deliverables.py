@@ -27,8 +27,8 @@ from mistlab import catalog
 from mistlab.engines.engine import ENGINES
 from mistlab.machine.hardware import Hardware
 
-# For each engine of common training software that was added later, the engine that stood for this
-# software before.
+# Engines for common training software that were added late, each with the engine that predicted
+# this software before.
 BEFORE: Mapping[str, str] = {"deepspeed": "deepspeed", "trainer": "fsdp", "llmq": "fsdp"}
 
 
@@ -78,9 +78,10 @@ def _lent_unscaled(gpu: str) -> Hardware | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartOff:
-    """A part of the predictor, and the way to turn it off. ``edit`` changes the runs, ``hardware``
-    replaces a GPU, ``within`` is a ``with`` block that changes engines, ``allocated`` predicts the
-    bytes of tensors for any kind of memory peak, and ``by_rows`` counts each row as a source.
+    """A part of the predictor that is turned off, to see how much it matters. ``edit`` changes the
+    runs, ``hardware`` replaces a GPU, ``within`` is a ``with`` block that changes engines,
+    ``allocated`` predicts the bytes of tensors for any kind of memory peak, and ``by_rows`` counts
+    each row as a source.
     """
 
     edit: Callable[[Configuration], Configuration] | None = None

@@ -92,7 +92,7 @@ def _changed(predicted: Sequence[Judged]) -> Iterator[str]:
 
 
 def _impossible(predicted: Sequence[Judged]) -> Iterator[str]:
-    """A line for each measured figure that no run on the row's GPUs can have."""
+    """A line for each measured figure that is impossible on the GPUs of its row."""
     for run in predicted:
         yield from (f"impossible: {run.row.where}: {reason}" for reason in run.impossible)
 

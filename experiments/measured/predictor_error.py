@@ -299,9 +299,7 @@ def _order(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[float], in
 def memory_summary(
     rows: Sequence[dict[str, Any]], runs: Sequence[PublishedRun]
 ) -> dict[str, Any] | None:
-    """The summary of the errors of memory peaks over all stages; empty if no peaks were
-    measured.
-    """
+    """The summary of the errors of memory peaks over all stages; None if no peaks were measured."""
     if not rows:
         return None
     with_peaks = [one for one in runs if one.reserved_bytes and one.plan is not None]

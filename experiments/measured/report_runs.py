@@ -336,8 +336,9 @@ def _ranks(tasks: Sequence[Ranked]) -> str:
 
 
 def _single_runs(rows: Sequence[Judged]) -> Iterator[str]:
-    """Whether the largest regret is due to a single run: the number of runs that are predicted to
-    be best but are bad choices.
+    """Whether the largest regret may be due to a single run: how many of the runs that are
+    predicted to be nearly as fast as the best are bad choices, and how likely one of them is
+    chosen.
     """
     error = errors_of("", rows).median_time
     tasks = [] if error is None else [*ranked(rows, near=error)]
@@ -445,7 +446,9 @@ def _held(row: Judged, spread: Spread) -> Held:
 
 
 def _known(tables: Tables) -> list[tuple[str, Judged, Miss | None]]:
-    """Every row of the tables with its source, and the ratio of measurement to prediction."""
+    """Every row of the tables with its source, and how far its measured time is outside the
+    predicted range (None if it has no time or no prediction).
+    """
     return [
         (source_of(name, row.row.cells), row, miss)
         for name, rows in tables

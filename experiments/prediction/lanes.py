@@ -49,8 +49,8 @@ _STREAM_OF = {SENDS: "gpu_to_gpu"}
 
 
 def timeline(simulation: Simulation, path: Path, title: str) -> None:
-    """A picture of one iteration: four rows (one per stream) for each stage, with a bar per task
-    and gaps where a stream waits.
+    """Draw one iteration into a file: four rows (one per stream) for each stage, with a bar per
+    task and gaps where a stream waits.
 
     Only the beginning and the end of a long iteration are drawn, since its middle repeats.
     """

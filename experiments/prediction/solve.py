@@ -25,7 +25,7 @@ SLOWEST, FASTEST = 1e-4, 1e4
 # The range in which latencies are tried, in microseconds.
 LATENCIES = 1e-1, 1e7
 SHARE, SECONDS = "%", "s"
-# Names the links that a figure concerns, for the message that the plan does not use them.
+# For each link rate, the reason why it does not matter to a plan, for a message.
 CROSSED_BY = {
     "inter_node_gbytes_per_s": "nothing crosses nodes",
     "intra_node_gbytes_per_s": "nothing passes between GPUs of a node",

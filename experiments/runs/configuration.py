@@ -275,7 +275,7 @@ def _ends(row: RunRow) -> tuple[int, int] | None:
 
 
 def _stages(row: RunRow, layers: int, stages: int, notes: list[str]) -> tuple[int, ...]:
-    """The number of blocks of each stage, for a row that counts embedding and head as layers. None
+    """The number of blocks of each stage, for a row that counts embedding and head as layers. Empty
     for other rows, and if the counts do not add up to the model's blocks.
     """
     if not row.stage_layers:
@@ -553,9 +553,10 @@ def network_of(row: RunRow, gpus_per_node: int) -> float | None:
 
 
 def unsaid_of(row: RunRow, engine: str, stages: int) -> tuple[str, ...]:
-    """The settings that a tuned benchmark leaves open although it states its batch size: the
-    micro-batch size, and the model chunks per stage if several are possible. Not for Megatron's
-    arguments, which have defaults, nor for ordinary training runs, which are not tuned.
+    """The settings that a row leaves open because its benchmark was tuned: the micro-batch size,
+    and the model chunks per stage if the engine can have several. A row that does not state its
+    batch size leaves none open, nor do Megatron's arguments, which have defaults, and ordinary
+    training runs, which are not tuned.
     """
     if row.arguments or not row.benchmark or row.count("global_batch") is None:
         return ()

@@ -15,9 +15,9 @@ def with_copy_engines(hardware: Hardware) -> Hardware:
     """The hardware with communication between GPUs of a node at the rate of their links to the
     host.
 
-    The measured NCCL rates of GPUs without direct links are from virtual machines, whose host
-    copies each message once more, so they do not apply here. An all-reduce is a reduction and a
-    gather.
+    Measured NCCL rates of GPUs without direct links do not apply to copy engines: they are from
+    virtual machines, whose host copies each message once more. The time of an all-reduce is that of
+    a reduce-scatter and an all-gather.
     """
     transfers, node = hardware.transfers, hardware.node
     if transfers is None or node.intra_node_gbytes_per_s > NVLINK_GBYTES_PER_S:

@@ -155,7 +155,7 @@ class KeptElsewhere:
         if self.caches_nothing:
             return replace(stage, peak_allocated_bytes=peak, peak_reserved_bytes=peak)
         if self.leave_by_copies:
-            # The memory that the allocator caches is proportional to the memory that is allocated.
+            # Cached memory is assumed to shrink or grow in proportion to allocated memory.
             more = int(stage.peak_reserved_bytes * more / stage.peak_allocated_bytes)
         return replace(
             stage,

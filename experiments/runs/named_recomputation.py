@@ -20,7 +20,8 @@ from mistlab.plan.dimensions import DIMENSIONS
 from mistlab.plan.plan import StagePlan
 from mistlab.plan.workload import Workload
 
-# The kinds of recomputation that leave the other operators of a block as they are.
+# The kinds of recomputation that recompute only some operators of a block, so that other operators
+# can be recomputed by name.
 PARTLY = ("cheap", "core")
 # For each flag of a row, the modules of a block whose saved inputs are recomputed instead of kept:
 # the inputs of GEMMs are outputs of norms and of activation functions.

@@ -36,9 +36,10 @@ from mistlab.schedule.placement import even_shares, most_chunks
 def host_is_ahead(run: Configuration, blocks: Sequence[int], cluster: Cluster) -> bool:
     """Whether the host of the first stage runs ahead of its GPU.
 
-    Without a pipeline it does. In a pipeline the GPU of a stage waits for neighbouring stages while
-    its host runs ahead; but a first stage with more blocks than any other never waits. If sends are
-    late on the slowest cluster on which the engine was measured, hosts wait for sends too.
+    Without a pipeline it does. In a pipeline it does if the GPU often waits for neighbouring
+    stages. The GPU of a first stage with more blocks than any other never waits, so its host does
+    not run ahead. If sends are late on the slowest cluster on which the engine was measured, hosts
+    wait for sends too.
     """
     if len(blocks) == 1:
         return True
@@ -233,7 +234,7 @@ def _of_chunks(run: Configuration) -> Iterator[Configuration]:
 
 
 def _assumption_notes(way: Configuration, unsaid: tuple[str, ...]) -> tuple[str, ...]:
-    """Notes on the settings that one of the alternatives assumes."""
+    """A run's notes with the values that are assumed for settings that its row leaves open."""
     taken = {"micro_batch": way.micro_batch, "vpp": way.chunks}
     others = (note for note in way.notes if note != ASSUMED_MICRO_BATCH)
     return (

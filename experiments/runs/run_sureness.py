@@ -61,7 +61,9 @@ class Range:
 
     @classmethod
     def of(cls, prediction: Prediction, above: float, way: float) -> Self:
-        """The range from a predicted time to ``above`` times the longest time."""
+        """The range of a prediction's times. The longest time is the upper bound of the prediction,
+        divided by ``above``.
+        """
         least_s = prediction.iteration_s
         longest_s = max(least_s, prediction.iteration_s_high / above)
         return cls(least_s=least_s, longest_s=longest_s, way=way)
@@ -95,8 +97,8 @@ def sureness_of(misses: Sequence[Miss], source: str = "") -> Sureness:
 
 
 def left_out(misses: Sequence[Miss], groups: Sequence[str]) -> Iterator[Spread | None]:
-    """For each run, how far predictions are off in the other groups of runs; None if there are no
-    others.
+    """For each run, how far predictions are off in all groups of runs but its own; None if there is
+    only one group.
     """
     names, folds = np.unique(groups, return_inverse=True)
     if len(names) < 2:

@@ -192,5 +192,7 @@ def _problem(cells: Sequence[str], columns: int, missing: Sequence[str]) -> str:
 
 
 def _is_text(cell: str) -> bool:
-    """Whether a cell could be decoded as text; bytes that could not are lone surrogates."""
+    """Whether all bytes of a cell were valid text; the reader replaces invalid bytes by lone
+    surrogates.
+    """
     return cell.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in cell)

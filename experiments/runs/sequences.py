@@ -23,8 +23,8 @@ def sequences_of(row: RunRow, given: int | None, ranks: int, notes: list[str]) -
 
 
 def _undivided(row: RunRow, ranks: int) -> int | None:
-    """All sequences of a rank in a step, for software that by default makes them one
-    micro-batch.
+    """All sequences of a rank in a step, for software that by default makes them one micro-batch;
+    None if the row states or allows several micro-batches, or states no batch.
     """
     batch = row.count("global_batch")
     if row.accumulates or batch is None or row.count("grad_accumulation") is not None:

@@ -256,8 +256,9 @@ def _vocab(row: RunRow, family: str, alike: ModelSpec | None, notes: list[str]) 
 
 
 def _has_tokens_of(alike: ModelSpec, row: RunRow) -> bool:
-    """Whether a functional test uses the vocabulary of the model that it imitates; a tiny model
-    does only if it pads the vocabulary to that model's multiple.
+    """Whether a functional test has the vocabulary of the model that it imitates: if it is as wide
+    as the model or, for a tiny model, if it pads its vocabulary to a multiple that the model's
+    vocabulary is.
     """
     multiple = row.vocab_multiple or MULTIPLE
     is_as_wide = alike.hidden == row.count("hidden")

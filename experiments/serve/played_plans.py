@@ -70,9 +70,9 @@ class PlanPlayer:
         return self._figures(served, load, done)
 
     def best_of(self, timed: Sequence[ServedPlan]) -> tuple[PlayedPlan | None, PlayedPlan | None]:
-        """The plan with the highest throughput whose latency percentiles meet the goals, and the
-        plan that misses them by the smallest factor. Plans are simulated in the order of their
-        predicted throughput, at most ``MOST_PLAYED`` of them.
+        """The first plan whose simulated latency percentiles meet the goals, and the plan that
+        comes nearest to meeting them (the same plan if one meets them). Plans are simulated in the
+        order of their predicted throughput, at most ``MOST_PLAYED`` of them.
         """
         nearest: PlayedPlan | None = None
         meeting = [one for one in timed if one.distance(self.goals) <= 1]
@@ -114,8 +114,9 @@ class PlanPlayer:
 
 
 def _steady_rate(load: ServingLoad, done: PlayedLoad) -> float:
-    """The requests that complete per second while others arrive. With a fixed number in flight, the
-    first ones are left out; if all requests arrive at once, the whole run counts.
+    """The requests that complete per second while others still arrive. With a fixed number of
+    requests in flight, the time until the first ones complete is left out. If all requests arrive
+    at once, the rate is that of the whole run.
     """
     ends = sorted(request.end_s or 0.0 for request in done.requests)
     last_s = max(request.arrival_s for request in done.requests)

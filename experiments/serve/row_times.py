@@ -158,16 +158,16 @@ class RowModel:
         rate = np.where(np.isfinite(self.rate[rows]), self.rate[rows], np.inf)
         low = np.full(len(rows), FEWEST_IN_FLIGHT)
         high = np.minimum(requests, OFFLINE_IN_FLIGHT)
-        # Each round evaluates several points between the limits in one call, since a call costs
-        # more than a few more rows.
+        # Each round tries several numbers of requests between the limits in one call, since a call
+        # costs more than a few further rows.
         again = np.repeat(np.arange(len(rows)), TRIED)
         many, by_many = of.rows(again), _at(by, again)
         for _ in range(_ROUNDS):
             tried = np.geomspace(low, high, TRIED + 1, axis=1)[:, 1:]
             state = steady_state(many, by_many, self._load(rows[again], tried.ravel()))
             is_enough = state.requests_per_s.reshape(tried.shape) >= rate[:, None]
-            # The last point counts as enough, so that a search without a smaller solution ends
-            # there.
+            # The largest number counts as enough, so that the search ends there if all numbers are
+            # too small.
             is_enough[:, -1] = True
             reached = np.argmax(is_enough, axis=1)[:, None]
             places = np.concatenate([low[:, None], tried], axis=1)

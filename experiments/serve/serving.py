@@ -146,8 +146,9 @@ class PlayedCase:
         return load.within(context)
 
     def static(self, *, mixes: bool) -> dict[Layout, float]:
-        """The requests per second of each layout that does not change; either with prefill and
-        decoding in one step, or with prefill first, vLLM's default when Seesaw was published.
+        """The requests per second of each layout that does not change between prefill and decoding.
+        With ``mixes``, prefill and decoding share a step; otherwise prefill comes first, as was
+        vLLM's default when Seesaw was published.
         """
         of = self.case.population
         return {
@@ -255,7 +256,8 @@ class PlayedCase:
 
 # How many requests a quick run simulates, and every how many cases it takes one.
 QUICK_REQUESTS, QUICK_EVERY = 150, 12
-# The thresholds for a change of phase that are tried for the best pair of layouts.
+# The thresholds that are tried for the best pair of layouts: serving may return to prefill when at
+# most this share of the memory for waiting keys and values is in use.
 THRESHOLDS = (0.0, 0.05, 0.2, 0.5)
 # The case whose output lengths are varied (model, GPU, number of GPUs), and its mean output length.
 VARIED = ("codellama-34b", "L4", 4, 1000)

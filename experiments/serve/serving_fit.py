@@ -118,8 +118,8 @@ GROUPS: Mapping[str, Callable[[ServedRow], str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LeftOut:
-    """Rows with the figures that a fit to all other groups predicts for them, and the group of each
-    row.
+    """Measured rows, the figures that a fit to all groups but the row's own predicts for them, and
+    the group of each row.
     """
 
     rows: Sequence[ServedRow]
@@ -138,8 +138,8 @@ class LeftOut:
         return _tails(self.logs(outcome))
 
     def coverage(self, outcome: str) -> float:
-        """The share of rows that lie inside bounds estimated from the errors of the other
-        groups.
+        """The share of measurements that lie inside bounds estimated from the errors of the other
+        groups of rows.
         """
         groups = np.array(self.groups)
         inside, total = 0, 0

@@ -120,7 +120,7 @@ def _of_megatron(workload: Workload, cluster: Cluster) -> list[Contender]:
 def _of_grid(system: str, workload: Workload, cluster: Cluster) -> Iterator[Job]:
     """The plans of a system's grid, each in the form that the system's framework can express."""
     if system in ("deepspeed", "deepcompile") and workload.precision == "bf16":
-        # All other systems also accumulate gradients in 32 bits.
+        # DeepSpeed accumulates gradients in 32 bits here, as all other systems do.
         workload = replace(workload, gradients="32bit")
     ranks, layers = cluster.num_gpus, workload.model.layers
     sequences, rest = divmod(workload.global_batch, ranks)

@@ -113,8 +113,8 @@ def _rows_of(rows: Sequence[Row], case: SpeedupCase, system: str) -> list[Row]:
 def _best_s(
     rows: Sequence[Row], case: SpeedupCase, system: str
 ) -> tuple[float, float, float | None] | None:
-    """The median time of the repeated runs of a system's best plan, how far they spread, and the
-    predicted time.
+    """The median time of the repeated runs of a system's best plan, the range of these times as a
+    share of the median, and the predicted time; None if no plan ran.
     """
     of_system = [row for row in _rows_of(rows, case, system) if TIMING in row]
     last = [row for row in of_system if row["phase"] == "repeat"] or of_system[:1]

@@ -75,8 +75,8 @@ class Nodes:
         ]
 
     def announce(self, run: Mapping[str, Any]) -> int | None:
-        """Announce a run to the other nodes; returns the port at which the run's first process
-        listens.
+        """Announce a run to the other nodes. Returns the port at which the run's first process
+        listens, or None on a single node.
         """
         self.number += 1
         self._over_since = None

@@ -39,11 +39,11 @@ EXPERT = (4, 8, 16, 32, 64)
 # The shares of a stage's blocks that the search recomputes, besides the recomputation of the
 # published run.
 RECOMPUTED = (0.25, 0.5, 1.0)
-# The share of memory that a configuration must leave free to be certain to fit, since memory peaks
-# are predicted to within about a tenth.
+# The share of memory that a configuration must leave free to be certain to fit: predictions of
+# memory peaks may be off by about a tenth.
 LEFT = 0.1
-# For each number of stages, how many configurations are tried with several model chunks per stage,
-# and how many are simulated.
+# For each number of stages, how many of the fastest configurations are also tried with several
+# model chunks per stage; and how many configurations are simulated in all.
 CHUNKED, PLAYED = 4, 3
 
 

@@ -52,7 +52,7 @@ BASELINE_WORDS = (
 # Changes that make the machine better; none of them may make the best plan slower.
 MACHINE = ("links between nodes", "links in a node", "memory", "interference")
 UNCHANGED = "as it is"
-# A search without a proof may miss the best plan by about this share.
+# A search without a proof may find a plan that is slower than the best one by about this share.
 MISSED = 0.01
 
 

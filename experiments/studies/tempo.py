@@ -52,8 +52,7 @@ LESS_GIB = (10.0, 12.0, 16.0, 24.0)
 # gradients in every step. A V100 has no bf16, and a plain training loop takes the place of FSDP.
 OTHERS, OTHER_GPUS, OTHER_ENGINE = "v100-16gb", 4, "trainer"
 OTHER_PRECISION: Precision = "fp16"
-# The largest batch with plain operators is divided by each of these numbers, and the steps are
-# predicted, too.
+# Steps with plain operators are also predicted at the largest batch divided by these numbers.
 PARTS = (1, 2, 4, 8)
 
 

@@ -171,8 +171,8 @@ class Workers:
             vain = 0 if len(left) < before else vain + 1
             if left:
                 progress(f"a worker was lost ({lost}): {len(left)} are left, and done again")
-                # The item whose worker was killed is among the first items that have no answer, one
-                # for each worker.
+                # One of the first items without an answer, as many as there are workers, has killed
+                # its worker: these items go to the end of the queue.
                 first = effective_n_jobs(None)
                 left = left[first:] + left[:first]
 

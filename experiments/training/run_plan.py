@@ -184,8 +184,9 @@ def _resume(session: "Session", options: argparse.Namespace) -> None:
 def _directory(
     session: "Session", options: argparse.Namespace, history: History
 ) -> RunDirectory | None:
-    """The results folder of the first rank. If the run is resumed, the rows of steps before the
-    checkpoint are kept, and all others are deleted.
+    """The results folder of the run; None for all ranks but the first, and without ``--out``. If
+    the run is resumed, the rows of steps before the checkpoint are kept, and all others are
+    deleted.
     """
     if options.out is None or not session.is_first:
         return None

@@ -249,7 +249,7 @@ def _mapping(
 
 def _played_mapping(comparison: Comparison, best: Entry | None) -> dict[str, Any] | None:
     """The plan that is fastest in the event simulator, and whether it is also the one predicted to
-    be best.
+    be best, as plain values; None if no plan was simulated.
     """
     fastest = fastest_played(comparison.entries)
     if fastest is None or best is None:
@@ -291,8 +291,9 @@ def _proven(comparison: Comparison) -> Iterator[str]:
 
 
 def fastest_played(entries: Sequence[Entry]) -> tuple[str, Plan, float] | None:
-    """The plan that is fastest in the event simulator, with its searcher and seconds; the best
-    plans of all searchers and plans predicted to be nearly as fast were simulated.
+    """The plan that is fastest in the event simulator, with its searcher and seconds, among the
+    simulated plans: the best plans of all searchers, and plans predicted to be nearly as fast. None
+    if none was simulated.
     """
     played = [
         (seconds, number, plan)

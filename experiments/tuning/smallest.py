@@ -123,8 +123,9 @@ def _nearest_of_one(bench: Bench, space: SearchSpace) -> tuple[Plan, Prediction]
 
 
 def _smallest_pipelines(problem: Problem, space: SearchSpace) -> list[Pipeline]:
-    """For each mesh, with choices such as expert parallelism, the pipeline that has the most
-    micro-batches; if no pipeline has equal stages, a few others.
+    """For each mesh (with choices such as expert parallelism), the pipeline of equal stages with
+    the most micro-batches, whose micro-batches are the smallest. If no pipeline has equal stages, a
+    few pipelines of unequal ones.
     """
     smallest: dict[Mesh, Pipeline] = {}
     for pipeline in equal_pipelines(problem, space):

@@ -186,7 +186,9 @@ def gpus_of(
 
 
 def _named_gpu(text: str) -> Gpus:
-    """The GPUs of a single name, given the word for the chip and the other words."""
+    """The GPUs that a name of one chip (or of a cloud machine) stands for; other words of the name
+    may give memory size and form factor.
+    """
     given = text.casefold()
     if machine := _machine(given):
         return Gpus(hardware=machine)
