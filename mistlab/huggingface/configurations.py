@@ -433,7 +433,7 @@ def _check_required(keys: TypeKeys) -> None:
         if given is not None and given != keys.needed(other):
             refuse(
                 keys.name(key),
-                f"{given} is not {other} {keys.needed(other)}, which is not supported: {TRACE}",
+                f"{given} is unlike {other} {keys.needed(other)}, which is not supported: {TRACE}",
             )
 
 
@@ -482,7 +482,9 @@ def _dropout(keys: TypeKeys) -> Fields:
 def _share(keys: TypeKeys, key: str) -> float:
     value = keys.get(key) or 0.0
     if isinstance(value, bool) or not isinstance(value, int | float):
-        refuse(keys.name(key), f"{shown(value)} is not a number: give the dropout rate")
+        refuse(
+            keys.name(key), f"{shown(value)} is not a number: give the dropout rate, such as 0.1"
+        )
     return value
 
 

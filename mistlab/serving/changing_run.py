@@ -85,8 +85,8 @@ class ChangingRun:
         if reading != decoding:
             refuse(
                 "decode",
-                f"{reading} ranks prefill and {decoding} decode: give two layouts with equally "
-                "many ranks",
+                f"{decoding} ranks decode, but {reading} prefill: give decode and prefill degrees "
+                "with the same product",
             )
         for name in ("prefill", "decode"):
             self._check_layout(name, getattr(self, name))

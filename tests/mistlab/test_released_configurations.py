@@ -247,7 +247,7 @@ def test_a_wrong_value_is_refused_by_key_value_and_remedy(
         ),
         (
             {"model_type": "opt", "word_embed_proj_dim": 512},
-            r"word_embed_proj_dim: 512 is not hidden_size 768",
+            r"word_embed_proj_dim: 512 is unlike hidden_size 768",
         ),
         (
             {"model_type": "gemma2", "layer_types": ["sliding_attention"]},

@@ -143,7 +143,10 @@ def test_more_blocks_than_there_are_raise() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"decode": {"tp": 4}}, r"decode: 2 ranks prefill and 4 decode: give two layouts"),
+        (
+            {"decode": {"tp": 4}},
+            r"decode: 4 ranks decode, but 2 prefill: give decode and",
+        ),
         ({"prefill": {"tp": 4}, "decode": {"pp": 4}}, r"prefill.tp: 4 does not divide kv_heads 2"),
         ({"prefill": {"dp": 4}, "decode": {"pp": 4}}, r"decode.pp: 4 is more than the 3 layers"),
         (
