@@ -282,8 +282,8 @@ def _check_context(plan: Plan, workload: Workload) -> None:
             )
         if way != HEADS and (model.window or model.sinks):
             reject(
-                f"{field}: {ranks} with windows or sinks is trained where ranks exchange heads: "
-                f"give context_exchange: {HEADS}"
+                f"{field}: {ranks} with windows or sinks is trained only where ranks exchange "
+                f"heads: give context_exchange: {HEADS}"
             )
         if model.is_encoder:
             reject(

@@ -77,13 +77,15 @@ def space_for(searcher: str, space: SearchSpace) -> SearchSpace:
     return space_of(searcher) if searcher in OWN_SPACES else space
 
 
-def searchers_called(names: Sequence[str], predictor: str = "symbolic") -> list[str]:
-    """The searchers with these names, without repetitions; refuses unknown names, and searchers
-    that need more than the predictor offers.
+def searchers_called(
+    names: Sequence[str], predictor: str = "symbolic", option: str = "--searchers"
+) -> list[str]:
+    """The searchers with the names that an option gives, without repetitions; refuses unknown
+    names, and searchers that need more than the predictor offers.
     """
     for name in names:
         if name not in SEARCHERS:
-            reject(f"searcher {name!r} is unknown{near_matches(name, SEARCHERS)}")
+            reject(f"{option}: {name!r} is unknown{near_matches(name, SEARCHERS)}")
         if not can_ask(name, predictor):
             others = ", ".join(other for other in SEARCHERS if can_ask(other, predictor))
             reject(

@@ -285,8 +285,8 @@ def _job(options: argparse.Namespace) -> Job:
     count, rest = divmod(workload.global_batch, replicas * options.micro_batch)
     if rest or not count:
         reject(
-            f"--global-batch {workload.global_batch}: {replicas} replicas with micro-batches of "
-            f"{options.micro_batch} do not divide it: give a multiple of "
+            f"--global-batch {workload.global_batch}: cannot be divided equally among {replicas} "
+            f"data-parallel replicas with --micro-batch {options.micro_batch}: give a multiple of "
             f"{replicas * options.micro_batch}"
         )
     with as_options():

@@ -132,7 +132,7 @@ def _given(options: argparse.Namespace) -> Given:
 
 def _about_hardware(options: argparse.Namespace, row: Format) -> Iterator[Remark]:
     if options.hardware == "l4-24gb":
-        text = f"no file of {row.title} says it: --hardware, l4-24gb unless it is given"
+        text = f"l4-24gb, since no file of {row.title} names it: give --hardware for another"
         yield Remark(kind="assumed", choice="hardware", text=text)
 
 
@@ -140,5 +140,6 @@ def _about_engine(options: argparse.Namespace, row: Format, engine: str) -> Iter
     target = TARGETS[row.target]
     others = [name for name in target.own_engines.values() if name not in target.engines]
     if options.engine is None and others and engine == target.engines[0]:
-        text = f"{target.engines[0]}, as it was measured on L4 and A100: --engine {others[0]} for"
-        yield Remark(kind="assumed", choice="engine", text=f"{text} runs of today on later GPUs")
+        text = f"{target.engines[0]}, as it was measured on L4 and A100"
+        remedy = f"give --engine {others[0]} for current versions and later GPUs"
+        yield Remark(kind="assumed", choice="engine", text=f"{text}: {remedy}")

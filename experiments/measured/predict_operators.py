@@ -202,7 +202,8 @@ def _number(expression: object, sizes: Mapping[str, float]) -> float:
     if missing := sorted(needed - sizes.keys()):
         refuse(
             "extra",
-            f"does not give {missing[0]}: give the kernel's sizes, {one_of(sorted(needed))}",
+            f"lacks {missing[0]}, a size on which the kernel's work depends: add it, as in "
+            f'{{"{missing[0]}": 4096}}',
         )
     return sum(
         float(number) * prod(sizes[name] ** power for name, power in powers)

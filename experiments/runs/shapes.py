@@ -22,9 +22,9 @@ MULTIPLE = 128
 EXPERTS, SCANS = frozenset("E"), frozenset("MG")
 VOCAB = {"gpt": 50304, "falcon": 65024, "llama": 128256}
 NAMES = {
-    "layers": "transformer blocks",
+    "layers": "the number of transformer blocks",
     "hidden": "the width of the residual stream",
-    "heads": "attention heads",
+    "heads": "the number of attention heads",
 }
 
 

@@ -50,8 +50,8 @@ class KeptRun:
         config, report, rows = (path / name for name in ("config.json", "report.md", "rows.jsonl"))
         if not any(file.is_file() for file in (config, report, rows)):
             runs = sorted(one.parent.name for one in path.glob("*/config.json"))
-            inside = f"; runs lie in it: {', '.join(runs[:8])}" if runs else ""
-            reject(f"{path}: holds no config.json, report.md or rows.jsonl of a run{inside}")
+            remedy = f"one of the runs in it: {', '.join(runs[:8])}" if runs else "a run's folder"
+            reject(f"{path}: holds no config.json, report.md or rows.jsonl of a run: give {remedy}")
         made = read_json(config) if config.is_file() else {}
         kept_rows = read_rows(rows)
         return cls(

@@ -189,8 +189,8 @@ def shortest(
     ]
     if not ends:
         reject(
-            f"no way from {start} to {end} with {', '.join(collectives) or 'no collective'}: give "
-            "other collectives or layouts"
+            f"collectives: {', '.join(collectives) or 'none'} cannot turn the layouts of these "
+            f"operators from start {start} into end {end}: give more of {', '.join(COLLECTIVES)}"
         )
     return min(ends, key=lambda partition: partition.rank)
 

@@ -498,7 +498,11 @@ def _only(name: str, given: Item | None, listed: Sequence[Item]) -> Item:
     if given is not None:
         return given
     if len(listed) > 1:
-        refuse(name, "missing: give it, since the list of this name has several items")
+        refuse(
+            name,
+            f"missing, and the sweep's list for it has {len(listed)} items: give this case one of "
+            "them",
+        )
     return listed[0]
 
 

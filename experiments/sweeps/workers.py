@@ -170,7 +170,10 @@ class Workers:
                 lost = type(error).__name__
             vain = 0 if len(left) < before else vain + 1
             if left:
-                progress(f"a worker was lost ({lost}): {len(left)} are left, and done again")
+                progress(
+                    f"a worker process was lost ({lost}): the {len(left)} problems without an "
+                    "answer are solved again"
+                )
                 # One of the first items without an answer, as many as there are workers, has killed
                 # its worker: these items go to the end of the queue.
                 first = effective_n_jobs(None)

@@ -125,7 +125,7 @@ def _found(folder: Path, *, quick: bool) -> list[Path | Row]:
         reject(f"{folder}: has no plan files: give a folder with some *.yaml files")
     if quick and len(plans) > QUICK_PLANS:
         left_out = ", ".join(plan.name for plan in plans[QUICK_PLANS:])
-        progress(f"left out in haste (--quick): {left_out}")
+        progress(f"--quick leaves out {left_out}")
         plans = plans[:QUICK_PLANS]
     return [*plans]
 

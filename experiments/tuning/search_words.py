@@ -248,7 +248,7 @@ def smallest_words(smallest: Smallest, space: str, *, is_proven: bool) -> list[s
     which = f", which {' and '.join(smallest.limits)}," if smallest.limits else ""
     return [
         f"No plan of space {space}{which} {none} that comes nearest needs {needs}.",
-        f"{smallest.class_bytes / GIB_BYTES:.1f} GiB of the GPU's are {smallest.memory_class}.",
+        f"{_class_words(smallest)}.",
         f"What would make a plan fit: {'; or '.join(remedies)}.",
     ]
 
@@ -259,10 +259,14 @@ def need_words(smallest: Smallest) -> str:
     """
     if smallest.prediction.fits:
         return f"the searcher found no plan that fits, but there is one, of {_needs(smallest)}"
-    return (
-        f"memory: the plan that comes nearest needs {_needs(smallest)}; "
-        f"{smallest.class_bytes / GIB_BYTES:.1f} GiB of the GPU's are {smallest.memory_class}"
-    )
+    return f"memory: the plan that comes nearest needs {_needs(smallest)}; {_class_words(smallest)}"
+
+
+def _class_words(smallest: Smallest) -> str:
+    """What takes the most memory of the plan that comes nearest to fitting, as text."""
+    states = " states" if smallest.memory_class == "optimizer" else ""
+    size = smallest.class_bytes / GIB_BYTES
+    return f"{size:.1f} GiB on the GPU are {smallest.memory_class}{states}"
 
 
 def _needs(smallest: Smallest) -> str:

@@ -85,7 +85,7 @@ def tuned(options: argparse.Namespace, *, writes: bool = False) -> tuple[Bench, 
     """The search that the options ask for: its problem and predictor, its result, and the path of
     the plan file. If the command ``writes`` the file, its path is checked before the search.
     """
-    (name,) = searchers_called([options.searcher or SEARCHER], options.predictor)
+    (name,) = searchers_called([options.searcher or SEARCHER], options.predictor, "--searcher")
     problem, space = searched(options)
     if writes:
         progress(f"{asked_words(problem.workload, problem.cluster)}; space {space.name}")

@@ -31,6 +31,7 @@ from runtime.models.experts import CORRECTION
 from runtime.models.families import is_adapter, shapes_of_model
 
 INDEX, SINGLE, CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
+_GIVE_FOLDER = "give the folder of a Hugging Face checkpoint"
 
 
 # Reads the tensors in a folder of safetensors files.
@@ -51,11 +52,11 @@ class TensorFolder:
             content = json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             reject(
-                f"{self.option} {self.folder}: {CONFIG} cannot be read ({error}): give the folder "
-                "of a Hugging Face checkpoint"
+                f"{self.option} {self.folder}: {CONFIG} cannot be read "
+                f"({getattr(error, 'strerror', None) or error}): {_GIVE_FOLDER}"
             )
         if not isinstance(content, dict):
-            reject(f"{self.option} {self.folder}: {CONFIG} is not a mapping: give a model's own")
+            reject(f"{self.option} {self.folder}: {CONFIG} is no JSON object: {_GIVE_FOLDER}")
         return content
 
     @cached_property
@@ -72,15 +73,12 @@ class TensorFolder:
                 return [self.folder / name for name in dict.fromkeys(names)]
         except (OSError, ValueError, KeyError, AttributeError) as error:
             reject(
-                f"{self.option} {self.folder}: {INDEX} cannot be read ({error}): copy the "
-                "checkpoint again"
+                f"{self.option} {self.folder}: {INDEX} cannot be read "
+                f"({getattr(error, 'strerror', None) or error}): copy the checkpoint again"
             )
         files = sorted(self.folder.glob("*.safetensors"))
         if not files:
-            reject(
-                f"{self.option} {self.folder}: has no *.safetensors: give the folder of a "
-                "checkpoint of Hugging Face"
-            )
+            reject(f"{self.option} {self.folder}: has no *.safetensors: {_GIVE_FOLDER}")
         return files
 
     def __contains__(self, name: str) -> bool:
@@ -468,7 +466,7 @@ def check_checkpoint(workload: Workload, folder: TensorFolder) -> None:
         mine, its = (_of_structure(getattr(one, name)) for one in (spec, configured))
         if mine != its:
             reject(
-                f"{where}: {CONFIG} has {name} {its}, the plan's model {mine}: give "
+                f"{where}: {CONFIG} has {name} {its}, but the plan's model has {mine}: give "
                 f"workload.model: {folder.folder / CONFIG}"
             )
     for path, shape in shapes_of_model(workload).items():

@@ -31,22 +31,22 @@ def check_kernel(
         return
     if attention != "flash":
         reject(
-            f"--attention-kernel {kernel}: the plan computes attention product by product: give "
-            "workload.attention: flash, or leave --attention-kernel out"
+            f"--attention-kernel {kernel}: with workload.attention: {attention} no fused kernel "
+            "computes attention: give workload.attention: flash, or leave --attention-kernel out"
         )
     if device == "cpu":
         reject(
-            f"--attention-kernel {kernel}: it runs on GPUs alone: give --device cuda, or leave "
-            "--attention-kernel out"
+            f"--attention-kernel {kernel}: this kernel runs only on GPUs: give --device cuda, or "
+            "leave --attention-kernel out"
         )
     if precision == "fp32":
         reject(
-            f"--attention-kernel {kernel}: it has no 32-bit arithmetic: give workload.precision: "
-            "bf16, or leave --attention-kernel out"
+            f"--attention-kernel {kernel}: this kernel has no 32-bit arithmetic (fp32): give "
+            "workload.precision: bf16, or leave --attention-kernel out"
         )
     if kernel == "flash-attn" and not _is_installed("flash_attn"):
         reject(
-            "--attention-kernel flash-attn: the package is not installed: pip install "
+            "--attention-kernel flash-attn: package flash-attn is not installed: pip install "
             "--no-build-isolation '.[flash]', or leave --attention-kernel out"
         )
     if kernel == "cudnn" and torch.are_deterministic_algorithms_enabled():

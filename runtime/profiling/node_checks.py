@@ -48,9 +48,10 @@ def check_bf16(gpu: torch.device, option: str) -> None:
     """Raise an error if a GPU only emulates bfloat16."""
     driver = DRIVERS[gpu.type]
     if not driver.has_bf16(gpu):
+        other = "give fp16, or " if option.endswith(("-precision", ".precision")) else ""
         reject(
-            f"{option}: bf16, and {driver.name(gpu)} has no bfloat16 arithmetic of its own: give "
-            "fp16, or a GPU of compute capability 8.0 or above"
+            f"{option}: bf16, but {driver.name(gpu)} has no bfloat16 arithmetic: {other}use a GPU "
+            "of compute capability 8.0 or above"
         )
 
 

@@ -4,7 +4,7 @@ import queue
 import signal
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from multiprocessing import get_context, parent_process
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -66,6 +66,11 @@ class ProfiledWorld:
                 outcomes.close()
 
 
+def _described(case: Any) -> str:
+    """The fields of a measured case as text, such as "kind all_gather, gpus 3"."""
+    return ", ".join(f"{entry.name} {getattr(case, entry.name)}" for entry in fields(case))
+
+
 def _next(outcomes: Any, processes: Sequence[BaseProcess], case: object) -> Any:
     """The next result of the processes; raises an error if a process has died, or none answers in
     time.
@@ -78,15 +83,16 @@ def _next(outcomes: Any, processes: Sequence[BaseProcess], case: object) -> Any:
             ended = [f"{i} (status {p.exitcode})" for i, p in enumerate(processes) if p.exitcode]
             if ended:
                 reject(
-                    f"measuring {case} failed in process {', '.join(ended)}: correct the error "
-                    "that this process printed above, and start the command again; earlier "
-                    "measurements are kept"
+                    f"measuring {_described(case)} failed in process {', '.join(ended)}: correct "
+                    "the error that this process printed above, and start the command again; "
+                    "earlier measurements are kept"
                 )
         else:
             return outcome
     message = (
-        f"measuring {case} takes more than {waits * POLL_S:.0f} s: look for other processes on the "
-        "devices or a device that hangs, and start the command again; earlier measurements are kept"
+        f"measuring {_described(case)} takes more than {waits * POLL_S:.0f} s: look for other "
+        "processes on the devices or a device that hangs, and start the command again; earlier "
+        "measurements are kept"
     )
     raise InputError(message)
 

@@ -95,10 +95,18 @@ class SizeSpace(ShapeEnv):
             places = [str(guard.sloc) for guard in self.guards if symbol in guard.expr.free_symbols]
             seen = where or (f" {places[-1]}" if places else "")
             message = (
-                f"size {name} was fixed to {self.replacements[symbol]} by {culprit}{seen}: "
-                "compute with the size itself, not with int(), range() or a comparison on it"
+                f"size {name}{_MEANINGS.get(str(name), '')} was fixed to "
+                f"{self.replacements[symbol]} by {culprit}{seen}: compute with the size itself, "
+                "not with int(), range() or a comparison on it"
             )
             raise TraceError(message)
+
+
+_MEANINGS = {
+    "b": " (batch size)",
+    "s": " (sequence length)",
+    "tp": " (tensor-parallel degree)",
+}
 
 
 def symbols(names: str, values: Sequence[int]) -> tuple[Size, ...]:

@@ -269,8 +269,8 @@ def _storage_errors(storage: str | None) -> Iterator[None]:
             raise
         first_line = str(error).partition("\n")[0]
         message = (
-            f"storage {storage!r}: {first_line}: if another process holds it, wait for that to "
-            "end; if it is damaged, move it away, and a new study is made"
+            f"storage {storage!r}: {first_line}: if another process uses this study, wait until "
+            "that process ends; if the file is damaged, move it away, and a new study is made"
         )
         raise StudyLostError(message) from error
 

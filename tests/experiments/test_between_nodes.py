@@ -144,7 +144,8 @@ def test_one_node_and_tables_of_another_one_are_refused(
     for name, value in (("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("RANK", "0")):
         monkeypatch.setenv(name, value)
     assert run(profile_hardware.main, words) == WRONG_USAGE
-    assert "--between-nodes: one node: start it by torchrun --nnodes 2" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "two equal nodes, but one node started: start torchrun --nnodes 2" in told
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert run(profile_hardware.main, words) == WRONG_USAGE
     told = capsys.readouterr().err

@@ -288,8 +288,11 @@ def test_damaged_rows_are_said_kept_and_made_again(
 
 
 WRONG = {
-    "searcher": (["--searchers", "randm"], "searcher 'randm' is unknown: did you mean 'random'?"),
-    "no searcher": (["--searchers", ""], "searcher '' is unknown: give one of"),
+    "searcher": (
+        ["--searchers", "randm"],
+        "--searchers: 'randm' is unknown: did you mean 'random'?",
+    ),
+    "no searcher": (["--searchers", ""], "--searchers: '' is unknown: give one of"),
     "space": (["--space", "mst"], "--space: space 'mst' is unknown"),
     "evaluations": (["--budget-evaluations", "0"], "--budget-evaluations: 0 is too small"),
     "seconds": (["--budget-seconds", "0"], "--budget-seconds: 0.0 is too small"),

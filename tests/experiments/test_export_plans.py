@@ -181,7 +181,7 @@ def test_an_export_comes_back_by_import(tmp_path: Path, capsys: pytest.CaptureFi
     script.write_text(capsys.readouterr().out, encoding="utf-8")
     assert run(import_plan.main, [str(script)]) == 0
     out, err = capsys.readouterr()
-    assert "assumed: hardware: no file of Megatron-LM says it" in err
+    assert "assumed: hardware: l4-24gb, since no file of Megatron-LM names it" in err
     back = tmp_path / "back.yaml"
     back.write_text(out, encoding="utf-8")
     given, found = load_job(path), load_job(back)

@@ -231,5 +231,5 @@ def test_gpus_that_cannot_run_the_plans_are_refused_before_any_runs(
     assert "--gpus-per-node: 8 is more than the 4 GPUs that torch sees" in capsys.readouterr().err
     answers["device_count"] = 8
     assert run(gpu_report.main, words) == WRONG_USAGE
-    assert "bf16, and Tesla V100 has no bfloat16 arithmetic" in capsys.readouterr().err
+    assert "bf16, but Tesla V100 has no bfloat16 arithmetic" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

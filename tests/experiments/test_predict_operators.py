@@ -92,7 +92,7 @@ def test_a_gpu_that_nobody_measured_is_predicted(tmp_path: Path) -> None:
         ),
         ("rms_norm,liger,both,time,H,8,1,ms,A100,", "pass: 'both' is unknown: give forward"),
         ("rms_norm,liger,full,time,H,,1,ms,A100,", "x_value: is empty: give the size"),
-        ("rms_norm,liger,full,time,H,8,1,ms,A100,", "extra: does not give M: give"),
+        ("rms_norm,liger,full,time,H,8,1,ms,A100,", "extra: lacks M, a size on which"),
         ("rms_norm,liger,full,time,H,8,1,s,A100,", "unit: 's' is not known: give ms"),
         (
             "rms_norm,liger,full,time,H,8,1,ms,Q7,",

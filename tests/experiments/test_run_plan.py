@@ -231,12 +231,12 @@ def test_wrong_usage_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (plan, "--export", tmp_path): "--export",
         (plan, "--resume", tmp_path): "there is no checkpoint",
         (plan, "--save-every", 1): "give --out DIR",
-        (plan, "--attention-kernel", "flash-attn"): "flash-attn: it runs on GPUs alone",
+        (plan, "--attention-kernel", "flash-attn"): "flash-attn: this kernel runs only on GPUs",
         (
             plan_file(tmp_path, attention="math"),
             "--attention-kernel",
             "cudnn",
-        ): "product by product",
+        ): "with workload.attention: math no fused kernel",
         (plan, "--seed", 10**30): f"--seed {10**30}: is out of range: give a number from 0",
         (plan, "--resume", tmp_path / "nowhere"): "there is no checkpoint",
         (

@@ -151,15 +151,15 @@ def test_in_haste_the_first_plans_of_a_folder_run_and_the_others_are_named(
 ) -> None:
     assert run(run_plans.main, [str(TINY), "--quick", "--out", str(tmp_path)]) == 0
     assert ran == ["plain", "recomputed"]
-    assert "left out in haste (--quick): two-stages.yaml" in capsys.readouterr().err
+    assert "--quick leaves out two-stages.yaml" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([str(TINY.with_name("tinny"))], "tinny: does not exist: did you mean 'tiny'?; give a"),
-        (["nowhere"], "nowhere: does not exist; give a folder of plan files"),
-        ([str(TINY / "plain.yaml")], "plain.yaml: is a file; give a folder"),
+        ([str(TINY.with_name("tinny"))], "tinny: does not exist: did you mean 'tiny'?: give a"),
+        (["nowhere"], "nowhere: does not exist: give a folder of plan files"),
+        ([str(TINY / "plain.yaml")], "plain.yaml: is a file: give a folder"),
         ([str(TINY.parents[1] / "cli")], "cli: has no plan files"),
         ([str(TINY), "--steps", "0"], "--steps: 0 is not above 0"),
         ([str(TINY), "--seconds", "-1"], "--seconds: -1 is not above 0"),

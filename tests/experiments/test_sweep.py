@@ -160,7 +160,10 @@ def _case(batch: int) -> dict[str, Any]:
         ("clusters: [3]", "clusters[0]: 3 is not a cluster: give hardware"),
         ("cases: [3]", "cases[0]: 3 is not a mapping: give the keys model"),
         ("cases: [{model: gtp}]", "cases[0].model: 'gtp' is unknown"),
-        (f"{SMALL}searchers: [mist, exact]", "cases[0].searcher: missing: give it, since the list"),
+        (
+            f"{SMALL}searchers: [mist, exact]",
+            "cases[0].searcher: missing, and the sweep's list for it has",
+        ),
     ],
 )
 def test_bad_files_are_refused_with_their_place(
@@ -179,7 +182,7 @@ def test_what_a_killed_worker_was_at_is_done_again(
     with workers(2, None) as two:
         found = [*two.answers(KilledOnce(tmp_path / "killed", 2, neg), range(4))]
     assert sorted(found) == [(0, 0), (1, -1), (2, -2), (3, -3)]
-    assert "a worker was lost (TerminatedWorkerError)" in capsys.readouterr().err
+    assert "a worker process was lost (TerminatedWorkerError)" in capsys.readouterr().err
 
 
 class AllAtOnce(ThreadingBackend):

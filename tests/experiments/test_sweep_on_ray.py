@@ -65,7 +65,7 @@ def test_two_hundred_problems_on_four_workers_one_of_them_killed(
             assert not answers.fill(cells, those, call)
         tables.append([answer.row for answer in answers.in_order()])
     assert (tmp_path / "killed").exists()
-    assert "a worker was lost (" in capsys.readouterr().err
+    assert "a worker process was lost (" in capsys.readouterr().err
     four, one = tables
     assert len(four) == 200
     assert csv_of(four) == csv_of(one)

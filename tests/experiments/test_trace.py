@@ -121,7 +121,11 @@ def test_a_factory_that_takes_a_degree_is_split(tmp_path: Path) -> None:
     [
         ("asks_for_values", 1, r"aten\._local_scalar_dense .*own_models\.py:\d+ \(if x\.sum"),
         ("chooses_rows", 1, r"aten\.index .*own_models\.py:\d+ \(x = self\.tokens\(tokens\[tok"),
-        ("fixes_the_batch", 1, r"size b was fixed to 4 by operator aten\.view, at .*own_models"),
+        (
+            "fixes_the_batch",
+            1,
+            r"size b \(batch size\) was fixed to 4 by operator aten\.view, at .*own_models",
+        ),
         ("without_blocks", 1, r"no torch\.nn\.ModuleList of blocks: keep its repeated layers"),
         ("unlike_blocks", 1, r"block 2 of blocks has parameters of other names or shapes"),
         ("not_a_model", 1, r"not_a_model returned 3: return a torch\.nn\.Module"),

@@ -202,7 +202,10 @@ def test_changes_of_a_pipeline_are_plans_that_can_be() -> None:
         (["--stages", "3"], "--stages 3 --tensor-parallel 1: their product 3 does not divide"),
         (["--stages", "40"], "--stages 40: gpt3-2.7b has only 32 blocks"),
         (["--stages", "0"], "--stages: 0 is too small"),
-        (["--micro-batch", "3"], "--global-batch 8: 4 replicas with micro-batches of 3"),
+        (
+            ["--micro-batch", "3"],
+            "--global-batch 8: cannot be divided equally among 4 data-parallel",
+        ),
         (["--zero", "4"], "--zero: 4 is too large"),
         (["--zero", "2", "--engine", "megatron"], "--zero: "),
         (["--checkpointed-layers", "-1"], "--checkpointed-layers: -1 is too small"),

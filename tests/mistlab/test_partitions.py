@@ -182,5 +182,5 @@ def changed(
 
 
 def test_what_no_collective_can_do_is_refused() -> None:
-    with pytest.raises(InputError, match="no way from whole to whole with reduce_scatter"):
+    with pytest.raises(InputError, match="collectives: reduce_scatter cannot turn the layouts"):
         shortest(chain(2), collectives=("reduce_scatter",))

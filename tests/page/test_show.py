@@ -116,7 +116,7 @@ def test_what_is_no_run_is_refused_with_the_runs_that_lie_in_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made_run(tmp_path, "first", ROWS)
-    with pytest.raises(InputError, match="runs lie in it: first"):
+    with pytest.raises(InputError, match="give one of the runs in it: first"):
         KeptRun.of(tmp_path)
     with pytest.raises(InputError, match="is not a folder"):
         KeptRun.of(tmp_path / "gone")

@@ -297,7 +297,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         precision="fp32",
     )
     with pytest.raises(
-        InputError, match=r"has hidden 32, the plan's model 64: give workload.model"
+        InputError, match=r"has hidden 32, but the plan's model has 64: give workload.model"
     ):
         check_checkpoint(larger, folder)
     with pytest.raises(InputError, match=r"config.json cannot be read"):
@@ -366,7 +366,7 @@ def test_rotary_embedding_that_is_rescaled_otherwise_is_refused(tmp_path: Path) 
         InputError, match=r"rope_type proportional is not supported here: give .* yarn"
     ):
         check_checkpoint(work, TensorFolder(tmp_path))
-    with pytest.raises(InputError, match=r"not trained yet: rotary_scaling other, .*: give a kind"):
+    with pytest.raises(InputError, match=r"not trained yet: rotary_scaling is other, .*: give an"):
         check_model(work)
 
 
@@ -374,5 +374,5 @@ def test_a_plan_without_the_checkpoint_s_scaling_is_refused(tmp_path: Path) -> N
     rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
     work = saved(tmp_path, rope_parameters=rope)
     plain = replace(work, model=replace(work.model, rotary_scaling=None))
-    with pytest.raises(InputError, match=r"has rotary_scaling .*the plan's model None: give"):
+    with pytest.raises(InputError, match=r"has rotary_scaling .*the plan's model has None: give"):
         check_checkpoint(plain, TensorFolder(tmp_path))

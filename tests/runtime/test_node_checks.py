@@ -56,7 +56,7 @@ def test_bf16_is_refused_if_one_gpu_lacks_it(node: StubCuda) -> None:
     node.of_gpus = {("get_device_capability", 3): (7, 5), ("get_device_name", 3): T4}
     for precision in ("fp16", "fp32"):
         checked(precision)
-    with pytest.raises(InputError, match=r"workload.precision: bf16, and Tesla T4 .* give fp16"):
+    with pytest.raises(InputError, match=r"workload.precision: bf16, but Tesla T4 .* give fp16"):
         checked()
     assert devices_of("cuda", 3).precision == "bf16"
     assert devices_of("cuda", 4).precision == "fp16"
@@ -203,5 +203,5 @@ def test_a_baseline_is_refused_as_a_run_is(node: StubCuda, tmp_path: Path) -> No
     plan, *_ = to_run_plan(tmp_path)
     asked = {"plan": plan, "system": "megatron", "steps": 1, "device": "cuda", "seed": 0}
     node.answers |= {"get_device_capability": (7, 5), "get_device_name": T4}
-    with pytest.raises(InputError, match=r"workload.precision: bf16, and Tesla T4"):
+    with pytest.raises(InputError, match=r"workload.precision: bf16, but Tesla T4"):
         baseline_worker._trained(asked)

@@ -177,7 +177,7 @@ def test_processes_measure_links_and_streams_together(
 
 def test_a_process_that_fails_ends_the_others(world: tuple[list[tuple[Any, Any]], str]) -> None:
     _, failed = world
-    assert re.search(r"gpus=3.*failed in process .* start the command again", failed)
+    assert re.search(r"gpus 3.*failed in process .* start the command again", failed)
 
 
 def test_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

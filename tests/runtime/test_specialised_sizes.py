@@ -15,7 +15,9 @@ class Fixes(torch.nn.Module):
 
 def test_a_size_made_a_number_is_named() -> None:
     b, s = symbols("b s", (4, 128))
-    with pytest.raises(TraceError, match=r"size s was fixed to 128 .*test_specialised_sizes.py"):
+    with pytest.raises(
+        TraceError, match=r"size s \(sequence length\) was fixed to 128 .*test_specialised_sizes.py"
+    ):
         run_symbolically(Fixes(), tokens(b, s))
 
 

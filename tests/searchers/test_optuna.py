@@ -107,7 +107,7 @@ def test_an_interruption_leaves_no_trial_running(tmp_path: Path) -> None:
 def test_a_damaged_storage_is_refused_and_left_as_it_is(kind: str, tmp_path: Path) -> None:
     path = tmp_path / ("study.db" if kind == "sqlite" else "study.log")
     path.write_text("no study\n" * 100, encoding="utf-8")
-    with pytest.raises(InputError, match="if it is damaged, move it away"):
+    with pytest.raises(InputError, match="if the file is damaged, move it away"):
         searched(url_of(kind, tmp_path))
     assert path.read_text(encoding="utf-8") == "no study\n" * 100
 
@@ -116,7 +116,9 @@ def test_a_locked_database_is_refused_and_keeps_its_trials(tmp_path: Path) -> No
     searched(url_of("sqlite", tmp_path), evaluations=3)
     holder = sqlite3.connect(tmp_path / "study.db")
     holder.execute("begin exclusive")
-    with pytest.raises(InputError, match="database is locked: if another process holds it, wait"):
+    with pytest.raises(
+        InputError, match="database is locked: if another process uses this study, wait"
+    ):
         searched(url_of("sqlite", tmp_path), evaluations=3)
     holder.rollback()
     holder.close()
@@ -139,7 +141,7 @@ def test_a_study_that_is_lost_on_the_way_leaves_the_best_plan(tmp_path: Path) ->
     holder.close()
     assert result.prediction is not None
     assert result.prediction.iteration_s == counting.fastest_s
-    assert "wait for that to end" in result.reason
+    assert "wait until that process ends" in result.reason
 
 
 def test_an_unknown_sampler_is_refused() -> None:
