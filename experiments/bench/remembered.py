@@ -82,7 +82,7 @@ class Remembered:
         self, least: StageBatch, most: StageBatch, *, engine: str = "mistlab"
     ) -> StageCosts | None:
         """Lower bounds of the costs of all candidate stages whose choices lie between those of two
-        given batches.
+        given batches; None if the predictor cannot bound them.
         """
         return self._answer(self.predictor.stage_bounds, least, most, engine=engine)
 

@@ -224,7 +224,7 @@ def _pipeline(degree: int, plan: Plan) -> Plan | None:
 
 
 def _parts(stage: StagePlan, degree: int, replicas: int) -> Iterator[StagePlan]:
-    """Several stages in place of one: they share its blocks, and are otherwise equal to it."""
+    """The stages into which one stage is split: they share its blocks, and otherwise equal it."""
     for layers in even_shares(stage.layers, degree):
         counts = {
             name: min(layers, -(-stage.degree(name) * layers // stage.layers))

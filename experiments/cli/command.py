@@ -184,7 +184,9 @@ def parser_for(command: Command, program: str) -> argparse.ArgumentParser:
 
 
 def _examples(command: Command, program: str) -> str | None:
-    """The example calls of a command, and the path of the glossary, as the end of its help."""
+    """The example calls of a command, and the path of the glossary, as the end of its help; None
+    without examples.
+    """
     lines = [f"  # {purpose}\n  {program} {words}" for purpose, words in command.examples.items()]
     return "\n".join(["examples:", *lines, "", f"Words: {GLOSSARY}"]) if lines else None
 

@@ -1,7 +1,7 @@
 """What every command shares: how its options are parsed, its exit status, and error messages
 without tracebacks.
 
-Exit status 0 means done, 1 no answer, 2 wrong usage; the command ``export`` has one more.
+Exit status 0 means done, 1 no answer, 2 wrong usage; the command ``export`` also has 3.
 """
 
 import argparse

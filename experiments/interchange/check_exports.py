@@ -43,7 +43,9 @@ _RATIOS = (0.0, 0.0, 0.0, 0.5, 1.0)
 
 
 def drawn_exports(count: int, seed: int) -> Iterator[tuple[str, Job]]:
-    """This many random jobs, each with the name of its model's family; families take turns."""
+    """Random jobs, ``count`` in number, each with the name of its model's family; families take
+    turns.
+    """
     draw = np.random.default_rng(seed)
     for number in range(count):
         family = [*MODELS][number % len(MODELS)]

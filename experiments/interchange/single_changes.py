@@ -159,9 +159,10 @@ def _batch_words(before: Plan, after: Plan) -> str:
 
 
 def _remeshed(job: Job, degrees: dict[str, int]) -> Plan | None:
-    """A plan with other parallel degrees. Its blocks are divided evenly, every stage saves memory
-    in the same ways as the original stage that saves most, and micro-batches are at most as large
-    as before.
+    """A plan with other parallel degrees; None if the batch or the blocks are too few for them.
+    Blocks are divided evenly. Every stage gets the strongest memory savings of the original stages,
+    and the original plan's share of recomputed blocks; micro-batches are at most as large as
+    before.
     """
     plan, batch, stages = job.plan, job.workload.global_batch, job.plan.stages
     data = degrees["data_parallel"]

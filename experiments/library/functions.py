@@ -142,7 +142,7 @@ class PredictedPlans(TextAnswer):
 
     @property
     def best(self) -> PredictedPlan | None:
-        """The fastest of the plans that fit."""
+        """The fastest of the plans that fit; None if none fits."""
         fitting = [plan for plan in self.plans if plan.fits]
         return min(fitting, key=lambda plan: plan.iteration_s, default=None)
 
@@ -217,12 +217,16 @@ class TunedPlan(TextAnswer):
 
     @property
     def lower_bound_s(self) -> float | None:
-        """The lower bound in seconds on the iteration time of all plans of the space."""
+        """A number of seconds below which no plan of the search space is predicted; None if none is
+        known.
+        """
         return self.entry.result.lower_bound_s
 
     @property
     def gap(self) -> float | None:
-        """The share by which a plan of the search space may still be faster than this plan."""
+        """The share by which a plan of the search space may still be faster than this plan; None if
+        it is not known.
+        """
         return self.entry.result.gap
 
     @property

@@ -22,13 +22,14 @@ from experiments.live_page.processes import BusyError, EndedError, Event, Lane
 from mistlab.core.values import InputError
 
 Answer = TypeVar("Answer")
-# The static files of the page, and the content type of each.
+# The static files of the live page, each with its content type.
 FILES = files("experiments.live_page") / "files"
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-# The questions whose answers are streams of events.
+# The kinds of questions (requests of the live page) that are answered by a stream of events:
+# progress, and at last the answer.
 STREAMED = ("search", "pareto")
-# The group of worker processes that answers each kind of question of the page. There are several
-# groups, so that a moved slider does not wait for searches or traces.
+# For each kind of question (request of the live page), the group of worker processes that answers
+# it. There are several groups, so that a moved slider does not wait for searches or traces.
 LANE_OF: Mapping[str, str] = {
     **dict.fromkeys(("names", "predict", "compare", "paste", "plan_file", "serving"), "quick"),
     **dict.fromkeys(("choices", "timeline", "trace", "gains", "serving_played"), "slow"),
@@ -39,14 +40,14 @@ LANE_OF: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """The server's routes for questions; each question is answered by one of several groups of
-    worker processes.
+    """Routes of the live page's server for questions (requests of the page), each of which is
+    answered by one of several groups of worker processes.
     """
 
     lanes: Mapping[str, Lane]
 
     async def ask(self, request: Request) -> Response:
-        """Answer a question of the page."""
+        """Answer a question, which the live page has posted as JSON."""
         question = request.path_params["question"]
         if question not in LANE_OF:
             return _refused(404, f"question {question[:40]!r} is unknown")
@@ -61,8 +62,8 @@ class Asker:
 
 
 class Single(Response):
-    """The answer to one question. It is abandoned when the client disconnects, since a moving
-    slider sends questions faster than they can be answered.
+    """The HTTP response with the answer to one question of the live page. It is abandoned when the
+    client disconnects, since a moving slider sends questions faster than they can be answered.
     """
 
     def __init__(self, ask: Callable[..., Awaitable[Event]]) -> None:
@@ -88,8 +89,8 @@ class Single(Response):
 
 
 class Streamed(Response):
-    """The answer to a long question as lines of JSON: events while it is worked on, and at last the
-    answer or the error.
+    """The HTTP response to a long question of the live page, as lines of JSON: events while it is
+    worked on, and at last the answer or the error.
     """
 
     def __init__(self, ask: Callable[..., Awaitable[Event]]) -> None:
@@ -136,7 +137,7 @@ async def unless_gone(work: Coroutine[Any, Any, Answer], receive: Receive) -> An
 
 
 async def _content(request: Request) -> bytes:
-    """The body of a request, which must not exceed the allowed size."""
+    """The body of a request; a body that is larger than allowed is refused."""
     content = b""
     async for part in request.stream():
         content += part
@@ -164,7 +165,7 @@ async def _icon(request: Request) -> Response:
 
 
 def page_app(port: int, seconds: float, most_waiting: int = 100) -> App:
-    """The web application of the page, for a server on this port; ``seconds`` limits a search."""
+    """The web application of the live page, for a server on a port; ``seconds`` limits a search."""
     lanes = {
         "quick": Lane(name="quick", seconds=20.0, most_waiting=most_waiting),
         "slow": Lane(name="slow", seconds=60.0, most_waiting=most_waiting),

@@ -90,13 +90,13 @@ def choices_of(asked: AskedProblem, job: Job) -> dict[str, list[Any]]:
 
 
 def labels() -> dict[str, str]:
-    """The label that the page shows for each slider."""
+    """The label that the live page shows for each slider."""
     by_choice = {name: _dimension_label(name) for name in _turned()}
     return {ENGINE: "engine", STAGES: "pipeline stages", **by_choice}
 
 
 def _dimension_label(name: str) -> str:
-    """The label that the page shows for a dimension of a plan."""
+    """The label that the live page shows for a dimension of a plan."""
     row = DIMENSIONS[name]
     return row.noun or row.amount.partition("{")[0].rstrip("-") or label_of(name).replace("_", " ")
 
@@ -180,7 +180,7 @@ def _refuse_degree(name: str, value: int, gpus: int) -> None:
 
 
 def _candidates(job: Job) -> Iterator[tuple[str, list[Any]]]:
-    """The values of each choice that may be tried."""
+    """The values of each choice that are tried, to find those that its slider may offer."""
     plan = job.plan
     in_pipeline = plan.num_stages > 1
     few = [d for d in divisors(plan.num_gpus) if d <= job.workload.model.layers]

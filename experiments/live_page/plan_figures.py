@@ -22,7 +22,7 @@ def predicted_job(job: Job) -> Prediction:
 
 
 def figures_of(job: Job, prediction: Prediction) -> dict[str, Any]:
-    """All figures of a predicted job that the page shows."""
+    """The prediction of a job with all details that the live page shows, as plain data."""
     plain = job_to_mapping(job)
     goes = breakdown_of(job, prediction.iteration_s)
     fit, fits = fit_words(job, prediction)
@@ -49,7 +49,7 @@ def figures_of(job: Job, prediction: Prediction) -> dict[str, Any]:
 
 
 def part_words() -> Mapping[str, str]:
-    """The name that the page shows for each part of an iteration's time."""
+    """The name that the live page shows for each part of an iteration's time."""
     return WORDS
 
 

@@ -31,17 +31,19 @@ _PROGRAM = "from experiments.live_page.worker import main; main()"
 
 
 class BusyError(Exception):
-    """Raised if too many questions wait in the queue already."""
+    """Raised if too many questions of the live page already wait for a worker process."""
 
 
 class EndedError(Exception):
-    """Raised if a question took too long, or its process died; the message says which."""
+    """Raised if the answer to a question of the live page took too long, or the worker process
+    died; the message says which.
+    """
 
 
 @dataclass(slots=True, kw_only=True)
 class Lane:
-    """A worker process and the queue of its questions: at most ``most_waiting`` of them, each
-    answered within ``seconds``.
+    """A worker process and the queue of the live page's questions for it: at most ``most_waiting``
+    questions, each answered within ``seconds``.
 
     If a question is abandoned, its process still starts, or its answer still ends: both are tasks
     of their own, for which the next question waits.

@@ -33,15 +33,15 @@ from simulators.symbolic import SymbolicPredictor
 
 Answer = dict[str, Any]
 Asked = Mapping[str, Any]
-# The largest number of tasks of a simulated iteration that the page gets; if there are more, it
-# gets the first and the last ones.
+# The largest number of tasks of a simulated iteration that are sent to the live page; of more
+# tasks, the first and the last ones are sent.
 MOST_DRAWN = 24_000
 # If Megatron's rule gives no plan that fits, random plans are tried: at most this many, for at most
 # this many seconds.
 DRAWN, DRAWN_S = 400, 0.05
 # The factors by which links and GPUs are made faster, to show what a plan would gain.
 FASTER = (2.0, 4.0)
-# The options of the command ``serve_plan`` that the page offers.
+# The options of the command ``serve_plan`` that the live page offers.
 SERVED = (
     *("model", "gpu", "gpus", "weights", "cache", "engine", "prompt", "output", "lengths"),
     *("rate", "ttft", "tpot", "dollars", "splits", "export"),
@@ -49,7 +49,7 @@ SERVED = (
 
 
 def names(body: Asked, tell: Tell) -> Answer:
-    """The names of everything that the lists on the page offer."""
+    """The names that the live page offers in lists, such as models, hardware and search spaces."""
     del body, tell
     return {
         "models": [
@@ -74,8 +74,8 @@ def names(body: Asked, tell: Tell) -> Answer:
 
 
 def predict(body: Asked, tell: Tell) -> Answer:
-    """The prediction of a plan that is adapted to the problem and the sliders. If no plan is given,
-    a first plan is found without a search.
+    """The prediction of a plan that is adapted to the problem and the sliders of the live page. If
+    no plan is given, a first plan is found without a search.
     """
     del tell
     job = _job(body)
@@ -161,7 +161,9 @@ def compare(body: Asked, tell: Tell) -> Answer:
 
 
 def paste(body: Asked, tell: Tell) -> Answer:
-    """What kind of text was pasted, and the plan in it."""
+    """The kind of a text that a user has pasted (plan, hardware, model or launch file), and the
+    plan in it.
+    """
     del tell
     return pasted(body)
 
@@ -203,7 +205,7 @@ def serving_played(body: Asked, tell: Tell) -> Answer:
 
 
 def _load(body: Asked) -> dict[str, Any]:
-    """The load in a question; a load that names a file is refused."""
+    """The load of requests that the live page asks about; a load that names a file is refused."""
     question = dict(mapping_of(body.get("load"), "load"))
     for name, value in question.items():
         if name not in SERVED:
@@ -239,7 +241,9 @@ QUESTIONS: Mapping[str, Callable[[Asked, Tell], Answer]] = {
 
 
 def _job(body: Asked) -> Job:
-    """The plan in a question, adapted to the question's problem and sliders."""
+    """The plan that the live page sends (or a first plan for its problem), adapted to the problem
+    and the sliders.
+    """
     if body.get("problem") is None:
         return job_in(body.get("plan"))
     asked = problem_asked(body["problem"])

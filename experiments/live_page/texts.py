@@ -42,14 +42,14 @@ _OF_CLUSTER = (
     *("nodes", "gpus_per_node", "keep_free_gib"),
     *("intra_node_gbytes_per_s", "inter_node_gbytes_per_s"),
 )
-# Keys whose values may be the path of a file when a command reads them; on the page they may only
+# Keys whose values may be paths when a command reads a plan file; on the live page they may only
 # name something in the catalogue.
 _MAY_NAME_FILES = ("model", "hardware", "profile", "order", "space")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedProblem:
-    """The problem in a question, and the search space."""
+    """The problem (workload and cluster) that the live page asks about, and the search space."""
 
     problem: Problem
     space: SearchSpace
@@ -66,8 +66,8 @@ class AskedProblem:
 
 
 def problem_asked(body: object) -> AskedProblem:
-    """The problem in a question, given as a mapping; the message for an invalid field has the
-    field's name.
+    """The problem that the live page asks about, from a mapping; the message for an invalid field
+    has the field's name.
     """
     plain = mapping_of(body, "problem")
     known = ("model", "hardware", *_OF_WORKLOAD, *_OF_CLUSTER, "space", "engine")

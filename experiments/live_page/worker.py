@@ -32,12 +32,14 @@ WARM = ("mistlab", "megatron-core", "fsdp")
 # The models whose default search spaces are searched before the first question about a search, so
 # that everything is compiled.
 SEARCHED = ("llama3-8b", "gpt-oss-20b")
-# The questions that a signal may interrupt.
+# The kinds of questions of the live page that SIGINT may interrupt: those that are searches.
 INTERRUPTED = frozenset(("search", "pareto"))
 
 
 def main() -> None:
-    """Answer the questions on standard input until it ends."""
+    """Answer the live page's questions, which arrive as lines of standard input, until the input
+    ends.
+    """
     if resource is not None:
         resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -76,8 +76,8 @@ def error_cells(group: GroupErrors) -> list[str]:
 
 
 def _changed(predicted: Sequence[Judged]) -> Iterator[str]:
-    """A line on the rows that were predicted with another batch size than they state, because
-    theirs is not a multiple of the micro-batches of all replicas.
+    """A line on the rows that were predicted with another batch size than they state, because the
+    stated size is not a multiple of the micro-batches of all replicas.
     """
     changed = [
         f"{run.row.where} ({batch} as {run.answer.sequences})"

@@ -20,7 +20,7 @@ from mistlab.network.collective_times import (
     socket_rates,
 )
 
-# Other names that tables use for a column.
+# For each column, other names that tables of measured collectives have for it.
 SYNONYMS = {
     "collective": ("collective", "operation", "op"),
     "gpus": ("gpus", "group_size", "workers"),

@@ -50,7 +50,7 @@ class Bars:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """Any other picture, given by the function that draws it."""
+    """A picture that is neither curves nor bars, given by the function that draws it."""
 
     name: str
     caption: str

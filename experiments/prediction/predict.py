@@ -108,8 +108,8 @@ def sentence(breakdown: Breakdown) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
-    """The prediction of a plan file, or its error. If asked for, also a simulated iteration, the
-    effect of a disturbance, the time breakdown, and a measured step.
+    """The prediction of a plan file, or the reason why it was refused. If asked for, also a
+    simulated iteration, the effect of a disturbance, the time breakdown, and a measured step.
     """
 
     path: Path
@@ -173,7 +173,7 @@ def predict(options: argparse.Namespace) -> int:
 
 
 def _draw_picture(answer: PlanAnswer, path: Path) -> None:
-    """Draw the picture of the first plan; without a prediction there is none."""
+    """Draw the picture of the first plan; without a prediction of this plan there is no picture."""
     from experiments.prediction.plan_picture import write_picture  # noqa: PLC0415 (needs SimPy)
 
     if answer.job is not None and answer.prediction is not None:
@@ -183,7 +183,7 @@ def _draw_picture(answer: PlanAnswer, path: Path) -> None:
 
 def _checked(options: argparse.Namespace) -> "tuple[Variability, int | None] | None":
     """The disturbance of task times that the options ask for, and how many iterations are
-    simulated; refuses options that are invalid or incompatible.
+    simulated; None without a disturbance. Options that are invalid or incompatible are refused.
     """
     for name in ("timeline", "variability"):
         if getattr(options, name) is not None and options.simulator != "events":
@@ -221,7 +221,9 @@ def _with_more(
     disturbs: "tuple[Variability, int | None] | None",
     options: argparse.Namespace,
 ) -> list[PlanAnswer]:
-    """The answers, with everything else that the options ask for."""
+    """The predictions of plan files, with all else that the options ask for, such as the time
+    breakdown.
+    """
     if disturbs is not None:
         answers = _disturbed(answers, *disturbs)
     if options.breakdown:
@@ -235,8 +237,8 @@ def _with_more(
 
 
 def _solved(answer: PlanAnswer, options: argparse.Namespace) -> PlanAnswer:
-    """The answer with the figure, such as the network bandwidth, with which its plan would reach a
-    goal.
+    """The prediction of a plan file, with the value that a figure (such as a network bandwidth)
+    must have for the plan to reach a goal.
     """
     from experiments.prediction.solve import solved  # noqa: PLC0415 (seldom asked)
 
@@ -246,8 +248,8 @@ def _solved(answer: PlanAnswer, options: argparse.Namespace) -> PlanAnswer:
 
 
 def _with_forecast(answer: PlanAnswer) -> PlanAnswer:
-    """The answer with a forecast of how the plan's gradient reduction affects convergence, if its
-    workload names one.
+    """The prediction of a plan file, with a forecast of how its gradient reduction affects
+    convergence, if its workload names one.
     """
     if answer.job is None or answer.prediction is None or answer.job.workload.reduces_plainly:
         return answer
@@ -261,8 +263,8 @@ def _with_forecast(answer: PlanAnswer) -> PlanAnswer:
 def _disturbed(
     answers: Sequence[PlanAnswer], by: "Variability", samples: int | None
 ) -> list[PlanAnswer]:
-    """The answers with the distribution of iteration times under the disturbance that the options
-    ask for.
+    """The predictions of plan files, with the distribution of iteration times under the disturbance
+    that the options ask for.
     """
     from experiments.prediction.disturbed import Disturbed  # noqa: PLC0415 (needs SimPy)
 
@@ -279,7 +281,9 @@ def _disturbed(
 
 
 def _broken_down(answer: PlanAnswer) -> PlanAnswer:
-    """The answer with the breakdown of its plan's time, if it has a prediction."""
+    """The answer for a plan file, with the breakdown of the plan's time if the plan has a
+    prediction.
+    """
     if answer.job is None or answer.prediction is None:
         return answer
     return replace(answer, breakdown=breakdown_of(answer.job))
@@ -288,8 +292,8 @@ def _broken_down(answer: PlanAnswer) -> PlanAnswer:
 def _beside_measured(
     answers: Sequence[PlanAnswer], options: argparse.Namespace
 ) -> list[PlanAnswer]:
-    """The first answer compared with a measured step, and the other answers corrected by the
-    difference.
+    """The predictions of plan files, of which the first is compared with a measured step, and the
+    others are corrected by the difference.
     """
     from experiments.prediction.measured_step import (  # noqa: PLC0415 (seldom asked)
         MeasuredStep,
@@ -348,8 +352,8 @@ def predicted(
 
 
 def _together(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[PlanAnswer]:
-    """The answers for jobs that are predicted together; if a job is refused, each is predicted by
-    itself.
+    """The predictions of jobs that are predicted together; if one of them is refused, each job is
+    predicted by itself.
     """
     answers = predicted_each(predictor, [job.plan for _, job in jobs])
     for (path, job), answer in zip(jobs, answers, strict=True):
@@ -360,7 +364,7 @@ def _together(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterato
 
 
 def _played(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[PlanAnswer]:
-    """The answers for jobs, each with a simulated iteration."""
+    """The predictions of jobs, each with a simulated iteration."""
     from simulators.events import EventSimulator  # noqa: PLC0415 (needs SimPy)
 
     assert isinstance(predictor, EventSimulator)

@@ -34,8 +34,8 @@ CROSSED_BY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """The answer to what a plan needs for a goal: the figure that it needs, the present one, and
-    the step times that are compared.
+    """What a plan needs to reach a goal: the value that a figure (such as a bandwidth) needs, its
+    present value, and the step times that are compared.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Solved:
     words: str
 
     def mapping(self) -> Mapping[str, Any]:
-        """The needed figure and the step times as plain data for JSON."""
+        """The value that a figure needs and the step times, as plain data for JSON."""
         return {
             "solve": self.name,
             "number": self.number,
@@ -208,8 +208,8 @@ def _goal(goal: str | None, unlimited_s: float) -> tuple[float, str]:
 
 
 def _with_replicas(job: Job, count: int, now: int) -> Job | None:
-    """A job with another number of replicas, on as many nodes as it then needs; None if stages or
-    nodes cannot be divided that way.
+    """A job with another number of replicas, on as many nodes as it then needs; None if the GPUs
+    cannot be divided evenly among stages or nodes.
     """
     stages = []
     for stage in job.plan.stages:

@@ -238,8 +238,8 @@ def _trained(rows: Sequence[Row], steps: int) -> str:
 
 
 def _order(rows: Sequence[Row]) -> Iterator[str]:
-    """Pairs of methods whose measured accuracies are in the opposite order from the published ones,
-    by more than the spread over seeds.
+    """A sentence with the trained methods in the order of their accuracies, as measured here and as
+    published.
     """
     known = [row for row in rows if row["published"]]
     ours = sorted(known, key=lambda row: -row["accuracy"])

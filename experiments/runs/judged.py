@@ -125,8 +125,8 @@ def judged(row: TableRow, answer: RunAnswer) -> Judged:
 
 
 def _peak_gib(cells: Mapping[str, str]) -> float | None:
-    """The measured memory peak. If it was rounded up to a whole number, the middle of the range
-    that it stands for.
+    """The measured memory peak; None if it was not measured. For a peak that was rounded up to a
+    whole number, the middle of the range that it stands for.
     """
     gib = _measured(cells, "memory_gib")
     return gib - 0.5 if gib is not None and row_of(cells).rounded_up else gib

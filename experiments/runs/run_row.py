@@ -157,7 +157,8 @@ class RunRow:
     loads_whole: bool = False
     # Whether gradients are kept unsharded until the last micro-batch.
     whole_gradients: bool = False
-    # How the sequence lengths of the row are known, in tables that say so: whether they are exact.
+    # How exactly the sequence lengths of the row are known ("exact" or "other"), in tables that say
+    # so.
     lengths: Lengths = ""
     # The tokens of the longest sample in a well-known data set, for rows that only state the length
     # at which samples are cut.

@@ -288,10 +288,11 @@ def _family(row: RunRow, notes: list[str]) -> str:
 
 
 def _gated_width(ffn: int | None, hidden: int | None, row: RunRow) -> int | None:
-    """The width of a gated feed-forward network, from the row or from the model.
+    """The width of a gated feed-forward network, from the row or from the model; None if it is not
+    known.
 
-    A width of four times the hidden size, as in networks without gates, is taken as not given:
-    Megatron then uses two thirds of it.
+    If Megatron's arguments state four times the hidden size, as for networks without gates,
+    Megatron uses two thirds of it.
     """
     if ffn is None or hidden is None or not row.arguments or ffn != 4 * hidden:
         return ffn

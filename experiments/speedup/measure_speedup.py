@@ -288,8 +288,8 @@ class _UnderWay:
         run: tuple[str, int],
         ours: Sequence[float] | None,
     ) -> Row | None:
-        """The row of one run, which is measured now unless it was before; its losses are compared
-        with those of this package (``ours``).
+        """The row of one run, which is measured now unless an earlier call has measured it; None if
+        the time of the call is over. Its losses are compared with those of this package (``ours``).
         """
         prediction, options = contender.prediction, self.options
         row: dict[str, Any] = {

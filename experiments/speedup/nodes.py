@@ -122,7 +122,7 @@ class Nodes:
         return time.monotonic() - self._over_since > PARTING_S
 
     def outcomes(self) -> list[str]:
-        """How the parts of a run ended on those other nodes where they have ended."""
+        """For each other node on which the part of a run has ended, how it has ended."""
         keys = map(self._key, self._others)
         return [self.store.get(key).decode() for key in keys if self.store.check([key])]
 

@@ -190,7 +190,9 @@ class Why:
 
 
 def best_of(entries: Sequence[Entry]) -> Entry | None:
-    """The search result with the fastest plan; of equally fast ones the first."""
+    """The search result with the fastest plan (of equally fast ones the first); None if no search
+    found a plan.
+    """
     answered = [entry for entry in entries if entry.answer is not None]
     return min(answered, key=_predicted_s, default=None)
 
@@ -234,8 +236,8 @@ def explain(best: Entry, entries: Sequence[Entry], bench: Bench) -> Why:
 
 
 def _runner_up(best: Entry, others: Sequence[Entry]) -> Loser | None:
-    """The next best plan that differs from the best one, if possible one from the same search
-    space.
+    """The result with the next best plan that differs from the best one; if possible, from a search
+    of the same space.
     """
     losers = [entry for entry in others if entry.result.plan != best.result.plan]
     alike = [entry for entry in losers if entry.space == best.space]

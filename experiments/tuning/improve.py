@@ -83,8 +83,8 @@ def best_of_choices(steps: Sequence[Improved]) -> list[Improved]:
 def walked(
     before: Prediction, predictor: SymbolicPredictor, first: Sequence[Improved]
 ) -> list[Improved]:
-    """The best change, then the best change of the changed plan, and so on, until none gains
-    enough.
+    """The changes of a plan one on top of another: the best change, then the best change of the
+    changed plan, and so on, until none gains enough.
     """
     steps: list[Improved] = []
     choices = list(first)
