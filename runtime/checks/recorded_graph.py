@@ -3,8 +3,8 @@
 A replay runs the recorded operators on the same memory, as a CUDA graph runs kernels on the
 addresses that it captured. Python code between the operators does not run again: a number that
 Python computed stays what it was, and an operator reads the memory where a tensor lay, not where it
-is now. What the capture changed in memory is undone at its end, since a CUDA graph runs nothing
-while it is captured.
+is now. Changes that the capture made in memory are undone at its end, since a CUDA graph runs
+nothing while it is captured.
 """
 
 from collections.abc import Iterator

@@ -212,8 +212,8 @@ def unlike_ranks(plan: Plan, how: Reduction = PLAIN) -> list[Unlike]:
 
     Two ranks have the same kind if they agree in six things: the stage; whether they are first in
     their tensor, context and data groups; the sequences that they exchange with neighbouring
-    stages; and whether they serve in a reduction or send false gradients. Only the first replica
-    counts: the others have the same kinds.
+    stages; and whether they serve in a reduction or send false gradients. Only ranks of the first
+    replica are considered, since the other replicas have the same kinds.
     """
     count = how.replicas_of(plan.data_ranks[0])
     replicas = ReplicaRanks(whole=plan, plan=plan.of_replica(count), count=count)

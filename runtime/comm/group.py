@@ -1,8 +1,9 @@
 """Groups of ranks: collectives, handles of running collectives, first calls that connect ranks, and
 out-of-memory errors.
 
-Starting a collective returns a ``Pending`` if the caller must wait for it. It returns None if the
-collective has ended already, or runs on a CUDA stream, whose later work comes after it.
+Starting a collective returns a ``Pending`` if the caller must wait for it. Otherwise it returns
+None: the collective has ended already, or runs on a CUDA stream, whose later work comes after the
+collective.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

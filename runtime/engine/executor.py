@@ -1,4 +1,5 @@
-"""Runs a stage's tasks in training: issues each task to its stream, behind the events it waits for.
+"""Runs a stage's tasks in training: issues each task to its stream, behind the events that the task
+waits for.
 
 The host never waits for the device here. It chooses a task's tensors, and allocates temporary
 memory, when it issues the task, while the compute stream is the current one. It drops such memory
@@ -72,7 +73,7 @@ class Report:
     replicas that average weights, and between ranks of an asynchronous server.
 
     ``gradient_norm`` is None if none was computed, or if gradients overflowed and the step is
-    skipped. ``loss`` is None on a stage without the head that ran by itself. It excludes routers'
+    skipped. ``loss`` is None if a stage without the head ran alone. ``loss`` excludes routers'
     auxiliary losses, although their gradients are used; ``router_loss`` is their sum over blocks.
     """
 

@@ -21,10 +21,11 @@ class Training(Checked):
     """Training settings, which do not depend on the plan.
 
     The learning rate rises over ``warmup_steps``. Then it stays or, if ``total_steps`` is given,
-    falls to a tenth of ``learning_rate`` by then. Gradients are clipped to the norm ``clip_norm``,
-    if given. ``loss_scale`` is the initial factor of the loss; it doubles after ``growth_interval``
-    good steps, and halves after an overflow, whose step is skipped. With ``steps_on_host`` the host
-    steps the offloaded optimizer states. ``dropout_seed`` determines the masks of dropout.
+    falls to a tenth of ``learning_rate`` by that step. Gradients are clipped to the norm
+    ``clip_norm``, if given. ``loss_scale`` is the initial factor of the loss; it doubles after
+    ``growth_interval`` good steps, and halves after an overflow, whose step is skipped. With
+    ``steps_on_host`` the host steps the offloaded optimizer states. ``dropout_seed`` determines the
+    masks of dropout.
     """
 
     learning_rate: float = field(default=3e-4, metadata=bounded(minimum=0, most=MOST_FACTOR))

@@ -337,8 +337,8 @@ def written_out(
     is_causal: bool = True,
 ) -> Tensor:
     """Attention like ``fused``, but as two GEMMs with a softmax of the scores (B K, H/K S, S)
-    between. Dropout uses the row numbers ``rows`` if they are given. A query does not attend to the
-    tokens that ``others`` (B, S, S) marks.
+    between them. Dropout uses the row numbers ``rows`` if they are given. A query does not attend
+    to the tokens that ``others`` (B, S, S) marks.
 
     Copies are made by ``clone`` and not by ``contiguous``, so that the same operators run even if a
     size is 1.

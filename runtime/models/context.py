@@ -26,7 +26,7 @@ from runtime.models.ranks import Carried
 #
 # ``mixed`` (B, S, H, C) is the output, ``sums`` (B, H, S) the log-sum-exp of each query's scores.
 # With both, the attention to several sets of keys can be combined, and the gradients of each part
-# follow from ``mixed`` and ``sums`` of the whole.
+# follow from ``mixed`` and ``sums`` of the attention to all keys.
 
 
 def attended(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
@@ -248,9 +248,9 @@ class RingAttention(torch.autograd.Function):
     """Ring attention as an autograd function; saves this rank's queries, keys and values, the
     output and the log-sum-exps.
 
-    In step t rank r holds the keys of rank r - t. If that rank has a lower number, all queries of
-    rank r attend to the first half of the keys; if it has a higher number, the second half of the
-    queries attends to all keys. The next keys arrive meanwhile.
+    In step t rank r holds the keys of rank r - t, counted round the ring. If that rank has a lower
+    number than r, all queries of rank r attend to the first half of the keys; if it has a higher
+    number, the second half of the queries attends to all keys. The next keys arrive meanwhile.
     """
 
     @staticmethod

@@ -96,8 +96,9 @@ class MaskRows:
     """The rows of a dropout mask: one per token, or one per token and head.
 
     ``sequence`` is the number of the micro-batch's first sequence in its step, ``length`` the
-    tokens of a whole sequence, and ``positions`` the positions of the rank's tokens. ``heads`` are
-    this rank's among ``all_heads``; if empty, rows are per token.
+    number of tokens of a whole sequence, and ``positions`` the positions of the rank's tokens.
+    ``heads`` are the numbers of this rank's heads among ``all_heads``; if it is empty, rows are per
+    token.
     """
 
     key: Key
@@ -123,8 +124,8 @@ class Draws:
     and token positions.
 
     The micro-batch being computed begins with sequence number ``sequence`` of the ``step``. The
-    rank has the tokens at ``positions``. Between GEMMs, sequence parallelism leaves it only the
-    tokens at ``own``.
+    rank has the tokens at ``positions``. Between GEMMs, sequence parallelism leaves the rank only
+    the tokens at ``own``.
     """
 
     seed: int

@@ -268,7 +268,7 @@ def _summed_kept(rows: Tensor, order: Tensor, shape: tuple[int, int]) -> Tensor:
 #
 # The router chooses experts for each token. Copies of tokens are sent to the ranks that hold the
 # experts, pass through two grouped GEMMs there, are sent back, and are summed per token. Where all
-# ranks of a tensor-parallel group hold the same tokens, each rank sends its share of them.
+# ranks of a tensor-parallel group hold the same tokens, each rank sends its share of the tokens.
 #
 # Axes: B batch, S sequence, T this rank's tokens, R copies (rows) that its experts take.
 

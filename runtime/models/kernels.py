@@ -1,5 +1,5 @@
-"""Triton kernels that each replace several of torch: causal softmax, SwiGLU, rotary embedding,
-counter-based dropout, cross entropy, and residual addition fused with the next norm.
+"""Triton kernels that each replace several kernels of torch: causal softmax, SwiGLU, rotary
+embedding, counter-based dropout, cross entropy, and residual addition fused with the next norm.
 
 Each kernel reads its inputs once, computes in 32 bits, and writes its results once.
 ``runtime.models.operators`` calls the kernels on GPUs and checks shapes.

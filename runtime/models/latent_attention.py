@@ -100,7 +100,7 @@ class LatentAttention(nn.Module):
     With ``structure.whole_queries`` queries are made of tokens by one GEMM, without latent vectors.
     Every tensor-parallel rank computes all latent vectors; heads are split. The output is this
     rank's summand, as in ``runtime.models.attention.Attention``; gradients of latent vectors are
-    summed over the ranks inside.
+    summed over the ranks inside this module.
     """
 
     def __init__(

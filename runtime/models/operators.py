@@ -21,7 +21,7 @@ from runtime.models.ranks import Size, direct, is_watched, operator
 # They save the same tensors for the backward pass as a fused GPU kernel: RMSNorm its input and a
 # number per row, SwiGLU its input, causal softmax its output, rotary embedding (in place) nothing.
 # With Triton, softmax, SwiGLU and rotary embedding are one kernel each
-# (``runtime.models.kernels``); elsewhere torch runs several.
+# (``runtime.models.kernels``); elsewhere torch runs several kernels for each.
 
 
 # How deep ``_hide_future`` recurses: it halves the square blocks on the diagonal this many times,
@@ -330,10 +330,10 @@ def hide(scores: Tensor, others: Tensor) -> None:
 
 # Cross entropy per token in one pass over the logits, and the gradient, in place, in a second pass.
 #
-# With torch's operators (``runtime.models.parallel.VocabularyCrossEntropy``) it takes nine to
-# twelve passes, and two tensors of the logits' size at a time. Here the first pass computes each
-# token's largest logit, the sum of exponentials and the target's logit; the second overwrites the
-# logits with their gradient. Accumulation is in 32 bits. With Triton each pass is one kernel.
+# With torch's operators (``runtime.models.parallel.VocabularyCrossEntropy``) cross entropy takes
+# nine to twelve passes, and two tensors of the logits' size at a time. Here the first pass computes
+# each token's largest logit, the sum of exponentials and the target's logit; the second overwrites
+# the logits with their gradient. Accumulation is in 32 bits. With Triton each pass is one kernel.
 
 
 # The number of logits that torch processes at a time where there is no Triton kernel: about as many
@@ -346,8 +346,8 @@ LARGEST, TOTAL, AT_TARGET = range(3)
 
 @operator(changes=("sums",))
 def sum_rows(sums: Tensor, logits: Tensor, targets: Tensor, first: int, used: int) -> None:
-    """For each token its largest logit, the sum of exponentials of the differences to it, and the
-    target's logit, written to ``sums`` (3, tokens; 32 bits).
+    """For each token its largest logit, the sum of exponentials of the differences to the largest,
+    and the target's logit, written to ``sums`` (3, tokens; 32 bits).
 
     ``logits`` (tokens, columns) belong to this rank's part of the vocabulary: the columns from
     token ``first`` on, ``used`` of which are not padding. For a target on another rank the logit is

@@ -363,8 +363,8 @@ class FurtherHead(nn.Module):
     2412.19437).
 
     Two vectors are normalised: the previous head's result and the embedding of the next token. A
-    GEMM joins them, and a block follows. Its result passes a norm of this head, and then the
-    model's output projection.
+    GEMM joins them, and a block follows. The block's result passes a norm of this head, and then
+    the model's output projection.
     """
 
     def __init__(
@@ -528,8 +528,8 @@ class Transformer(nn.Module):
     """A transformer on one tensor-parallel rank: embedding, ``config.layers`` blocks and head.
 
     All blocks have the model's ``structure``, unless ``blocks`` gives each its own. The heads that
-    predict ``further_tokens`` have a block like the last. Parameters are not initialised here; the
-    code that builds a model for training fills them.
+    predict ``further_tokens`` have a block like the model's last block. Parameters are not
+    initialised here; the code that builds a model for training fills them.
     """
 
     def __init__(

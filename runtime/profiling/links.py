@@ -100,7 +100,7 @@ def _values(size_bytes: int, rank: Rank, divisor: int = 1) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideCase:
-    """The memory outside torch's allocator, to be measured: that of contexts, libraries, and
+    """The memory outside torch's allocator, to be measured: the memory of contexts, libraries, and
     communicators of all processes and of one group of each size.
 
     The communicators are used first as in training, because NCCL allocates memory at the first use

@@ -181,8 +181,8 @@ def _place(frames: Iterable[traceback.FrameSummary]) -> str:
 # assumes.
 #
 # PyTorch records a guard for each comparison. Most guards hold for all sizes (a product of sizes is
-# at least each of them), and are dropped. The others say for which sizes the graph is valid, and
-# are stored with it.
+# at least each of them), and are dropped. The other guards say for which sizes the graph is valid,
+# and are stored with the graph.
 
 
 def assumptions_of(space: SizeSpace) -> list[str]:

@@ -3,7 +3,7 @@
 The rules are those of NCCL and of the runtime. A task begins after the previous task on its lane
 (queue of work), after the tasks that it waits for, and after its host has issued it. A group's
 calls run in the order of issue. A collective ends when all ranks of the group have begun it, an
-exchange of messages when the ranks that send and receive have. The first call of a kind and size
+exchange of messages when its senders and receivers have begun it. The first call of a kind and size
 also blocks its host until all hosts of the group have issued theirs, because NCCL then makes
 connections. Durations do not matter.
 

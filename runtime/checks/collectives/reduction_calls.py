@@ -3,8 +3,8 @@ code makes them.
 
 All layers of a section (the parameters that one group of ranks shards) are averaged alike. So a
 vector of a few values stands for each layer, and one layer of each fragment for all layers of the
-fragment. What each group should average is named here from the rank's position alone, so that the
-groups can be checked against it.
+fragment. The data that each group should average are named here from the rank's position alone, so
+that the groups can be checked against these names.
 """
 
 from collections.abc import Callable, Mapping, Sequence

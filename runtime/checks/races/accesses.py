@@ -194,9 +194,9 @@ class Trace:
 
 # Tracks the memory accesses of operators, from allocation to release.
 #
-# CUDA's caching allocator allocates memory for one stream. If other streams use the memory too, two
-# rules hold: they may use it only after the point at which its stream allocated it, and it may be
-# freed only after its stream has waited for all uses.
+# CUDA's caching allocator allocates memory for one stream, its owner. If other streams use the
+# memory too, two rules hold: they may use it only after the point at which the owner allocated it,
+# and it may be freed only after the owner has waited for all uses.
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

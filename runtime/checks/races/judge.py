@@ -70,12 +70,12 @@ class Judge:
         return any(True for _ in self._unmet(frozenset(waits)))
 
     def detours(self, wait: Wait) -> list[list[str]]:
-        """Why a wait is redundant: other paths of order between the stretches of work that it
-        orders.
+        """The reasons why a wait is redundant: a list of other paths of waits that order the same
+        stretches of work.
 
         If one path leads from the awaited work to the waiting work, the list has only this path.
         Otherwise it has a path for each pair of accesses that the wait orders, from the first
-        access to the second. It is empty if the wait orders nothing.
+        access to the second. The list is empty if the wait orders nothing.
         """
         begins, source = self.waits[wait], self._source(wait)
         around = self.path(source, begins, frozenset([wait]))

@@ -109,8 +109,8 @@ class HostPool:
     A storage takes any free buffer of its size. If sizes vary with the routing of tokens
     (``varies``), they are rounded up by at most an eighth, so that few sizes of buffers are needed.
     The task that copies a buffer back to the device frees it, and a later storage may take it at
-    once: that storage is copied to the host after its layer's forward pass, which runs after the
-    backward pass that waited for the copy back.
+    once. This is safe: the later storage is copied to the host after its layer's forward pass,
+    which runs after the backward pass that waited for the copy to the device.
     """
 
     def __init__(self, *, pins_for: Driver | None) -> None:

@@ -1,10 +1,10 @@
 """Moments of the optimizer in 8 bits: a code for each value, and a 32-bit scale per 256 values.
 
-A code stands for one of 256 fractions of its block's scale, those of dynamic quantisation (Dettmers
-et al. 2021, arXiv 2110.02861): the larger the decade between 1e-7 and 1, the more fractions it has.
-The scale is the block's value of largest magnitude, with its sign. This value has a code of its
-own, so it is kept exactly, and quantising dequantised values gives the same codes. Byte 0 stands
-for 0, so zeroed memory holds moments of zero.
+A code stands for one of 256 fractions of its block's scale, the fractions of dynamic quantisation
+(Dettmers et al. 2021, arXiv 2110.02861): the larger the decade between 1e-7 and 1, the more
+fractions it has. The scale is the block's value of largest magnitude, with its sign. This value has
+a code of its own, so it is kept exactly, and quantising dequantised values gives the same codes.
+Byte 0 stands for 0, so zeroed memory holds moments of zero.
 
 Axes: N blocks.
 """

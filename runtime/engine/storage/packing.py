@@ -3,8 +3,8 @@
 Weights are quantised in blocks of 64 neighbouring inputs of a row. Blocks are in row order where
 tensor-parallel ranks split rows, else in column order, so that a rank's part has the same bytes in
 all plans. With 4 bits (NF4, Dettmers et al. 2023, arXiv 2305.14314, appendix E) each block has an
-8-bit scale, and 256 of these share a 32-bit scale (double quantisation). With 8 bits 64 blocks
-(4,096 weights) share a 32-bit scale.
+8-bit scale, and 256 of these scales share a 32-bit scale (double quantisation). With 8 bits 64
+blocks (4,096 weights) share a 32-bit scale.
 
 Axes: N blocks, G groups of blocks.
 """

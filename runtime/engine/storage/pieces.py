@@ -2,8 +2,8 @@
 are written.
 
 A range of a flat vector is at most three rectangular slices of a tensor: the end of a row, whole
-rows, the beginning of a row. There are more if the rank's rows are not neighbours in the whole
-tensor.
+rows, the beginning of a row. There are more slices if the rank's rows are not neighbours in the
+whole tensor.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,10 +1,10 @@
 """Runs single layers forward and backward (tasks F, B and W), and offloads their activations (task
 A).
 
-Each layer has its own autograd graph, which ends at the layer's input and output. If nothing that a
-layer saves moves until its backward pass, autograd keeps the saved tensors. Otherwise they are kept
-here: the input enters the graph through a function that hands its gradient over, so that only the
-saved tensors refer to the input.
+Each layer has its own autograd graph, which ends at the layer's input and output. If no tensor that
+a layer saves moves in memory before the layer's backward pass, autograd keeps the saved tensors.
+Otherwise this module keeps them: the input enters the graph through a function that hands its
+gradient over, so that only the saved tensors refer to the input.
 """
 
 from collections.abc import Callable, Mapping, Sequence

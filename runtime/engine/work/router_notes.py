@@ -1,8 +1,8 @@
 """Statistics and losses of the expert routers on a rank in one iteration, combined over all ranks.
 
 A micro-batch's choices are recorded in its backward pass, which runs once even where a block is
-recomputed. The iteration's report sums them over all ranks, so that each token of the batch counts
-once for each expert that it chose, whatever the plan.
+recomputed. The iteration's report sums the choices over all ranks, so that each token of the batch
+counts once for each expert that it chose, whatever the plan.
 
 Axes: L blocks of the model with experts (including those in the head), E experts.
 """

@@ -40,7 +40,7 @@ from runtime.runnable import check_model
 # A batched GEMM needs its matrices at a constant stride. In the tensor of queries, keys and values,
 # and in the layer's output, the heads of one sequence have a constant stride, but the heads of
 # several sequences do not. So there is one GEMM per sequence, and operands, results and gradients
-# need no copies. This requires keys and values for each query head.
+# need no copies. This requires that each query head has keys and values of its own.
 #
 # Axes: B batch, S sequence, H this rank's heads, D channels of a head.
 
@@ -249,7 +249,7 @@ def initial_tensor(
 
     They depend on the seed and the parameter's name, so they are the same for every plan; different
     kinds of devices draw different values. An adapter's output is 0 at first: its last factor is 0,
-    and its first keeps the magnitude of its input.
+    and its first factor keeps the magnitude of the input.
     """
     if begins_as_zeros(name):
         return torch.zeros(shape, device=device)

@@ -1,9 +1,9 @@
 """An asynchronous parameter server: it steps with each rank's gradients in turn, and sends the rank
 the weights after that step.
 
-Results would depend on the order in which gradients arrive, and no run could be repeated. So ranks
-take turns in a fixed order, the server's own rank last. The gradients of the other ranks are
-computed with older weights: the earlier a rank's turn, the more steps behind.
+If the server took gradients in the order of their arrival, no run could be repeated. So ranks take
+turns in a fixed order, the server's own rank last. The gradients of the other ranks are computed
+with older weights: the earlier a rank's turn, the more steps behind.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
