@@ -135,7 +135,7 @@ def batch_of(
     sequences: Sequences, first: int, count: int, *, hides: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Tokens and targets (count, length) of ``count`` sequences from number ``first`` on. If the
-    run ``hides`` tokens (encoders), some are masked, and these are the targets.
+    run ``hides`` tokens (encoders), some tokens are hidden, and the hidden tokens are the targets.
     """
     numbers = range(first, first + count)
     if hides:
@@ -154,7 +154,7 @@ REPLACED, CHANGED = 0.8, 0.1
 
 
 def hidden(sequences: Sequences, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The tokens of a sequence with some of them masked, and the targets to predict.
+    """The tokens of a sequence, some of which are masked or changed, and the targets to predict.
 
     The mask token is the last of the vocabulary, as in RoBERTa.
     """

@@ -150,7 +150,7 @@ def _check_varied(workload: Workload, device: str, kernel: str) -> None:
 
 def _check_blocks_of_moments(plan: Plan, workload: Workload) -> None:
     """Refuse 8-bit moments for a tied table on two stages, if the stages would quantise different
-    blocks of it: the two copies would drift apart.
+    blocks of the table: its two copies would drift apart.
     """
     model = workload.model
     if workload.optimizer != "adamw-8bit" or workload.train != "all" or not model.head_has_table:

@@ -152,7 +152,7 @@ def equal_pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
 
 def equal_stages(mesh: Mesh, problem: Problem) -> int:
     """How many stages with this mesh use all GPUs of the cluster, each with at least one block. 0
-    if none do, or if a stage would lie across nodes or across kinds of nodes.
+    if no number of stages does, or if a stage would lie across nodes or across kinds of nodes.
     """
     cluster, gpus = problem.cluster, mesh.num_gpus
     num_stages, rest = divmod(cluster.num_gpus, gpus)

@@ -297,7 +297,7 @@ class _StageTasks:
 
     def _issue(self, stage_pass: StagePass, pattern: Pattern, base: int) -> None:
         """Record in the graph how long the host takes to issue the tasks of a pass; for engines
-        whose host is never ahead, record how much that lengthens these tasks.
+        whose host is never ahead, record how much the late issue lengthens these tasks.
         """
         tasks = self.chunks[stage_pass.chunk]
         for index, (kind, _, layer) in enumerate(pattern.labels):

@@ -311,7 +311,7 @@ class EventSimulator:
     """An event simulator for the plans of one workload on one cluster; its first call compiles the
     cost expressions.
 
-    Memory, bounds, notes and the work of the optimizer step in its predictions are those of the
+    Memory, bounds, notes and the work of the optimizer step in its predictions are taken from the
     closed form. ``altered`` changes the times of tasks before the simulation.
     """
 

@@ -1,7 +1,7 @@
 """Simulates days of a training run in which GPUs fail, one failure after another.
 
-The closed form for this is ``mistlab.economy.failures``. Here every GPU draws its own failures, and
-the work that they undo is counted as it happens, until the end of the run.
+The closed form for such a run is ``mistlab.economy.failures``. Here every GPU draws its own
+failures, and the work that they undo is counted as it happens, until the end of the run.
 """
 
 from dataclasses import dataclass

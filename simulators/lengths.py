@@ -197,8 +197,8 @@ class Arranger:
 
     def _dealt(self, bins: Sequence[Sequence[int]]) -> list[list[int]] | None:
         """Balance the work of a step: each document, the longest first, goes to the micro-batch
-        with the least work among those with space for it. None if there is no space for some
-        document.
+        with the least work among the micro-batches with space for the document. None if there is no
+        space for some document.
         """
         documents = sorted((length for one in bins for length in one), reverse=True)
         dealt: list[list[int]] = [[] for _ in range(self.ranks * self.micro_batches)]

@@ -51,7 +51,7 @@ def links_of_sends(
 
 def _used(places: Sequence[tuple[int, int]], shares: Sequence[Sequence[float]]) -> tuple[Use, ...]:
     """The links that sends between these pairs of nodes (or racks, ...) use: up from the first and
-    down to the second, with the bandwidth share at each end; none if both are the same.
+    down to the second, with the bandwidth share at each end; none if both nodes are the same.
     """
     return tuple(
         use

@@ -316,7 +316,7 @@ class _Player:
 
     def _release(self, task: int, offsets: Sequence[int]) -> None:
         """Tell the tasks that wait for a task that it has started or ended, and wake the lanes of
-        those that are now ready.
+        tasks that are now ready.
         """
         waits, lanes, asleep = self.waits, self.graph.lanes, self.asleep
         for offset in offsets:

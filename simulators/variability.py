@@ -60,7 +60,7 @@ class Variability:
             )
         seconds = np.array(graph.seconds) * self._factors(graph)
         if self.jitter:
-            # Each sample has its own random generator, so it does not depend on the number of
+            # Each sample has its own random generator, so a sample does not depend on the number of
             # samples.
             generator = np.random.default_rng([self.seed, sample])
             variance = math.log1p(self.jitter**2)

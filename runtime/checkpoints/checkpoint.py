@@ -201,8 +201,8 @@ def _problem_of(executor: Executor, path: Path) -> InputError | None:
             "step-100, or the folder that holds it"
         )
     try:
-        # A field that the stored description lacks was added after the checkpoint was written; it
-        # has its default.
+        # A field that the stored description lacks was added after the checkpoint was written, and
+        # takes its default value.
         stored = ModelSpec.from_mapping(read_yaml(path / MODEL))
         names = Reader(path).metadata().state_dict_metadata
     except (InputError, UnreadableError) as error:
@@ -278,7 +278,8 @@ def failure_of(
     """The error that the rank ``own_rank`` raises, given the errors of all ranks.
 
     If all errors are in ``of_files``, every rank raises the first of them. Otherwise a rank with
-    another error raises that error, and ranks without raise an error that says which rank is lost.
+    another error raises that error, and a rank without an error raises one that says which rank is
+    lost.
     """
     others = {rank: one for rank, one in failures.items() if not isinstance(one, of_files)}
     if not others:

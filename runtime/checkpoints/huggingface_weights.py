@@ -241,7 +241,7 @@ def sources_of(spec: ModelSpec, folder: TensorFolder) -> dict[str, TensorSource]
 
 
 TABLE_OF_HEAD = "head.table.weight"
-# Tensors of a multi-token prediction block that only copy other parameters, with these parameters.
+# Tensors of a multi-token prediction block that only copy a parameter, with the copied parameter.
 COPIES: Mapping[str, str] = {
     "embed_tokens.weight": "embedding.tokens.weight",
     "shared_head.head.weight": "head.projection.weight",
@@ -518,7 +518,7 @@ HARMLESS = re.compile(
 def _check_unused(
     folder: TensorFolder, sources: Mapping[str, TensorSource], copies: Mapping[str, str]
 ) -> None:
-    """Raise an error for tensors that no parameter uses: the model would differ without them."""
+    """Raise an error for tensors that no parameter uses, without which the model would differ."""
     used = {name for source in sources.values() for name in source.tensors}
     # A tied embedding table may be stored a second time, as the head's.
     used |= {"lm_head.weight"} if _is_tied(folder) else set()

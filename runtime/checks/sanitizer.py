@@ -144,8 +144,8 @@ def _small_model(model: ModelSpec, degrees: int, layers: int) -> ModelSpec:
         head_dim=head_dim,
         hidden=hidden,
         ffn=2 * hidden,
-        # The scaling longrope is dropped: it has a factor for each pair of channels, and affects no
-        # cost.
+        # The rotary scaling longrope is dropped: it has a factor for each pair of channels, and
+        # affects no cost.
         rotary_scaling=None,
         # If the vocabulary is padded for the ranks, one more token makes the small vocabulary
         # padded too.

@@ -276,8 +276,8 @@ def _smallest(device: torch.device) -> Tensor:
 # Out-of-memory errors that name the stage, the task and the bytes allocated.
 
 
-# Parts of messages by which out-of-memory errors of allocators other than torch's are recognised:
-# of the host; of CUDA, also in its libraries; of NCCL (src/include/alloc.h); of cuBLAS and cuDNN.
+# Texts by which out-of-memory errors of other allocators than torch's are recognised: texts of the
+# host; of CUDA, also in its libraries; of NCCL (src/include/alloc.h); of cuBLAS and cuDNN.
 _WORDS = (
     "can't allocate memory",
     "out of memory",

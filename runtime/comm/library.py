@@ -1,6 +1,6 @@
 """The interface to the functions of ``torch.distributed`` that groups of processes call.
 
-Thanks to it, a check can run the groups' own code on a library that only records calls.
+Through this interface, a check can run the groups' own code on a library that only records calls.
 ``torch.distributed`` itself needs the other processes and, for NCCL, their GPUs.
 """
 
@@ -94,7 +94,8 @@ class TorchLibrary:
     get_process_group_ranks = staticmethod(distributed.get_process_group_ranks)
     get_backend = staticmethod(distributed.get_backend)
     all_reduce = staticmethod(distributed.all_reduce)
-    # Torch 2.13 renamed these functions and warns about the old names, the only ones in 2.11.
+    # Torch 2.13 renamed these functions and warns about the old names, which are the only names in
+    # torch 2.11.
     all_gather_single = staticmethod(
         getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
     )

@@ -338,7 +338,8 @@ def everybody(library: Library = TORCH) -> ProcessGroup:
 class _PendingWorks:
     """Running collectives of gloo, and the tensors that must live until they end.
 
-    Some of gloo's collectives end only while a thread waits for them, so a thread does.
+    Some of gloo's collectives end only while a thread waits for them, so a thread of this process
+    waits.
     """
 
     def __init__(self, works: Sequence[Work], held: list[Tensor], ranks: Sequence[int]) -> None:

@@ -56,8 +56,8 @@ class ReplicaRanks:
         raise AssertionError
 
     def sequences_of(self, replica: int, stage: int, data: int) -> int:
-        """The index of a data-parallel rank of a replica among those of all replicas, which decides
-        the rank's sequences.
+        """The index of a data-parallel rank of a replica among the data-parallel ranks of all
+        replicas, which decides the rank's sequences.
         """
         return replica * self.plan.data_ranks[stage] + data
 
@@ -80,7 +80,7 @@ def connected_replicas(
     replica, inner = replicas.place(rank)
 
     def make_each(name: str, ranks: Sequence[int]) -> Group | None:
-        """Create a group of ranks in each replica, and return that of this rank's replica; all
+        """Create a group of ranks in each replica, and return the group of this rank's replica; all
         ranks create all groups in the same order.
         """
         called = "replica" if name == "world" else name

@@ -181,8 +181,8 @@ class Topology:
         return (peers, peers) if way == HEADS else (peers[:1], peers[1:])
 
     def traffic(self, rank: int, link: str) -> tuple[list[Transfer], list[Transfer]]:
-        """The sequences that a rank sends over a link for each micro-batch, and those that it
-        receives.
+        """The sequences that a rank sends over a link for each micro-batch, and the sequences that
+        it receives.
         """
         sender, receiver = ends_of_link(link)
         receives = self.place(rank).stage == receiver
@@ -344,7 +344,7 @@ def _sharers(groups: Mapping[str, Group], gather: str, reduce: str, splitters: s
 # Runs one pipeline stage alone, with random tensors in place of messages from its neighbours.
 #
 # The random values are written to the buffers that would receive the messages, so the stage's peaks
-# of memory are those in the whole pipeline.
+# of memory equal its peaks in the whole pipeline.
 
 
 # The standard deviation of the random tensors, equal to that of an untrained embedding's output.

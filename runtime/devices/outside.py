@@ -33,8 +33,8 @@ class Cap:
         self._cluster, self._device = cluster, device
         self._driver = driver_of(device)
         if self._driver is not None:
-            # Free what earlier plans in this process cached. The groups are connected by now, so
-            # their memory counts as used outside the allocator.
+            # Free what earlier plans in this process cached. The groups of ranks are connected by
+            # now, so the memory of their communicators counts as used outside the allocator.
             self._driver.count_anew(device)
             self.measure()
 

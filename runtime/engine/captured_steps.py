@@ -31,7 +31,7 @@ class CapturableLanes(Protocol):
 
 def check_captures(job: Job, training: Training, device: str) -> None:
     """Raise an error for a run whose iterations cannot be captured in a CUDA graph, because the
-    host computes or reads values in them, or chooses values anew in each.
+    host computes or reads values in iterations, or chooses values anew in each iteration.
     """
     model, workload = job.workload.model, job.workload
     if driver_of(torch.device(device)) is None:

@@ -345,7 +345,7 @@ class Executor:
         return torch.cat([torch.tensor([float(self.steps)]), done, scaling]).double()
 
     def set_counts(self, counts: Tensor) -> None:
-        """Restore the counters: ``counts``, or this replica's if a checkpoint has several."""
+        """Restore the counters: ``counts``, or this replica's counters if there are several."""
         if self._replica_counts is not None:
             counts = self._replica_counts
         for averages in self.averages:

@@ -375,7 +375,7 @@ class _Part:
 
 
 # Gathered attention: for each pass every rank gathers all keys and values; between passes it saves
-# only its own.
+# only its own keys and values.
 
 
 class GatheredAttention(torch.autograd.Function):

@@ -207,8 +207,8 @@ class Unpermute(torch.autograd.Function):
         return copies(gradient, *ctx.saved_tensors), None, None
 
 
-# The functions below are for dispatch with a capacity, where copies beyond it are dropped; ``rows``
-# is the number of copies that are kept.
+# The functions below are for dispatch with a capacity, where copies beyond the capacity are
+# dropped; ``rows`` is the number of copies that are kept.
 
 
 class PermuteKept(torch.autograd.Function):

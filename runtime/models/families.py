@@ -135,7 +135,7 @@ ADAPTER, UP = ".adapter.", "up"
 
 def freeze(layer: nn.Module, *, rank: int, targets: str) -> None:
     """Freeze a layer's weights, and add adapters to the GEMMs of its blocks: to all GEMMs, or with
-    ``targets`` "attention" only to those of attention.
+    ``targets`` "attention" only to the GEMMs of attention.
     """
     for parameter in layer.parameters():
         parameter.requires_grad_(False)
@@ -173,7 +173,7 @@ def begins_as_zeros(name: str) -> bool:
 
 def confine(layer: nn.Module, packed: CurrentDocuments) -> None:
     """Treat the documents that are packed into sequences as separate: tokens attend within their
-    document, positions restart in each, and tokens without a target have no loss.
+    document, positions restart in each document, and tokens without a target have no loss.
     """
     for module in layer.modules():
         if isinstance(module, Attention | Embedding | Head):

@@ -19,7 +19,7 @@ from runtime.models.ranks import Size, operator
 # The number of rows of each group (expert): a tensor, or integers where the host knows them.
 Counts = Tensor | tuple[int, ...]
 # The type of a function that multiplies each group's rows by the group's matrix; its arguments are
-# rows, matrices and numbers of rows. The executor of a plan sets another than the default.
+# rows, matrices and numbers of rows. The executor of a plan sets another function than the default.
 MultiplyGroups = Callable[[Tensor, Tensor, Counts], Tensor]
 
 

@@ -26,7 +26,8 @@ from runtime.models.ranks import CountedRanks, Size, TensorParallel, bare, carri
 # Names of parameters with a value per head, which ranks split as they split heads.
 OF_HEADS = ("sinks",)
 # The type of a function that computes ``x @ weight.T + bias`` over the last dimension of ``x``; its
-# result may be overwritten. The default is ``product``; the executor of a plan sets another.
+# result may be overwritten. The default is ``product``; the executor of a plan sets another
+# function.
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 # The type of a function that adds an adapter's output in place, given a GEMM's input and result.
 Adds = Callable[[Tensor, Tensor], Tensor]

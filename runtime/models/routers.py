@@ -90,8 +90,8 @@ def of_logits(of_scores: Tensor, scores: Tensor, router: Router) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Whose:
-    """Which tokens of ``batch`` sequences this rank routes: its part among tensor-parallel
-    ``ranks`` of the part of the context-parallel rank ``context``.
+    """Which tokens of ``batch`` sequences this rank routes: the part of its context-parallel rank
+    (``context``), divided over the tensor-parallel ``ranks``.
     """
 
     batch: int

@@ -179,7 +179,7 @@ class Block(nn.Module):
         self.encodes = structure.encoder
         self.attention: Attention | LatentAttention | StateSpace | None = None
         self.mlp_norm: nn.Module | None = None
-        # Norms of the outputs of attention and of the network; None in models without them.
+        # Norms of the outputs of attention and of the network; None in models without such norms.
         self.attention_post_norm: nn.Module | None = None
         self.mlp_post_norm: nn.Module | None = None
         self.mlp: MLP | None = None

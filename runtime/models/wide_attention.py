@@ -149,7 +149,9 @@ class Documents:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> Self:
-        """The documents of a micro-batch, from their lengths in each sequence, which they fill."""
+        """The documents of a micro-batch, from the lengths of the documents that fill each
+        sequence.
+        """
         lengths = [length for row in rows for length in row]
         positions = torch.cat([torch.arange(length) for length in lengths])
         begins = torch.tensor([*accumulate(lengths, initial=0)], dtype=torch.int32)

@@ -114,8 +114,8 @@ class OverlapTiming:
 
 
 def overlap_cases(gpus: int, levels: tuple[int, ...]) -> list[OverlapCase]:
-    """All combinations with at least two busy streams; with a single device, those without
-    communication.
+    """All combinations with at least two busy streams; with a single device, the combinations
+    without communication.
     """
     transfers = levels if gpus > 1 else (0,)
     mixtures = product(levels, transfers, levels, levels)

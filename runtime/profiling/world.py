@@ -31,7 +31,9 @@ class ProfiledWorld:
     lengths: Lengths
 
     def measured(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
-        """Measure all cases in order; yields each case with its result as soon as that is known."""
+        """Measure all cases in order; yields each case with its result as soon as the result is
+        known.
+        """
         yield from self._measured(cases)
 
     def outside_bytes(self, size_bytes: int) -> int:

@@ -134,7 +134,7 @@ class KeptAttention:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Write the new keys and values (1, T, K, D) to the cache, and return the attention of the
-        queries (1, T, H, D) to it.
+        queries (1, T, H, D) to the cached tokens.
         """
         assert self.tokens is not None
         blocks, rows = self.tokens.slots(self.pool.block)

@@ -86,7 +86,8 @@ def factory_from(content: Mapping[str, Any], where: Path, attention: str) -> Fac
 def unpacked_sequences() -> Iterator[None]:
     """Within the ``with`` block, transformers treats each row of tokens as a single sequence. In
     training each row is one sequence, which transformers detects from the values of positions. Fake
-    tensors have no values, and it would write out a mask, which a real training step does not.
+    tensors have no values, so transformers would write out a mask, which a real training step does
+    not.
     """
     find = masking_utils.find_packed_sequence_indices
     masking_utils.find_packed_sequence_indices = lambda *_, **__: None

@@ -178,8 +178,8 @@ TOGETHER = 1 << 17
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pool(ColumnSet):
     """Candidates for one stage, each with the box of strategies that it comes from. Where
-    ``is_open``, a candidate's times are lower bounds of the whole box; elsewhere it is a single
-    strategy.
+    ``is_open``, a candidate's times are lower bounds of the whole box; elsewhere the candidate is a
+    single strategy.
     """
 
     options: Options
@@ -225,8 +225,8 @@ class BoxCosts:
         for part in _parts(asked):
             rows, boxes = self._hopeful(_BoxRows.of(part), limit_s)
             # Only boxes with a single value of each ratio are evaluated as strategies here. For any
-            # other box the lower bound suffices: it is below the times of the box's strategies
-            # anyway.
+            # other box the lower bound suffices, since it is below the times of all strategies in
+            # the box.
             alike_rows = rows.chosen(alike := np.flatnonzero(rows.are_alike))
             fitting = alike[
                 self._fits(alike_rows, alike_rows.low, alike_rows.most, of_others=False)
@@ -274,8 +274,8 @@ class BoxCosts:
         has_host = self._has_host(sure, true)
         is_open = ~rows.are_points
         if not self.group.has_formula:
-            # In schedules other than 1F1B, recomputing more blocks may take more memory, so the
-            # other numbers of recomputed blocks are kept.
+            # In schedules other than 1F1B, recomputing more blocks may take more memory, so boxes
+            # with several numbers of recomputed blocks are kept.
             are_best &= rows.are_points[fitting]
         is_open[fitting[has_host & are_best]] = False
         closed, open_rows = fitting[has_host], np.flatnonzero(is_open)
@@ -316,9 +316,9 @@ class BoxCosts:
 
     @property
     def _are_lines(self) -> bool:
-        """Whether all times in a box lie between those with the fewest and with the most recomputed
-        blocks. False for schedules other than 1F1B, and for engines whose passes may wait for the
-        host.
+        """Whether all times in a box lie between its times with the fewest and with the most
+        recomputed blocks. False for schedules other than 1F1B, and for engines whose passes may
+        wait for the host.
         """
         return self.group.has_formula and ENGINES[self.space.engine].host is None
 
@@ -372,8 +372,8 @@ class BoxCosts:
 
     def _fewest(self, rows: "_BoxRows", savings: Column, *, of_others: bool) -> Ints:
         """For each box, the fewest recomputed blocks with which one of its strategies fits in
-        memory. Assumes that it fits with the most recomputed blocks, and that more of them never
-        need more memory.
+        memory. Assumes that such a strategy fits with the most recomputed blocks, and that more
+        recomputed blocks never need more memory.
         """
         fewest, most = rows.fewest.copy(), rows.most.copy()
         batch = self._batch(rows, savings, most)

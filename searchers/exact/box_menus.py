@@ -33,8 +33,8 @@ from searchers.savings import CountsRow, counts_choices, savings_choices
 from searchers.strategy import SHORT_LIST, Ledger
 
 # Two arrays with equal numbers of rows. A row of the first says in how many blocks a stage uses
-# each way to keep fewer activations, such as recomputation. It stands for a range of numbers of
-# recomputed blocks, and the second array has the largest of them.
+# each way to keep fewer activations, such as recomputation. The row stands for a range of numbers
+# of recomputed blocks, and the second array has the largest of these numbers.
 Runs = tuple[Ints, Ints]
 
 # If a pipeline has one stage only, this many boxes are cut in half per round: usually all that are
@@ -234,8 +234,8 @@ def _are_in(codes: Ints, listed: Ints) -> Bools:
 
 
 def halvings(boxes: int) -> int:
-    """How many times each box is cut in half in a round. It is more if there are few boxes, since a
-    small batch takes as long to evaluate as a large one.
+    """How many times each box is cut in half in a round. The number is larger if there are few
+    boxes, since a small batch takes as long to evaluate as a large one.
     """
     return max(HALVED, (FEW_PARTS // max(1, boxes)).bit_length() - 1)
 

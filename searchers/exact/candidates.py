@@ -411,8 +411,8 @@ def least_with(
     stages' work.
     """
     if not group.has_formula:
-        # The time of all the stage's passes with the work before and after them; if the host takes
-        # longer to issue their kernels, that time.
+        # The time of all the stage's passes with the work before and after them, or the time that
+        # the host takes to issue their kernels, if that is longer.
         own_s = group.micro_batches * options.stable_s + options.times.begin_s
         return np.asarray(np.maximum(own_s + options.times.end_s, options.times.after_first_s))
     others_s = group.other_stages_s(work, *blocks, problem.workload.model.layers)

@@ -241,8 +241,9 @@ class RangeTimes:
 
     def within_by_stage(self, edges: Floats) -> Iterator[tuple[Floats, Ints]]:
         """For each stage, candidate and threshold in ``edges``, the smallest latency of this stage
-        and all in front of it if no stall exceeds the threshold, by the block that follows the
-        stage. Also the index in ``counts`` of the stage's number of blocks that gives this latency.
+        and all stages in front of it if no stall exceeds the threshold, by the block that follows
+        the stage. Also the index in ``counts`` of the stage's number of blocks that gives this
+        latency.
         """
         passed_s, waits_s = self.passed_s, self.waits_s
         size = *edges.shape, self.divisions.layers + 1

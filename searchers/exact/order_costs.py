@@ -86,8 +86,8 @@ class OrderTraits:
         bounds: Bounds,
     ) -> StageCosts:
         """The costs of stages under this pipeline schedule, with lower bounds as times, for all
-        strategies between the two in ``ends``. Without ``places``, stages get the model's chunks
-        round robin.
+        strategies between those of the two batches in ``ends``. Without ``places``, stages get the
+        model's chunks round robin.
         """
 
         def chunk_of(stages: StageBatch, chunk: int) -> StageBatch:

@@ -95,7 +95,7 @@ def near_best(menus: Menus, limit_s: float) -> list[tuple[float, Plan, tuple[Sta
     first: the time, plan and stages of each.
     """
     # Host memory, which stages on a node share, may rule out every partial pipeline that a beam
-    # would keep. So all of them are kept while there is no plan to beat.
+    # would keep. So all partial pipelines are kept until a first plan is known.
     beam = None if menus.with_host and limit_s == np.inf else BEAM
     return _Join(menus=menus, beam=beam).pipelines(limit_s, FEW)
 

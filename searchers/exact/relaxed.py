@@ -28,7 +28,7 @@ from searchers.meshes import Mesh, lies_well
 
 
 # In the linear programme, missing or surplus blocks and GPUs cost this multiple of the upper bound,
-# so that it always has a solution.
+# so that the programme always has a solution.
 FAR = 50.0
 # Row indices of the last, the inner and the first stages in tables with a row for each kind of
 # stage.

@@ -180,11 +180,11 @@ class _Stage:
         return steps_of_program(self.shape, self._calls, self.reductions, ITERATIONS)
 
     def gather(self, op: Op) -> tuple[Call, ...]:
-        """Calls of task U: all-gathers of a layer's weights, those of experts last."""
+        """Calls of task U: all-gathers of a layer's weights, the weights of experts last."""
         return self._of_sections("gather", "all_gather", "weights", op)
 
     def reduce(self, op: Op) -> tuple[Call, ...]:
-        """Calls of task R: reductions of a layer's gradients, those of experts last."""
+        """Calls of task R: reductions of a layer's gradients, the gradients of experts last."""
         if self.reductions.late:
             return ()
         if self.reductions.of_layer:
@@ -414,7 +414,7 @@ class _Stage:
     def _of_vectors(self, op: Op) -> tuple[Call, ...]:
         """The reduction of the gradients of a layer's norms and biases over tensor-parallel ranks,
         once per iteration. Under sequence parallelism it covers all vectors that each rank holds
-        whole; otherwise head norms and routers, of whose gradients each rank has those of its own
+        whole; otherwise head norms and routers, for which each rank has the gradients from its own
         heads or tokens.
         """
         of_heads = self.has_head_norms and self._has_blocks(op)

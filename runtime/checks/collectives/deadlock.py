@@ -261,7 +261,7 @@ class _Played:
                         )
 
     def _exchanging_with(self, list_number: int, link: str) -> set[int]:
-        """The indices of the played ranks that exchange messages with this one over a link."""
+        """The indices of the played ranks that exchange messages with this rank over a link."""
         return {
             self._place[peer]
             for calls in self._played[list_number]

@@ -135,7 +135,9 @@ class _Laid:
             places.append(here)
 
     def begin_anew(self) -> None:
-        """Let later tasks not wait for earlier ones, because the host has waited for those."""
+        """Let later tasks not wait for earlier ones, because the host has waited for the earlier
+        tasks.
+        """
         self._places.clear()
 
     def after_all(self, task: str, calls: tuple[Call, ...]) -> None:

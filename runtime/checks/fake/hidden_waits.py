@@ -133,8 +133,8 @@ def tensors_in(given: Any) -> Iterator[Tensor]:
 
 @cache
 def _consists_of_others(func: OpOverload) -> bool:
-    """Whether torch decomposes an operator into others on every device; then the others are
-    checked.
+    """Whether torch decomposes an operator into other operators on every device; then those
+    operators are checked.
     """
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 

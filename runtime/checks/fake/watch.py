@@ -152,8 +152,8 @@ class Watch:
             self.stopped_by = error
 
     def _frames(self) -> Iterator[FrameType]:
-        """The Python frames of this thread, innermost first, then those of the thread that waits
-        for it.
+        """The Python frames of this thread, innermost first, then the frames of the thread that
+        waits for this one.
         """
         frame = inspect.currentframe()
         while frame is not None:

@@ -39,7 +39,7 @@ class Wait:
 
 
 class Source(NamedTuple):
-    """A stretch of work that precedes another, and the wait because of which it does, if there is
+    """A stretch of work that precedes another, and the wait that causes this order, if there is
     one.
     """
 
@@ -344,8 +344,8 @@ def _bytes_of(tensor: Tensor) -> tuple[int, int]:
 
 # A driver that runs on the CPU and records in a trace how streams and events order work.
 #
-# Work on a stream runs at once, on CPU tensors. The trace records which earlier work it would have
-# waited for on a GPU.
+# Work on a stream runs at once, on CPU tensors. The trace records which earlier work this work
+# would have waited for on a GPU.
 
 
 Result = TypeVar("Result")

@@ -131,7 +131,7 @@ class HostCopies(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a torch function; if it brings a tensor to the host, it gets a copy of the
+        """Call a torch function; a function that brings a tensor to the host gets a copy of the
         tensor.
         """
         if func in _BROUGHT_TO_HOST and not self.memory.is_host(args[0]):

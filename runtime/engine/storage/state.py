@@ -190,7 +190,8 @@ class StageState:
         """
         frozen = frozen or {}
         if types.moments == CODES:
-            # Make the tables of codes now: in a step, the host would wait for their copy.
+            # Make the tables of 8-bit codes now: in a step, the host would wait for the tables'
+            # copy.
             moment_codes(device)
         rehearsed = Rehearsal(), Rehearsal()
         _parts(shape, layouts, frozen, types, *rehearsed)

@@ -125,8 +125,8 @@ class StreamedRanks:
     def gather_tokens(self, tensor: Tensor, *, again: bool = False) -> Tensor:
         """Concatenate the ranks' parts of sequences (batch, tokens, ..).
 
-        Each sequence is gathered by a call of its own: one call for all would put ranks before
-        sequences, and need a copy to reorder them.
+        Each sequence is gathered by a call of its own: one call for all sequences would put ranks
+        before sequences, and need a copy to reorder them.
         """
         del again
         batch, tokens, width = tensor.shape

@@ -159,8 +159,8 @@ class Passes:
         self, layer: int, micro_batch: int, entry: int, x: Tensor, targets: Tensor | None
     ) -> Tensor:
         """Run a layer forward; returns its output, or the loss of the head."""
-        # The compute lane has waited for the copies to the host of what was offloaded from this
-        # entry, so these storages can be freed.
+        # The compute lane has waited for the copies to the host of the storages that were offloaded
+        # from this entry, so these storages can be freed.
         self.leaving[entry].clear()
         kept = self.kept[layer, micro_batch] = Kept(targets=targets)
         if layer in self._without_gradients:
@@ -318,13 +318,13 @@ class Passes:
 
     def _drops_input(self, layer: int) -> bool:
         """Whether a layer keeps other tensors than its input, so that the input may be freed; then
-        the caller must not refer to it.
+        the caller must not refer to the input.
         """
         return layer in self._lean_layers
 
     def _taken_apart(self, layer: int, entry: int, x: Tensor, kept: Kept) -> Tensor:
         """Run a layer forward as its treatment says (plain, recomputed or lean); its saved tensors
-        are kept here, and their bytes counted.
+        are kept in these passes, and their bytes are counted.
         """
         weights = self._places.take_weights(layer, entry)
         kept.saved = Saved(

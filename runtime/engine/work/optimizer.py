@@ -94,8 +94,8 @@ class Stepper:
         layer_state.exchanged_weights.copy_(master)
 
     def _pieces(self, op: Op) -> list[list[Tensor]]:
-        """The master weights and moments that are stepped on the device: those that stay there, and
-        the offloaded ones that were copied there.
+        """The master weights and moments that are stepped on the device: the states that stay on
+        the device, and the offloaded states that were copied to it.
         """
         splits = self.state.layers[op.layer].optimizer
         pieces = [[split.resident for split in splits]]

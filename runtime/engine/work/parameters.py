@@ -254,7 +254,7 @@ class Parameters:
     def writes(self, piece: Piece) -> bool:
         """Whether this rank writes a slice to a checkpoint, if several ranks hold it.
 
-        Of two tied tables only the embedding's is written.
+        Of two tied tables only the embedding's table is written.
         """
         if self.tied and piece.name == self.twin:
             return False

@@ -65,8 +65,8 @@ class _AddingLinear(torch.autograd.Function):
         # GEMM has run.
         flat = x.data.flatten(0, -2)
         ctx.save_for_backward(flat)
-        # The backward pass reads the weight where its parameter points then; the gradient sum is
-        # the parameter's ``grad``.
+        # The backward pass reads the weight where its parameter points at that time; the gradient
+        # sum is the parameter's ``grad``.
         ctx.parameter, ctx.has_bias, ctx.schedule, ctx.shape = (
             *(weight, bias is not None, schedule),
             x.shape,

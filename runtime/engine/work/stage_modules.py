@@ -409,7 +409,7 @@ def rotary_tables(
     config: ModelConfig, workload: Workload, device: torch.device, places: Tensor | None
 ) -> RotaryTables | None:
     """The tables of rotary embedding (cosines and sines), for all positions in order or for the
-    positions ``places``; None for models without it.
+    positions ``places``; None for models without rotary embedding.
     """
     if structure_of(workload.model).position != "rotary":
         return None

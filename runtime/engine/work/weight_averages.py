@@ -40,7 +40,7 @@ class WeightAverages:
 
     def begin(self) -> bool:
         """Record the initial weights as shared by all replicas, before the first outer step;
-        returns whether it did, which is false after reading a checkpoint.
+        returns whether it recorded them, which is false after reading a checkpoint.
         """
         if self.how.kind != "outer" or self.outer:
             return False
@@ -101,8 +101,8 @@ class WeightAverages:
 
     def rejoin(self, peers: Group, newcomer: int) -> None:
         """Readmit the peer ``newcomer``, which was away: it continues from the shared weights.
-        Another peer sends it these, the outer momentum, and the mean change to be applied. All
-        peers call this.
+        Another peer sends it the shared weights, the outer momentum, and the mean change to be
+        applied. All peers call this.
         """
         self.peers = peers
         sender = 0 if newcomer else 1
@@ -118,7 +118,7 @@ class WeightAverages:
 
     def _masters(self, fragment: int | None = None) -> Iterator[tuple[tuple[int, int], Tensor]]:
         """This rank's master weights of each layer and section. With a ``fragment`` (streaming
-        outer steps), only of every ``fragments``-th layer.
+        outer steps), only the weights of every ``fragments``-th layer.
         """
         for number, section in enumerate(self.sections):
             for turn, layer in enumerate(sorted(section.layers)):
