@@ -163,9 +163,9 @@ def _with_rows(template: Template, stage_pass: StagePass, rows: tuple[Task, ...]
 # Layers are numbered through the whole model: the embedding is 0, blocks start at 1, and the head
 # is last. A send is a task of the sending stage, and names the layer whose output it sends. A
 # blocking send runs on the sender's compute stream, which continues when the send has ended. The
-# receiver waits for the send. On engines where sender and receiver must meet, a further task blocks
-# the receiver's compute stream equally long before the pass, and its host issues nothing meanwhile;
-# on other engines receiving takes no time.
+# receiver waits for the send. On engines where sender and receiver must meet, a further task before
+# the pass blocks the receiver's compute stream for as long as the send takes, and the receiver's
+# host issues nothing meanwhile; on other engines receiving takes no time.
 
 
 # Identifies a pass of a stage: its kind, chunk and micro-batch.

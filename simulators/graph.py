@@ -102,9 +102,9 @@ class TaskGraph:
     """The tasks of an iteration as columns, with their dependencies; a task's number is its row.
 
     A column is a plain list, so equal passes share their values. ``after_end`` and ``after_start``
-    have, for each task, the offsets of the tasks that wait for its end or its start; ``waits``
-    counts the tasks for which it waits. Entries of ``lanes`` are numbered through all stages: five
-    times the stage, plus the lane's index in ``LANES``.
+    have, for each task, the tasks that wait for its end or its start, as offsets from its number;
+    ``waits`` counts the tasks for which it waits. Entries of ``lanes`` are numbered through all
+    stages: five times the stage, plus the lane's index in ``LANES``.
     """
 
     stages: int

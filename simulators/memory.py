@@ -3,14 +3,15 @@
 States, and buffers for weights and gradients, are allocated all the time. The other buffers of the
 optimizer step are allocated and freed together. With ring buffers they exist from the first fetch
 of optimizer states until the first micro-batch's forward pass has ended and the last states have
-been offloaded; without ring buffers, from the step of the first layer until that of the last.
+been offloaded; without ring buffers, from the step of the first layer until the step of the last.
 
 While a layer runs, it needs the peak bytes of its layer graph. From its forward until its backward
-pass it keeps what it saved, or only its input if it is recomputed. Offloaded activations free their
-memory once the next user of their buffer has waited for the copy to the host, and take memory again
-when the copy back begins. Activations that were sent to the next stage stay until their gradient
-arrives. In stages with several chunks they count once per micro-batch that has passed all chunks,
-because engines with chunks free most of them (Megatron's ``deallocate_output_tensor``).
+pass the layer keeps the tensors that it saved, or only its input if it is recomputed. Offloaded
+activations free their memory once the next user of their buffer has waited for the copy to the
+host, and take memory again when the copy back begins. Activations that were sent to the next stage
+stay until their gradient arrives. In stages with several chunks sent activations count once per
+micro-batch that has passed all chunks, because engines with chunks free most of them (Megatron's
+``deallocate_output_tensor``).
 """
 
 import math

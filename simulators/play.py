@@ -334,9 +334,9 @@ class _Player:
 # Computes how long the passes of each stage take in a simulated iteration.
 #
 # A pass begins when its stage is free and the micro-batch has arrived, and ends when the stage has
-# computed it. So a stage's own copies from the host count, and waits for other stages do not.
-# Optimizer steps before the first micro-batch arrives count towards the first forward pass, tasks
-# after the last backward pass towards that pass.
+# computed the micro-batch. So a stage's own copies from the host count, and waits for other stages
+# do not. Optimizer steps before the first micro-batch arrives count towards the first forward pass,
+# tasks after the last backward pass towards that pass.
 
 
 # Identifies a pass of a stage: its kind, chunk (part of the model) and micro-batch.

@@ -1,8 +1,9 @@
 """Writes a simulated iteration as a trace file for Perfetto or chrome://tracing.
 
-The format is Chrome's Trace Event Format, with times in microseconds. A stage is a process and its
-lanes are threads. A task is a complete event. A send is a flow from its task to the task that
-waited for it. Memory is a counter for each class.
+The format is Chrome's Trace Event Format, with times in microseconds. In the trace a stage is a
+process, and its lanes (queues of tasks) are threads. A task is a complete event. A send is a flow
+from its task to the task that waited for it. Memory is a counter for each class of content, such as
+weights.
 """
 
 import json

@@ -1,8 +1,9 @@
 """Changes the times of a simulated iteration's tasks: by slow stages, slow links, slow GPU clocks
 and random jitter.
 
-It changes the times of single tasks in a graph before the simulation. Two things stay: the factors
-by which streams slow one another down, and time that an iteration spends outside its tasks.
+It changes the times of single tasks in a graph before the simulation. Two things stay as predicted:
+the factors by which streams slow one another down, and time that an iteration spends outside its
+tasks.
 """
 
 import math

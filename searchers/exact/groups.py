@@ -254,9 +254,9 @@ class Group:
         least times of blocks.
 
         The slowest stage takes at least an even share of the work, for each micro-batch. To this
-        the time of the stages after it is added, except what the slowest stage can overlap: at most
-        half the passes of the micro-batches that it runs ahead (their forwards or their backwards).
-        The bound is never below the slowest stage's time for all micro-batches.
+        the time of the stages after it is added, except the part that the slowest stage can
+        overlap: at most half the passes of the micro-batches that it runs ahead (their forwards or
+        their backwards). The bound is never below the slowest stage's time for all micro-batches.
         """
         layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
         ends_s = min(work[mesh].ends_s * mesh.num_gpus for mesh in self.meshes)

@@ -1,9 +1,9 @@
 """Lower bounds of the costs of stages under pipeline schedules other than 1F1B.
 
-A stage runs all passes of its chunks (parts of the model). The latency of a micro-batch through it
-is that of its first chunk. A range of recomputed blocks becomes a range for each chunk. Where
-numbers of recomputed blocks lead to different kinds of time slots, they are evaluated separately,
-and each time is the least of all.
+A stage runs all passes of its chunks (parts of the model). The latency of a micro-batch through a
+stage is the latency of the stage's first chunk. A range of recomputed blocks becomes a range for
+each chunk. Where numbers of recomputed blocks lead to different kinds of time slots, they are
+evaluated separately, and each time is the least of all evaluations.
 
 Axes: C candidates.
 """
