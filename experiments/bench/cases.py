@@ -34,7 +34,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """A short description of the case: model and GPUs."""
+        """A short description of the case: GPU, model, and whether attention is unfused."""
         written = "" if self.attention == "flash" else ", written out"
         return f"{self.hardware.partition('-')[0].upper()} {self.model}{written}"
 

@@ -231,8 +231,8 @@ def _minutes(row: Row) -> str:
 
 
 def _progress(form: Callable[[Row], str], otherwise: str = "") -> Callable[[Row], str]:
-    """The text of a table cell; empty if failures are so frequent that a training makes no
-    progress.
+    """A function that makes the text of a table cell from a row; the text is ``otherwise`` if
+    failures are so frequent that the training makes no progress.
     """
     return lambda row: form(row) if row["makes_progress"] else otherwise
 

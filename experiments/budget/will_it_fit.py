@@ -307,7 +307,7 @@ def _job(options: argparse.Namespace) -> Job:
 
 
 def _predicted(changed: Sequence[Changed], kind: str) -> list[Tried]:
-    """The plans of one problem with their predictions, without those that cannot be predicted."""
+    """The changed plans of one problem, each with its prediction; all are predicted at once."""
     if not changed:
         return []
     job = changed[0].job

@@ -140,8 +140,8 @@ def network_gbytes_per_s(table: ResumedTable) -> float:
 
 
 def _host_bytes(machine: Machine) -> int:
-    """Half of a CPU's memory, which stands for host memory; the other half stands for the memory of
-    devices.
+    """The bytes of host memory. On a machine without GPUs it is half of the memory; the other half
+    stands for the memory of devices.
     """
     return machine.host_memory_bytes // (1 if machine.is_gpu else 2)
 

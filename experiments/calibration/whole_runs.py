@@ -268,8 +268,8 @@ def _engine(engine: str, fits: FittedRuns, places: Sequence[int]) -> EngineCalib
 
 
 def _far(half_width: float, widths: Sequence[LeftOutWidth]) -> tuple[float, float]:
-    """The error bounds of times for model widths that were not measured, and the largest distance
-    from measured widths at which these bounds were tested.
+    """The error bounds of times for model widths that were not measured, and the smallest distance
+    (in doublings) from other measured widths at which these bounds were tested.
 
     Since few widths were measured, a new width is assumed to be as uncertain as the worst of them.
     """

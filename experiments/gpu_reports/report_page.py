@@ -274,7 +274,7 @@ def _profile(folder: Path) -> Hardware | None:
 
 
 def is_profiled(folder: Path) -> bool:
-    """Whether all tables of the machine's profile are complete."""
+    """Whether the machine was profiled: all tables are complete, or its hardware file exists."""
     tables = folder / "tables"
     has_tables = (tables / "machine.yaml").exists() and noted_machine(tables).is_measured
     return has_tables or (folder / "profile.yaml").exists()

@@ -101,7 +101,9 @@ def table_row(job: Job, measured: ReportRow, model: str) -> dict[str, object]:
 
 
 def summary_of(rows: Sequence[ReportRow]) -> ReportRow:
-    """The mean absolute errors of the predictions over all plans that have run."""
+    """The mean absolute errors of the predictions over all plans that have run, with the numbers of
+    plans, of failed runs and of the allocator's retries.
+    """
     ran = [row for row in rows if "error" not in row]
     means = {f"mean_{name}": fmean(abs(row[name]) for row in ran) for name in ERRORS if ran}
     retries = sum(row["allocator_retries"] for row in ran)

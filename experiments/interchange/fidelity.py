@@ -133,8 +133,8 @@ def _back(target: Target, text: str, job: Job) -> Job | InputError:
 
 
 def _misread(job: Job, back: Job | InputError) -> Remark:
-    """A remark that ``import_plan`` does not read an exported text as the original job; empty if it
-    does.
+    """A remark on how ``import_plan`` misreads an exported text: it cannot read the text, or reads
+    another plan or engine from it.
     """
     if isinstance(back, InputError):
         text = f"import_plan cannot read the exported text: {back}"

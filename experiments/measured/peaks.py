@@ -54,8 +54,8 @@ def peak_misses(known: Sequence[Known]) -> list[PeakMiss]:
 
 
 def known_peaks(misses: Sequence[PeakMiss]) -> tuple[KnownKind, ...]:
-    """How far measured memory peaks are from predicted ones for each kind of run, in the form of
-    the catalogue's file.
+    """How far measured memory peaks are from predicted ones for each kind of run, as rows of the
+    catalogue's file on uncertainty.
     """
     spreads = _spreads(misses, np.full(len(misses), -1))
     together: dict[str, list[PeakMiss]] = defaultdict(list)

@@ -38,8 +38,8 @@ from mistlab.job.prediction import Prediction, StagePrediction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """How far the measured time of a run is outside its predicted range, as a share of the distance
-    to the time at peak rate; negative if the run is faster.
+    """How far the measured time of a run is outside its predicted range, in units of uncertainty
+    (``Range.miss``); negative if the run is faster.
     """
 
     kind: RunKind
@@ -52,7 +52,7 @@ class Miss:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
     """The shortest and the longest predicted time of a run; the longest is that on the slowest
-    known cluster. ``way`` is the unit in which their uncertainty is measured (``RunKind.way``).
+    known cluster. Their uncertainty grows with the square root of ``way`` (``RunKind.way``).
     """
 
     least_s: float
@@ -217,8 +217,8 @@ class RunAnswer:
     limits: Limits | None = None
 
     def place_of(self, peak_of: PeakOf) -> int:
-        """The stage whose memory was measured: the first, the last, the fullest of the first node,
-        or the fullest of all.
+        """The index of the stage whose memory was measured: the first, the last, the fullest of the
+        first node, or the fullest of all.
         """
         assert self.prediction is not None
         stages = self.prediction.stages

@@ -242,7 +242,7 @@ def _refuse_unbuilt(cells: Mapping[str, str], notes: list[str]) -> None:
 
 
 def _short(version: str) -> str:
-    """The first two numbers of a version, as text."""
+    """The first two numbers of a version, as text; ``UNSAID`` if there are none."""
     match = re.match(r"v?(\d+\.\d+)", version)
     return match[1] if match else UNSAID
 

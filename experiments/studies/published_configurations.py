@@ -161,8 +161,8 @@ def _stages_of_run(run: Configuration) -> Iterator[Configuration]:
 
 
 def _recomputed(run: Configuration) -> Iterator[Recomputation]:
-    """The kinds of recomputation to try: that of the published run (unless it is a number of
-    blocks, which depends on the stages), none, and several shares of each stage's blocks.
+    """The kinds of recomputation to try: that of the published run (unless it recomputes whole
+    blocks), none, and whole blocks in several shares of a stage's blocks.
     """
     if run.recompute.way not in ("full", "blocks"):
         yield run.recompute

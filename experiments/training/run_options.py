@@ -103,7 +103,9 @@ def check_node(device: str, gpus: int | None, precision: Precision, option: str)
 
 
 def goes_on(options: argparse.Namespace) -> bool:
-    """Whether the results folder belongs to the same run, which is then continued."""
+    """Whether ``--resume`` asks to continue the run in the results folder from its newest
+    checkpoint.
+    """
     return bool(options.resume == LATEST)
 
 
