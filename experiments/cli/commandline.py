@@ -384,8 +384,8 @@ def as_options(prefix: str = "") -> Iterator[None]:
 
 
 def batch_status(files: int, unreadable: int, *, all_answered: bool) -> int:
-    """The exit status of a command that skipped a malformed file: wrong usage if this was the only
-    file, otherwise the status of a missing answer.
+    """The exit status of a command that has read several files: wrong usage if its only file is
+    malformed, done if all files were answered, otherwise no answer.
     """
     if files == unreadable == 1:
         return WRONG_USAGE

@@ -106,8 +106,9 @@ class BreakdownRuntime:
 
 
 def steps(unaware: str) -> list[BreakdownStep]:
-    """The steps of the breakdown. Each has one more part of the search space than the step before;
-    all but the last use the view ``unaware``, which ignores overlap.
+    """The steps of the breakdown. Each but the last has one more part of the search space than the
+    step before, and uses the view ``unaware``, which hides the extra time of the first and last
+    micro-batches. The last step has the same space as the one before, and hides nothing.
     """
     all_recomputed = replace(space_of("3d"), name="3d, all recomputed", recomputation="all")
     sharded = replace(space_of("+zero"), name="+zero, all recomputed", recomputation="all")
