@@ -336,9 +336,10 @@ def _ranks(tasks: Sequence[Ranked]) -> str:
 
 
 def _single_runs(rows: Sequence[Judged]) -> Iterator[str]:
-    """Whether the largest regret may be due to a single run: how many of the runs that are
-    predicted to be nearly as fast as the best are bad choices, and how likely one of them is
-    chosen.
+    """A sentence on how far the largest regret depends on chance.
+
+    Several runs of a task are predicted nearly as fast as the best; it says how many of them are
+    bad choices, and how probable it is that one of these is the predicted best.
     """
     error = errors_of("", rows).median_time
     tasks = [] if error is None else [*ranked(rows, near=error)]

@@ -239,8 +239,10 @@ def queued_late_s(
 
 
 def _share(send_s: Floats, sent_s: Floats) -> Floats:
-    """The share of a pass during which a send runs, at most 1: the send's ``send_s`` seconds,
-    relative to the ``sent_s`` seconds of sending that are possible in the whole pass.
+    """The share of a pass during which a send runs, at most 1.
+
+    The send would take ``send_s`` alone; in the whole pass, which slows sends, ``sent_s`` seconds
+    of sends alone would be done.
     """
     return np.asarray(np.minimum(send_s / np.where(sent_s > 0, sent_s, np.inf), 1.0))
 

@@ -102,8 +102,10 @@ def _(tokens: Tensor, weights: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, 
 
 @torch.library.custom_op("mistlab::unpermute", mutates_args=())
 def unpermute(rows: Tensor, order: Tensor, tokens: int) -> Tensor:
-    """The sum (T, channels) over each token's copies; ``order`` has each copy's index token A +
-    choice.
+    """The sum of the outputs of each token's experts (T, channels).
+
+    ``order`` has an index for each copy of a token: ``token * A + choice``, if each token goes to
+    ``A`` experts.
     """
     each = len(rows) // tokens
     back = torch.empty_like(rows, dtype=torch.float32).index_copy_(0, order, rows.float())

@@ -66,8 +66,8 @@ class Columns:
 
     @property
     def passing(self) -> Self:
-        """A copy of the columns of the linear programme for which only the latency of one
-        micro-batch counts.
+        """A copy of the columns of the linear programme, in which a stage costs its share of one
+        micro-batch's latency alone.
         """
         return replace(self, is_passage=True)
 
