@@ -10,7 +10,7 @@ from typing import Any
 
 from mistlab import catalog
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import near_matches, reject
+from mistlab.core.values import one_of, reject
 from mistlab.engines.engine import Precision
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
@@ -80,7 +80,7 @@ def clusters(hardware: str | None = None) -> list[Mapping[str, Any]]:
     if hardware is not None and hardware not in names:
         reject(
             f"--hardware {hardware}: Mist's published evaluation did not use this hardware"
-            f"{near_matches(hardware, names)}"
+            f": give {one_of(names)}"
         )
     return [cluster for cluster in every if hardware in (None, cluster["hardware"])]
 

@@ -42,7 +42,7 @@ def test_zsh_has_bash_s_completion() -> None:
 
 @pytest.mark.parametrize("line", [["completion"], ["completion", "fish"]])
 def test_another_shell_is_refused(line: list[str]) -> None:
-    with pytest.raises(InputError, match="give one of bash, zsh"):
+    with pytest.raises(InputError, match="give bash or zsh"):
         main(line)
 
 

@@ -388,7 +388,7 @@ def test_a_file_fitted_to_own_runs_narrows_the_bounds_of_further_ones(
             {"engine": "aceso"},
             "precision: bf16, but engine aceso does not train in it: give fp16, or engine: ",
         ),
-        ({"hardware": "V100"}, "precision: bf16 is not supported by v100-"),
+        ({"hardware": "V100"}, "precision: bf16 is not supported by GPU v100-"),
         ({"tp": "2", "ffn": "8191"}, "tp: 2 does not divide ffn 8191: give a divisor of 8191"),
         (
             {"sequence_length": "1000000000", "notes": "unfused attention"},

@@ -222,11 +222,11 @@ def test_tables_are_compared_set_by_set(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layers": "13 x"}, "line 2: could not convert"),
+        ({"layers": "13 x"}, "line 2: layers: '13 x' is unknown or malformed"),
         ({"iter_s": "0"}, "line 2: column iter_s: 0 is not positive"),
         ({"iter_s": "nan"}, "line 2: column iter_s: nan is negative or not finite"),
         ({"model": "gpt2-9b"}, "line 2: model: 'gpt3-9b' is unknown"),
-        ({"system": "alpa"}, "line 2: 'alpa'"),
+        ({"system": "alpa"}, "line 2: system: 'alpa' is unknown or malformed"),
     ],
 )
 def test_a_bad_row_is_named(

@@ -82,7 +82,10 @@ def test_ranks_of_more_than_a_node_are_refused(
 ) -> None:
     options = ["--tensor-parallel", ranks, "--out", str(tmp_path)]
     assert run(partitions.main, options) == 2
-    assert f"--tensor-parallel {ranks}: give 2 to 8" in capsys.readouterr().err
+    assert (
+        f"--tensor-parallel {ranks}: must divide layers within a node of 8 GPUs: give 2 to 8"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_rungs_of_a_ladder_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,7 +115,7 @@ def test_a_plan_for_many_gpus_says_how_long_it_takes(
         ({"model": {"dropout": 1}}, "workload.model: this model can be predicted but not"),
         (
             {"model": {"dropout": 0.1}},
-            "workload.model.attention_dropout: 0.1 with attention: flash",
+            "workload.model.attention_dropout: 0.1 with workload.attention: flash",
         ),
     ],
 )

@@ -95,5 +95,5 @@ def test_hardware_without_a_published_evaluation_is_refused(
 ) -> None:
     options = ["--hardware", "h100-80gb", "--out", str(tmp_path / "new")]
     assert run(speedups.main, options) == 2
-    assert "give one of l4-24gb, a100-40gb" in capsys.readouterr().err
+    assert "give l4-24gb or a100-40gb" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()

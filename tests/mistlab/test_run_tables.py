@@ -46,8 +46,8 @@ def test_a_row_that_is_not_utf_8_does_not_stop_the_others(tmp_path: Path) -> Non
 HEADERS: Mapping[str, tuple[bytes, str]] = {
     "nothing": (b"", "is empty"),
     "another code": (HEADER.encode("utf-16"), "is not UTF-8"),
-    "other columns": (b"a,b\n1,2\n", "no column sequence_length, model"),
-    "a column twice": (f"{HEADER},Heads\n{ROW},4\n".encode(), "column heads is listed twice"),
+    "other columns": (b"a,b\n1,2\n", "none of the columns sequence_length, model"),
+    "a column twice": (f"{HEADER},Heads\n{ROW},4\n".encode(), "column heads twice"),
 }
 
 
@@ -83,7 +83,7 @@ def test_a_table_without_needed_columns_says_so_in_each_row(tmp_path: Path) -> N
     (only,) = rows_of_table(path)
     assert only.problem == "the table has no column sequence_length: add it"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match="no column sequence_length"):
+    with pytest.raises(InputError, match="none of the columns sequence_length"):
         [*rows_of_table(path)]
 
 

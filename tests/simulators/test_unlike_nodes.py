@@ -190,7 +190,7 @@ def test_bounds_are_those_of_the_nodes_that_are_known_least() -> None:
     for order in ((L4, A100), (A100, L4)):
         assert width(groups(*order)) == pytest.approx(max(apart), rel=1e-9)
     notes = predicted(PLANS["Megatron"], groups(L4, A100)).notes
-    assert any("unlike nodes" in note for note in notes)
+    assert any("several kinds of nodes" in note for note in notes)
 
 
 def test_the_share_of_the_peak_is_of_the_gpus_that_are_there() -> None:
