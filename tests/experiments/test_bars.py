@@ -288,7 +288,7 @@ def test_hardware_without_an_evaluation_is_refused(
 ) -> None:
     options = ["--hardware", "l4-25gb", "--out", str(tmp_path / "new")]
     assert run(main, options) == 2
-    assert "did you mean 'l4-24gb'" in capsys.readouterr().err
+    assert "give l4-24gb or a100-40gb" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 
