@@ -62,10 +62,9 @@ class BatchesAhead:
         return list(zip(*each, strict=True))
 
     def _pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """The pinned buffer. It is allocated for the first batches and reused, since all batches
-        have the same size.
-        """
-        if self._host is None:
+        """The pinned buffer. It is reused, and allocated anew for batches that are larger."""
+        if self._host is None or self._host.numel() < numel:
+            self.release()
             size_bytes = numel * dtype.itemsize
             self._memory = Arena(size_bytes, HOST, pins_for=driver_of(self._device))
             self._host = self._memory.take(numel, dtype)

@@ -1,9 +1,8 @@
 """Arranges documents of unequal lengths into the sequences of each step.
 
-A document depends only on the seed and its number. How documents are arranged in a step depends
-only on the seed, the lengths and the number of sequences. So every plan trains on the same
-sequences. A document of n tokens has n inputs and n - 1 targets: nothing is predicted beyond its
-end.
+A document depends only on the seed and its number. Which documents a step has depends only on the
+seed, the lengths and the number of sequences. So every plan trains on the same documents. A
+document of n tokens has n inputs and n - 1 targets: nothing is predicted beyond its end.
 """
 
 from collections.abc import Sequence
@@ -17,14 +16,17 @@ from torch import Tensor
 
 from mistlab.core.values import reject
 from mistlab.plan.lengths import DocumentLengths, best_fit
-from mistlab.plan.plan import Plan
-from runtime.data import Sequences, TokenFile, shuffled, spans_of
+from runtime.data import Sequences, TokenFile, shuffled
 from runtime.models.config import NOT_HIDDEN
-from runtime.models.wide_attention import Documents
 
 # ``packed``: documents fill sequences, longest first. ``padded``: each document is a sequence.
-Filling = Literal["packed", "padded"]
+# ``sorted``: each document is a sequence, as long as the longest of its micro-batch, and a step's
+# documents are sorted by length. ``balanced``: documents are distributed over micro-batches by
+# their cost, and a micro-batch is one sequence without padding.
+Filling = Literal["packed", "padded", "sorted", "balanced"]
 FILLINGS: tuple[Filling, ...] = get_args(Filling)
+# The fillings in which micro-batches have other numbers of tokens than a whole batch's share.
+VARYING: tuple[Filling, ...] = ("sorted", "balanced")
 # Numbers that are combined with a seed, so that random document lengths and the random order of
 # sequences do not depend on each other.
 LENGTHS, SHUFFLED = 2, 3
@@ -120,10 +122,11 @@ class EndedDocuments:
 class Documented:
     """The options of a run that trains on documents: of random ``lengths``, or of the run's data,
     in which the token ``end`` ends each document. Documents longer than a sequence are an error,
-    unless ``cuts`` cuts them off.
+    unless ``cuts`` cuts them off. ``even_tokens``: see ``PackedSequences``.
     """
 
     filling: Filling
+    even_tokens: int = 0
     lengths: DocumentLengths | None = None
     end: int | None = None
     cuts: bool = False
@@ -150,6 +153,8 @@ class PackedSequences:
 
     Documents that do not fit into a step wait for the next. Steps are requested in order. For an
     earlier step, or a later one after a checkpoint, all steps before it are arranged again.
+    Balanced micro-batches weigh documents by ``even_tokens``, the length of a document at which
+    attention takes as long as all other operators.
     """
 
     source: EndlessDocuments
@@ -157,6 +162,7 @@ class PackedSequences:
     length: int
     count: int
     seed: int
+    even_tokens: int = 0
     _step: int = -1
     _next: int = 0
     _waiting: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), np.int64))
@@ -168,36 +174,31 @@ class PackedSequences:
             self._step, self._next, self._waiting = -1, 0, self._waiting[:0]
         while self._step < step:
             self._step += 1
-            self._rows = self._padded() if self.filling == "padded" else self._packed()
+            is_apart = self.filling in ("padded", "sorted")
+            self._rows = self._padded() if is_apart else self._packed()
         return self._rows
 
-    def weight(self, step: int) -> float:
-        """The number of positions in a step, divided by the number of positions that have a
-        target.
-        """
-        predicted = sum(int((row[:, 1] - 1).sum()) for row in self.rows(step))
-        return self.count * self.length / max(1, predicted)
+    def predicted(self, step: int) -> int:
+        """The number of positions in a step that have a target token."""
+        return sum(int((row[:, 1] - 1).sum()) for row in self.rows(step))
 
-    def sequence(self, row: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """The tokens of a sequence, and the target token at each of its positions."""
-        tokens = np.zeros(self.length, np.int64)
-        targets = np.full(self.length, NOT_HIDDEN)
+    def sequence(self, row: NDArray[np.int64], length: int) -> tuple[Tensor, Tensor]:
+        """The tokens of a sequence padded to ``length``, and the target token at each position."""
+        tokens = np.zeros(length, np.int64)
+        targets = np.full(length, NOT_HIDDEN)
         begin = 0
-        for number, length in row.tolist():
-            end = begin + length
-            tokens[begin:end] = self.source.tokens(number, length)
+        for number, count in row.tolist():
+            end = begin + count
+            tokens[begin:end] = self.source.tokens(number, count)
             targets[begin : end - 1] = tokens[begin + 1 : end]
             begin = end
         return torch.from_numpy(tokens), torch.from_numpy(targets)
 
-    def lengths_of(self, row: NDArray[np.int64]) -> list[int]:
-        """The lengths of a sequence's documents; padding is the last."""
-        lengths: list[int] = row[:, 1].tolist()
-        left = self.length - sum(lengths)
-        return [*lengths, left] if left else lengths
-
     def _padded(self) -> Sequence[NDArray[np.int64]]:
-        return list(self._more(self.count)[:, None])
+        documents = self._more(self.count)
+        if self.filling == "sorted":
+            documents = documents[np.argsort(documents[:, 1], kind="stable")]
+        return list(documents[:, None])
 
     def _packed(self) -> Sequence[NDArray[np.int64]]:
         queue = self._waiting
@@ -213,56 +214,3 @@ class PackedSequences:
         numbers = np.arange(self._next, self._next + count)
         self._next += count
         return np.stack([numbers, self.source.lengths(int(numbers[0]), count)], axis=1)
-
-
-def packed_batches(
-    packed: PackedSequences, plan: Plan, *, step: int, replica: int, stage: int
-) -> Sequence[tuple[Tensor, ...]]:
-    """For each micro-batch of a replica of a stage (``batches_of``): tokens, targets, each token's
-    position in its document, and where documents begin (padded to a fixed size).
-    """
-    made = []
-    for rows in _of_micro_batches(packed, plan, step=step, replica=replica, stage=stage):
-        lengths = [packed.lengths_of(row) for row in rows]
-        tokens, targets = (
-            torch.stack(one) for one in zip(*map(packed.sequence, rows), strict=True)
-        )
-        documents = Documents.of(lengths)
-        begins = torch.full((tokens.numel() + 1,), tokens.numel())
-        begins[: len(documents.begins)] = documents.begins
-        made.append((tokens, targets, documents.positions, begins))
-    return made
-
-
-def documents_of(
-    packed: PackedSequences,
-    plan: Plan,
-    batches: Sequence[tuple[Tensor, ...]],
-    *,
-    step: int,
-    replica: int,
-    stage: int,
-) -> list[Documents]:
-    """The documents of each micro-batch, described by the tensors of ``packed_batches`` on their
-    device.
-    """
-    rows = _of_micro_batches(packed, plan, step=step, replica=replica, stage=stage)
-    made = []
-    for of_batch, (_, _, positions, begins) in zip(rows, batches, strict=True):
-        lengths = [length for row in of_batch for length in packed.lengths_of(row)]
-        bounds = begins[: len(lengths) + 1].int()
-        made.append(
-            Documents(
-                lengths=lengths, positions=positions, begins=bounds, weight=packed.weight(step)
-            )
-        )
-    return made
-
-
-def _of_micro_batches(
-    packed: PackedSequences, plan: Plan, *, step: int, replica: int, stage: int
-) -> list[Sequence[NDArray[np.int64]]]:
-    """The sequences of each micro-batch in a step, divided as by ``runtime.data.batches_of``."""
-    rows = packed.rows(step)
-    spans = spans_of(plan, replica=replica, stage=stage)
-    return [rows[span.start : span.stop] for span in spans]

@@ -33,7 +33,8 @@ from runtime.data import Sequences, Synthetic, batches_of, open_tokens
 from runtime.devices.cuda import driver_of
 from runtime.devices.driver import DevicePeaks
 from runtime.devices.outside import Cap, outside_bytes
-from runtime.documents import Documented, PackedSequences, documents_of, packed_batches
+from runtime.document_batches import check_filling, documents_of, packed_batches
+from runtime.documents import Documented, PackedSequences
 from runtime.engine.captured_steps import CapturedSteps, check_captures, own_compute
 from runtime.engine.executor import Batches, Executor, Report
 from runtime.engine.streams.device_streams import CudaStreams, streams_of
@@ -160,6 +161,7 @@ class Session:
             check_documents(
                 job, settings.device, kernel=settings.kernel, captures=settings.captures
             )
+            check_filling(job, settings.documents.filling)
         device = device_of(settings.device, world)
         check_gpus(
             [device],
@@ -400,6 +402,7 @@ def _packed(job: Job, settings: Settings, sequences: Sequences) -> PackedSequenc
         length=length,
         count=job.workload.global_batch,
         seed=settings.seed,
+        even_tokens=settings.documents.even_tokens,
     )
 
 

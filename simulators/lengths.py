@@ -20,7 +20,7 @@ import numpy as np
 from mistlab.core.arrays import Floats, Ints
 from mistlab.core.values import reject
 from mistlab.graph.symbols import sizes_of_candidates
-from mistlab.plan.lengths import DocumentLengths, best_fit
+from mistlab.plan.lengths import DocumentLengths, balanced, best_fit
 from mistlab.plan.plan import Plan
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
@@ -29,7 +29,9 @@ from simulators.variability import Quantiles
 Arrangement = Literal["padded", "sorted", "packed", "balanced"]
 ARRANGEMENTS: tuple[Arrangement, ...] = get_args(Arrangement)
 
-
+# The greatest length of a document at which attention takes as long as all other operators: with
+# more, attention takes no time worth counting.
+MOST_EVEN = 10**9
 # The name of the plan dimension that gives the number of sequences in a micro-batch.
 SEQUENCES = sizes_of_candidates()["b"]
 
@@ -97,6 +99,11 @@ class LengthCosts:
             token=(1 - attention) / (sequences * context),
             square=attention / (sequences * context**2),
         )
+
+    @property
+    def even_tokens(self) -> int:
+        """The length of a document at which attention takes as long as all other operators."""
+        return min(round(self.token / self.square), MOST_EVEN) if self.square else MOST_EVEN
 
     def work(self, batches: Batches) -> Floats:
         """The times of each rank's micro-batches, relative to the time of a full micro-batch."""
@@ -196,22 +203,15 @@ class Arranger:
         )
 
     def _dealt(self, bins: Sequence[Sequence[int]]) -> list[list[int]] | None:
-        """Balance the work of a step: each document, the longest first, goes to the micro-batch
-        with the least work among the micro-batches with space for the document. None if there is no
-        space for some document.
+        """Balance the work of a step (``balanced``): the lengths of the documents in each
+        micro-batch. None if there is no space for some document.
         """
-        documents = sorted((length for one in bins for length in one), reverse=True)
-        dealt: list[list[int]] = [[] for _ in range(self.ranks * self.micro_batches)]
-        tokens, costs = np.zeros(len(dealt)), np.zeros(len(dealt))
-        room = self.sequences * self.context
-        for length in documents:
-            index = int(np.where(tokens + length <= room, costs, np.inf).argmin())
-            if tokens[index] + length > room:
-                return None
-            tokens[index] += length
-            costs[index] += self.costs.token * length + self.costs.square * length**2
-            dealt[index].append(length)
-        return dealt
+        documents = np.array([length for each in bins for length in each])
+        count, room = self.ranks * self.micro_batches, self.sequences * self.context
+        parts = balanced(documents, count, room, self.costs.even_tokens)
+        if parts is None:
+            return None
+        return [documents[parts == index].tolist() for index in range(count)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

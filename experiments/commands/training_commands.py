@@ -225,8 +225,10 @@ TRAINING_COMMANDS: dict[str, Group] = {
             option(
                 "--filling",
                 "packed: several documents fill a sequence, and each attends to itself "
-                "only (default); padded: each document is a sequence",
-                choices=("packed", "padded"),
+                "only (default); padded: each document is a sequence; sorted: the same, by length, "
+                "as short as a micro-batch allows; balanced: micro-batches of equal cost without "
+                "padding",
+                choices=("packed", "padded", "sorted", "balanced"),
             ),
             flag("--cut", "cut documents that are longer than a sequence"),
             option("--learning-rate", "the highest learning rate (default: 3e-4)", 0.0003),

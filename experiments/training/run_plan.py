@@ -31,6 +31,8 @@ from mistlab.core.values import reject, to_mapping
 from mistlab.cost.kernels import mfu_of
 from mistlab.job.job import Job, load_job
 from mistlab.plan.lengths import lengths_from
+from simulators.events import EventSimulator
+from simulators.lengths import LengthCosts
 
 if TYPE_CHECKING:
     from runtime.documents import Documented, Filling
@@ -128,13 +130,13 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
         draws_on_device=options.draw_on_device,
         weights=options.weights,
         captures=options.cuda_graphs,
-        documents=_documents(options),
+        documents=_documents(options, job),
         training=training,
     )
 
 
-def _documents(options: argparse.Namespace) -> "Documented | None":
-    """How the run packs documents into sequences; None if it does not train on documents."""
+def _documents(options: argparse.Namespace, job: Job) -> "Documented | None":
+    """How the run arranges documents into sequences; None if it does not train on documents."""
     from runtime.documents import Documented  # noqa: PLC0415 (needs torch)
 
     if options.lengths is None:
@@ -146,17 +148,26 @@ def _documents(options: argparse.Namespace) -> "Documented | None":
                 )
         return None
     filling: Filling = options.filling or "packed"
+    even_tokens = _even_tokens(job) if filling == "balanced" else 0
     kind, _, end = options.lengths.partition(":")
     if kind != "ends":
         with as_options():
             drawn = lengths_from(options.lengths)
-        return Documented(filling=filling, lengths=drawn, cuts=options.cut)
+        return Documented(filling=filling, lengths=drawn, cuts=options.cut, even_tokens=even_tokens)
     if not end.isdigit():
         reject(
             f"--lengths {options.lengths}: {end!r} is not the number of a token: give ends:TOKEN, "
             "where TOKEN is the token that ends a document, such as ends:0"
         )
-    return Documented(filling=filling, end=int(end), cuts=options.cut)
+    return Documented(filling=filling, end=int(end), cuts=options.cut, even_tokens=even_tokens)
+
+
+def _even_tokens(job: Job) -> int:
+    """The length of a document at which attention takes as long as all other operators, as
+    predicted for the plan.
+    """
+    simulator = EventSimulator(workload=job.workload, cluster=job.cluster)
+    return LengthCosts.of(simulator, job.plan).even_tokens
 
 
 def _warn(options: argparse.Namespace) -> None:
@@ -210,7 +221,7 @@ def _train(
     warned: set[int] = set()
     while session.steps < last:
         report, seconds = session.step()
-        row = history.add(session.steps, report, seconds)
+        row = history.add(session.steps, report, seconds, session.tokens)
         if report.loss is not None and not math.isfinite(report.loss):
             message = (
                 f"the loss is {report.loss} at step {session.steps}: give a lower --learning-rate, "
@@ -234,6 +245,7 @@ def _tell(session: "Session", report: "Report", seconds: float) -> None:
     peak = max(memory.peak_allocated_bytes for memory in session.memory())
     stage = session.settings.stage
     if session.is_first:
+        share = session.tokens / session.job.workload.tokens
         loss = "" if report.loss is None else f"  loss {report.loss:.6f}"
         if report.router_loss is not None:
             loss += f"  routers' loss {report.router_loss:.6f}"
@@ -242,7 +254,7 @@ def _tell(session: "Session", report: "Report", seconds: float) -> None:
         progress(
             f"step {session.steps}{loss}{norm}  {seconds:.3f} s  "
             f"{session.tokens / seconds:,.0f} tokens/s  "
-            f"MFU {mfu_of(session.job, stage, seconds):.2%}  "
+            f"MFU {mfu_of(session.job, stage, seconds) * share:.2%}  "
             f"peak {peak / GIB_BYTES:.3f} GiB{left_out}"
         )
 

@@ -117,10 +117,18 @@ class History:
         """Begin with the rows that previous processes of the run have written."""
         self.rows, self.earlier = [*rows], len(rows)
 
-    def add(self, step: int, report: "Report", seconds: float) -> dict[str, Any]:
-        """Record the results of a training step; returns its row."""
-        self.rows.append({"step": step, **to_mapping(report), "iteration_s": seconds})
-        return self.rows[-1]
+    def add(self, step: int, report: "Report", seconds: float, tokens: int) -> dict[str, Any]:
+        """Record the results of a training step on so many tokens; returns its row."""
+        row = {"step": step, **to_mapping(report), "iteration_s": seconds, "tokens": tokens}
+        self.rows.append(row)
+        return row
+
+    def share(self, job: Job) -> float:
+        """The mean tokens of a step without padding, relative to those of whole sequences; of the
+        steps of this process, or of previous ones if it had no step to run.
+        """
+        rows, tokens = self.rows[self.earlier :] or self.rows, job.workload.tokens
+        return statistics.fmean(row.get("tokens", tokens) for row in rows) / tokens
 
     def note_clocks(self, clocks: Clocks | None) -> None:
         """Record the clock rates of the first GPU, if its driver reports any."""
@@ -176,8 +184,8 @@ def result_of(
         "start_s": history.start_s,
         **history.columns(),
         **_predicted(job, options.stage),
-        "tokens_per_s": job.workload.tokens / median,
-        "mfu": mfu_of(job, options.stage, median),
+        "tokens_per_s": history.share(job) * job.workload.tokens / median,
+        "mfu": history.share(job) * mfu_of(job, options.stage, median),
         "peak_allocated_bytes": [one.peak_allocated_bytes for one in memory],
         "peak_reserved_bytes": [one.peak_reserved_bytes for one in memory],
         "outside_bytes": [one.outside_bytes for one in memory],
@@ -217,8 +225,8 @@ def measurement_of(
         iteration_s=median,
         iteration_s_low=samples[edge],
         iteration_s_high=samples[-1 - edge],
-        tokens_per_s=job.workload.tokens / median,
-        mfu=mfu_of(job, stage, median),
+        tokens_per_s=history.share(job) * job.workload.tokens / median,
+        mfu=history.share(job) * mfu_of(job, stage, median),
         fits=True,
         engine=job.plan.engine,
         stages=tuple(stages),

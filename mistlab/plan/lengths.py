@@ -17,6 +17,8 @@ from mistlab.core.values import MOST_TOKENS, Checked, bounded, reject
 # A distribution of document lengths is represented by this many quantiles, at the midpoints of
 # equal probabilities.
 QUANTILES = 4096
+# More than any cost of a micro-batch (``balanced``).
+MOST_COST = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,28 @@ def best_fit(lengths: Ints, count: int, context: int) -> Ints:
             rooms[index] -= length
             places[number] = index
     return places
+
+
+def balanced(lengths: Ints, count: int, room: int, even_tokens: int) -> Ints | None:
+    """Distribute documents over ``count`` micro-batches of at most ``room`` tokens: the longest
+    document first, each to the micro-batch with the least cost that has space for it. The result
+    has the number of each document's micro-batch; None if there is no space for a document.
+
+    A document of ``even_tokens`` costs as much in attention as in all other operators. Costs are
+    whole numbers, so that all ranks get the same result.
+    """
+    tokens, costs = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    chosen = np.zeros(len(lengths), np.int64)
+    for number in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[number])
+        fits = tokens + length <= room
+        if not fits.any():
+            return None
+        index = int(np.where(fits, costs, MOST_COST).argmin())
+        tokens[index] += length
+        costs[index] += length * (even_tokens + length)
+        chosen[number] = index
+    return chosen
 
 
 def lengths_from(text: str) -> DocumentLengths:

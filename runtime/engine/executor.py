@@ -21,7 +21,7 @@ from mistlab.stages.stage_program import Op, flush, iterations
 from mistlab.stages.stage_shape import EMBEDDING, StageShape
 from runtime.comm.group import Pending, finished, then
 from runtime.comm.topology import Connections, Sharers
-from runtime.engine.storage.boundary import Boundary
+from runtime.engine.storage.boundary import Boundary, SentShape
 from runtime.engine.storage.layout import Layout
 from runtime.engine.storage.state import Section, StageState, Types
 from runtime.engine.streams.context_lanes import StreamedContext
@@ -129,8 +129,8 @@ class Executor:
         experts = StreamedExperts(connections.experts, connections.expert_tensor, streams)
         self.layers = self._modules(workload, (ranks, context, experts), device, seed)
         self.device, self.own_tokens = device, context.own_tokens
-        tokens = workload.sequence_length
-        self.draws = Draws.of(training.dropout_seed, tokens, ranks, context, device)
+        length = workload.sequence_length
+        self.draws = Draws.of(training.dropout_seed, length, ranks, context, device)
         self.packed = let_draw(self.layers, self.draws)
         dtype = TYPE_OF_PRECISION[workload.precision]
         types = Types(dtype, sums_of(workload), MOMENTS[workload.optimizer])
@@ -152,7 +152,7 @@ class Executor:
         self.swaps = self._swaps()
         self.passes = self._passes(ranks)
         parts = context.size * (ranks.size if ranks.splits_tokens else 1)
-        sent = (self.own.micro_batch, workload.sequence_length // parts, workload.model.hidden)
+        sent = SentShape.of(self.own.micro_batch, workload, parts, self.packed)
         self.boundary = Boundary(connections, sent, dtype, device, streams, self.shape.rooms)
         self._works = self._work_of_each_task()
         self.steps, self._events = 0, list[Event]()
@@ -219,9 +219,7 @@ class Executor:
         self.streams.synchronize()
 
     def iterate(self, batches: Batches, documents: Sequence[Documents] = ()) -> None:
-        """Issue the optimizer step of the previous iteration, and the passes of all micro-batches,
-        into which ``documents`` may be packed.
-        """
+        """Issue the deferred optimizer step, and the passes of micro-batches of ``documents``."""
         self._batches, self.packed.of_step = batches, documents
         for averages in self.averages:
             averages.step = self.steps
@@ -421,7 +419,8 @@ class Executor:
         y = self.passes.forward(layer, op.micro_batch, op.entry, self._flow, targets)
         self._flow = None if layer == layers[-1] else y
         if targets is not None:
-            self._losses.copy_(y if op.is_of_first else self._losses + y)
+            loss = self.packed.weighed(y)
+            self._losses.copy_(loss if op.is_of_first else self._losses + loss)
         elif layer == layers[-1]:
             self.boundary.leave(op, y)
 
@@ -435,6 +434,8 @@ class Executor:
     def _draw_for(self, op: Op) -> None:
         """Select the packed documents and dropout masks of the micro-batch of a pass."""
         self.packed.select(op.micro_batch)
+        if self.packed.now is not None:
+            self.draws.cover(self.packed.now.positions.shape[1])
         if not (self.model.dropout or self.model.attention_dropout):
             return
         connections = self.connections
@@ -477,9 +478,7 @@ class Executor:
                     squares.take(op.layer, section.stepped_gradients(op.layer, op.entry))
 
     def _share(self, weight: float = 1.0) -> Tensor:
-        """The factor of a micro-batch's loss on this rank: its share of the total loss, times the
-        loss scale.
-        """
+        """The factor of a micro-batch's loss: its share of the total loss, times the loss scale."""
         return self.scaling.scale / (self.shape.micro_batches * self.shape.replicas / weight)
 
     def _report(self) -> Pending | None:
@@ -487,7 +486,7 @@ class Executor:
         micro_batches = shape.micro_batches * shape.replicas
         mine = torch.zeros(2, device=self.device)
         if shape.has_head and position.tensor == 0:
-            mine[0] = self._losses / (micro_batches / self.packed.weight)
+            mine[0] = self._losses / micro_batches
         squares = torch.stack([one.total() for one in self.squares]).sum()
         mine[1] = squares
         ranks = 0

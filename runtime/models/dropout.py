@@ -123,6 +123,9 @@ class Draws:
     """The numbers from which a rank's dropout masks follow (the layer aside): seed, step, sequence
     and token positions.
 
+    Sequence parallelism divides the positions into ``parts``, of which the rank has number
+    ``part``.
+
     The micro-batch being computed begins with sequence number ``sequence`` of the ``step``. The
     rank has the tokens at ``positions``. Between GEMMs, sequence parallelism leaves the rank only
     the tokens at ``own``.
@@ -134,6 +137,8 @@ class Draws:
     own: Tensor
     step: int = 0
     sequence: int = 0
+    parts: int = 1
+    part: int = 0
 
     @classmethod
     def of(
@@ -153,7 +158,15 @@ class Draws:
             positions = torch.arange(length, device=device)
         parts = ranks.size if ranks.splits_tokens else 1
         of_rank = positions.chunk(parts)[ranks.rank if parts > 1 else 0]
-        return cls(seed=seed, length=length, positions=positions, own=of_rank)
+        draws = cls(seed=seed, length=length, positions=positions, own=of_rank)
+        draws.parts, draws.part = parts, ranks.rank if parts > 1 else 0
+        return draws
+
+    def cover(self, tokens: int) -> None:
+        """Set the positions for a micro-batch whose sequences have this many tokens."""
+        if tokens != len(self.positions):
+            self.positions = torch.arange(tokens, device=self.positions.device)
+            self.own = self.positions.chunk(self.parts)[self.part]
 
     def rows_of(self, layer: int, mask: int) -> MaskRows:
         """The mask rows of the current micro-batch's tokens in a layer."""

@@ -139,7 +139,7 @@ class Documents:
     followed by T.
 
     The micro-batch's mean loss, over all positions and with 0 for positions without a target, is
-    multiplied by ``weight``.
+    multiplied by ``weight``, so that the mean over micro-batches is that over a step's targets.
     """
 
     lengths: Sequence[int]
@@ -178,8 +178,12 @@ class CurrentDocuments:
 
     @property
     def weight(self) -> float:
-        """The factor of each micro-batch's mean loss, the same for all micro-batches of a step."""
-        return self.of_step[0].weight if self.of_step else 1.0
+        """The factor of the current micro-batch's mean loss."""
+        return 1.0 if self.now is None else self.now.weight
+
+    def weighed(self, loss: Tensor) -> Tensor:
+        """The current micro-batch's mean loss, multiplied by its weight."""
+        return loss if self.now is None else loss * self.now.weight
 
 
 class DocumentAttention(torch.autograd.Function):

@@ -35,7 +35,7 @@ def said(job: Job) -> dict[str, Any]:
         plan="plan.yaml", stage=None, seed=0, deterministic=False, attention_kernel="flash"
     )
     history = History()
-    history.add(1, REPORT, 1.0)
+    history.add(1, REPORT, 1.0, 48)
     return result_of(job, options, history, [], Environment(device="CPU", num_devices=1))
 
 
@@ -53,6 +53,10 @@ def wrong(*_: object, **__: object) -> NoReturn:
 def test_a_prediction_stands_beside_the_measurement(job: Job, tmp_path: Path) -> None:
     assert said(job)["predicted_iteration_s"] > 0
     assert predicted_events(job, tmp_path)
+
+
+def test_rates_leave_padding_out(job: Job) -> None:
+    assert said(job)["tokens_per_s"] == 48 < job.workload.tokens
 
 
 @pytest.mark.parametrize("group", ["compute", "transfers", "allocator"])

@@ -13,11 +13,12 @@ from torch import Tensor  # noqa: E402
 
 from mistlab.core.values import InputError  # noqa: E402
 from mistlab.job.job import Job  # noqa: E402
-from mistlab.plan.lengths import lengths_from  # noqa: E402
+from mistlab.plan.lengths import DocumentLengths, lengths_from  # noqa: E402
 from mistlab.plan.model_parts import Window  # noqa: E402
 from mistlab.plan.plan import Plan  # noqa: E402
 from mistlab.plan.workload import Workload  # noqa: E402
 from runtime.data import Synthetic, open_tokens  # noqa: E402
+from runtime.document_batches import DocumentBatch  # noqa: E402
 from runtime.documents import (  # noqa: E402
     Documented,
     DrawnDocuments,
@@ -78,11 +79,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def packed_of(work: Workload, filling: Any = "packed") -> PackedSequences:
+def packed_of(
+    work: Workload, filling: Any = "packed", lengths: DocumentLengths = LENGTHS
+) -> PackedSequences:
     length = work.sequence_length
     data = Synthetic(length=length, vocab=work.model.vocab, seed=3)
     return PackedSequences(
-        source=DrawnDocuments(drawn=LENGTHS.within(length, cuts=True), sequences=data),
+        source=DrawnDocuments(drawn=lengths.within(length, cuts=True), sequences=data),
         filling=filling,
         length=length,
         count=work.global_batch,
@@ -90,9 +93,15 @@ def packed_of(work: Workload, filling: Any = "packed") -> PackedSequences:
     )
 
 
-def each_apart(work: Workload, filling: Any = "packed", *, train: str = "") -> Trained:
+def each_apart(
+    work: Workload,
+    filling: Any = "packed",
+    *,
+    train: str = "",
+    lengths: DocumentLengths = LENGTHS,
+) -> Trained:
     """One process, the plain model on one document after another, and torch's own AdamW."""
-    packed, tied = packed_of(work, filling), work.model.tied_embeddings
+    packed, tied = packed_of(work, filling, lengths), work.model.tied_embeddings
     weights = {
         name: kept_coarsely(work, name, starting_tensor(name, tuple(one.shape), tied=tied))
         for name, one in model_of(work).named_parameters()
@@ -214,16 +223,14 @@ def test_every_document_occurs_once_and_none_reaches_over_an_end() -> None:
 def test_targets_stay_in_their_document() -> None:
     packed = packed_of(workload(sequence_length=24))
     row = next(row for row in packed.rows(0) if len(row) > 1 and row[:, 1].sum() < 24)
-    tokens, targets = packed.sequence(row)
-    lengths = packed.lengths_of(row)
+    tokens, targets = packed.sequence(row, 24)
+    (lengths,) = DocumentBatch(rows=[row], length=24).lengths
     assert sum(lengths) == 24
     ends = np.cumsum(lengths)
     last = [*(ends[:-1] - 1), *range(ends[-2], 24)]
     assert sorted(set(torch.nonzero(targets == NOT_HIDDEN).flatten().tolist())) == last
     kept = (targets != NOT_HIDDEN)[:-1]
     assert torch.equal(targets[:-1][kept], tokens[1:][kept])
-    weight = 8 * 24 / sum(int((one[:, 1] - 1).sum()) for one in packed.rows(0))
-    assert packed.weight(0) == weight
 
 
 def test_documents_of_a_file_end_with_their_token(tmp_path: Any) -> None:

@@ -16,7 +16,8 @@ from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from runtime.comm.group import Alone, GroupMaker
 from runtime.comm.topology import Connections, connected
-from runtime.documents import PackedSequences, documents_of, packed_batches
+from runtime.document_batches import documents_of, packed_batches
+from runtime.documents import PackedSequences
 from runtime.engine.executor import Executor, Report
 from runtime.engine.streams.device_streams import Progress, SimulatedStreams
 from runtime.engine.training import Training

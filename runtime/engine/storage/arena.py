@@ -106,8 +106,8 @@ class HostPool:
     """Lends a host buffer to each offloaded storage; the buffers are allocated in the first
     iteration.
 
-    A storage takes any free buffer of its size. If sizes vary with the routing of tokens
-    (``varies``), they are rounded up by at most an eighth, so that few sizes of buffers are needed.
+    A storage takes any free buffer of its size. If sizes vary with the routing of tokens or with
+    documents (``varies``), they are rounded up by at most an eighth, so that few sizes are needed.
     The task that copies a buffer back to the device frees it, and a later storage may take it at
     once. This is safe: the later storage is copied to the host after its layer's forward pass,
     which runs after the backward pass that waited for the copy to the device.

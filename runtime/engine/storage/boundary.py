@@ -3,15 +3,47 @@
 Between two model chunks of one stage nothing is sent: the stage keeps the tensor.
 """
 
+from dataclasses import dataclass
+from typing import Self
+
 import torch
 from torch import Tensor
 
+from mistlab.plan.workload import Workload
 from mistlab.schedule.stage_passes import PassKey, StagePass
 from mistlab.stages.stage_program import Op
 from mistlab.stages.stage_shape import RING
 from runtime.comm.group import Pending
 from runtime.comm.topology import Connections, link_of
 from runtime.engine.streams.lanes import LaneWork, Streams
+from runtime.models.wide_attention import CurrentDocuments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SentShape:
+    """The shape of the activations that a rank sends or receives for a micro-batch: ``whole``
+    (sequences, tokens, channels), or as the documents of the step say. The rank has one of
+    ``parts`` of each sequence.
+    """
+
+    whole: tuple[int, int, int]
+    parts: int
+    documents: CurrentDocuments
+
+    @classmethod
+    def of(
+        cls, sequences: int, workload: Workload, parts: int, documents: CurrentDocuments
+    ) -> Self:
+        """The shape of what is sent, where ranks have one of ``parts`` of each sequence."""
+        whole = (sequences, workload.sequence_length // parts, workload.model.hidden)
+        return cls(whole=whole, parts=parts, documents=documents)
+
+    def of_batch(self, number: int) -> tuple[int, ...]:
+        """The sequences, tokens and channels of a micro-batch on this rank."""
+        if not self.documents.of_step:
+            return self.whole
+        sequences, length = self.documents.of_step[number].positions.shape
+        return sequences, length // self.parts, self.whole[2]
 
 
 class Boundary:
@@ -22,14 +54,14 @@ class Boundary:
     def __init__(
         self,
         connections: Connections,
-        shape: tuple[int, ...],
+        sent: SentShape,
         dtype: torch.dtype,
         device: torch.device,
         streams: Streams,
         rooms: int,
     ) -> None:
         self.connections = connections
-        self.shape, self.dtype, self.device = shape, dtype, device
+        self.sent, self.dtype, self.device = sent, dtype, device
         self.streams = streams
         self.inbox: list[Tensor | None] = [None] * rooms
         self.outbox: list[Tensor | None] = [None] * RING
@@ -41,7 +73,9 @@ class Boundary:
         """Allocate a receive buffer; returns the work that receives an activation or a gradient
         into it.
         """
-        tensor = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        *_, number = _pass(op).key
+        shape = self.sent.of_batch(number)
+        tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
         self.streams.spoil(tensor)
         self.inbox[op.room] = tensor
         return lambda: self._exchange(op, tensor, receives=True)

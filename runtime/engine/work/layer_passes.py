@@ -129,7 +129,8 @@ class Passes:
         # The bytes that a layer keeps of a micro-batch, counted once, for layers that offload none
         # of them.
         self._sizes: dict[int, int] = {}
-        # Layers whose saved bytes depend on values, namely on the routing of tokens to experts.
+        # Layers whose saved bytes vary with the routing of tokens to experts, or with the lengths
+        # of documents.
         self._varying = {
             layer
             for layer, module in modules.items()
@@ -148,6 +149,8 @@ class Passes:
         # Lean layers already searched for norms with small gains, whose normalised values must be
         # saved because the output does not determine them.
         self._looked_at: set[int] = set()
+        # The shape of each layer's input in its last forward pass.
+        self._shapes: dict[int, torch.Size] = {}
         # The layers before the first trained parameter, which have no backward pass.
         self._without_gradients = {
             layer
@@ -162,6 +165,8 @@ class Passes:
         # The compute lane has waited for the copies to the host of the storages that were offloaded
         # from this entry, so these storages can be freed.
         self.leaving[entry].clear()
+        if self._shapes.setdefault(layer, x.shape) != x.shape:
+            self._let_vary(layer)
         kept = self.kept[layer, micro_batch] = Kept(targets=targets)
         if layer in self._without_gradients:
             self._places.take_weights(layer, entry)
@@ -176,6 +181,15 @@ class Passes:
         staged = self.state.staging.size_bytes
         self.peak_bytes = max(self.peak_bytes, self.held_bytes + staged)
         return y.detach()
+
+    def _let_vary(self, layer: int) -> None:
+        """Let a layer's saved tensors vary in shape between micro-batches, as the lengths of
+        documents do.
+        """
+        self._varying.add(layer)
+        self._alike -= {layer}
+        self._sizes.pop(layer, None)
+        self._layouts.pop(layer, None)
 
     def backward(self, op: Op, gradient: Tensor) -> Tensor | None:
         """Run a layer backward; returns the gradient of its input, None if it has none. Gradients
