@@ -87,8 +87,8 @@ def batches_of_step(
         each = [rows[begin + replica : begin + size * count : count] for begin in begins]
         return [_narrow(of_batch, plan) for of_batch in each]
     if packed.filling == "balanced":
-        each = _balanced(packed, plan, rows)[replica * plan.micro_batches :]
-        return [_narrow([row], plan) for row in each[: plan.micro_batches]]
+        parts = _balanced(packed, plan, rows)[replica * plan.micro_batches :]
+        return [_narrow([part], plan) for part in parts[: plan.micro_batches]]
     return [
         DocumentBatch(rows=rows[span.start : span.stop], length=packed.length)
         for span in spans_of(plan, replica=replica, stage=stage)

@@ -5,10 +5,11 @@ the reasons why they are refused.
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.cli.commandline import OF_CLUSTER, PROBLEM, as_options
+from experiments.cli.commandline import OF_CLUSTER, PROBLEM, as_options, progress
 from mistlab import catalog
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import FieldError, InputError, one_of, refuse, reject
@@ -134,22 +135,40 @@ def workload_of(options: argparse.Namespace, **instead: Any) -> Workload:
 
 
 def model_named(text: str) -> ModelSpec:
-    """The model that ``--model`` gives; a name of Hugging Face is refused with the catalogue's name
-    for it.
+    """The model that ``--model`` gives: a name of the catalogue, a file, or the name of a released
+    checkpoint whose sizes are known; a line of progress says which model that name stands for.
     """
     try:
         return model_from(text, Path())
     except FieldError as error:
-        from mistlab.formats.checkpoints import model_named as known_model  # noqa: PLC0415 (only for an error)
+        from mistlab.formats.checkpoints import quantised, released  # noqa: PLC0415 (seldom needed)
 
-        known = known_model(text) if "/" in text and not Path(text).exists() else None
-        if known is None or known.name not in catalog.model_names():
+        if Path(text).exists():
+            raise
+        if (known := released(text)) is not None:
+            model, what = known
+            _tell(f"--model {text}: is taken as {what}")
+            return model
+        if (name := quantised(text)) is not None:
+            refuse(
+                error.path,
+                f"{text!r} has quantised weights: give --model {name}, and --base 4bit or 8bit "
+                "where adapters are trained on them",
+            )
+        if "did you mean" in error.problem:
             raise
         refuse(
             error.path,
-            f"{text!r} is a name of Hugging Face, and nothing is fetched: give {known.name}, the "
-            "catalogue's model of these sizes, or the path of its config.json",
+            f"{text!r} is not in the catalogue ({catalog.models_path()}), and nothing is fetched: "
+            "give a catalogue name of these sizes, or the path of the model's config.json, which "
+            "Hugging Face has",
         )
+
+
+@cache
+def _tell(line: str) -> None:
+    """Print a line of progress, once for a command that asks several times."""
+    progress(line)
 
 
 def _trained(options: argparse.Namespace) -> dict[str, Any]:

@@ -262,6 +262,8 @@ def _problem(options: argparse.Namespace) -> Problem:
         options.global_batch = batch_of(tokens, options.sequence_length)
     _set_defaults(options)
     workload, cluster = problem_of(options)
+    for remark in workload.remarks:
+        progress(f"note: {remark}")
     return Problem(workload=workload, cluster=cluster)
 
 

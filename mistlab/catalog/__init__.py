@@ -28,6 +28,11 @@ def model_names() -> tuple[str, ...]:
     return tuple(_files("models"))
 
 
+def models_path() -> str:
+    """The path of the folder with the catalogue's models."""
+    return str(files(__name__) / "models")
+
+
 def hardware(name: str) -> Hardware:
     """Return the hardware of this name in the catalogue; figures that its file lacks are scaled
     from those of the nearest calibrated GPU.

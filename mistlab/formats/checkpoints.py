@@ -7,6 +7,7 @@ catalogue has not are those of the checkpoints' published ``config.json``.
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import PurePath
 
 from mistlab import catalog
@@ -78,6 +79,16 @@ _BY_WORDS: Mapping[str, str] = {
     "olmo 2 32b": "olmo2-32b",
     "phi 4": "phi-4",
 }
+# The contexts of releases that share the sizes of a model with another context.
+_CONTEXTS: Mapping[str, int] = {
+    "llama 3.1": 131_072,
+    "llama 3.3": 131_072,
+    "deepseek r1 distill llama": 131_072,
+    "llama 2": 4096,
+    "mistral 7b": 32_768,
+}
+# Words at the end of a checkpoint's name that say how its weights are quantised.
+_QUANTISED = re.compile(r"([-_](unsloth|bnb|gptq|awq|gguf|fp8|int[48]|[48]-?bit))+$", re.IGNORECASE)
 _LLAMA_2 = {"vocab": 32000}
 # The sizes of a model: hidden size, blocks, heads, key and value heads, feed-forward width, and
 # further fields.
@@ -144,6 +155,41 @@ def model_named(path: str) -> ModelSpec | None:
     return None
 
 
+def released(name: str) -> tuple[ModelSpec, str] | None:
+    """Return the model that the name of a released checkpoint stands for, with the context of its
+    release, and words that say what was taken; None if its sizes are not known.
+
+    >>> released("meta-llama/Llama-3.1-8B-Instruct")[1]
+    'llama3-8b of the catalogue, with a context of 131,072 tokens'
+    """
+    model = catalog.model(name.lower()) if name.lower() in catalog.model_names() else None
+    model = model or model_named(name)
+    if model is None:
+        return None
+    key = _name_of_shape(name)
+    context = next((most for start, most in _CONTEXTS.items() if key.startswith(start)), None)
+    if model.name:
+        what = f"{model.name} of the catalogue"
+    else:
+        sizes = f"hidden {model.hidden}, {model.layers} layers, vocabulary {model.vocab:,}"
+        what = f"a model of its published sizes ({sizes})"
+    if context is not None and context != model.context:
+        what += f", with a context of {context:,} tokens"
+    name = model.name or key.replace(" ", "-")
+    return replace(model, name=name, context=context or model.context), what
+
+
+def quantised(name: str) -> str | None:
+    """Return the name of a released checkpoint without the words that say how its weights are
+    quantised; None if there are no such words, or if the rest is unknown.
+
+    >>> quantised("unsloth/llama-3-8b-bnb-4bit")
+    'unsloth/llama-3-8b'
+    """
+    rest = _QUANTISED.sub("", name)
+    return rest if rest != name and released(rest) is not None else None
+
+
 def _name_of_shape(path: str) -> str:
     """Return the words of a checkpoint's name that tell the model's family and size.
 
@@ -152,7 +198,7 @@ def _name_of_shape(path: str) -> str:
     """
     name = PurePath(path.strip().rstrip("/")).name.lower()
     name = re.sub(r"\.(ya?ml|json)$", "", name)
-    name = re.sub(r"^(llama|qwen|deepseek|mistral)(?=v?\d)", r"\1 ", name)
+    name = re.sub(r"^(llama|qwen|deepseek|mistral|olmo|phi)(?=v?\d)", r"\1 ", name)
     # Words are separated by hyphens, underscores and spaces.
     words = [word for word in re.split(r"[-_ ]+", name) if word]
     words = [word for word in words if word not in _SHAPELESS]

@@ -203,10 +203,8 @@ def test_adapters_are_estimated_by_the_rule_of_their_programs(
     assert "ZeRO-3, all 32 blocks recomputed" in stage
 
 
-def test_a_name_of_hugging_face_is_refused_with_the_catalogue_s(
+def test_a_name_of_hugging_face_stands_for_the_catalogue_s(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(estimate.main, ["--model", "Qwen/Qwen2.5-7B", "--tokens", "1e9"]) == 2
-    printed = capsys.readouterr().err
-    assert "--model: 'Qwen/Qwen2.5-7B' is a name of Hugging Face" in printed
-    assert "give qwen2.5-7b, the catalogue's model" in printed
+    assert run(estimate.main, ["--model", "Qwen/Qwen2.5-7B", "--tokens", "1e9"]) == 0
+    assert "--model Qwen/Qwen2.5-7B: is taken as qwen2.5-7b of" in capsys.readouterr().err

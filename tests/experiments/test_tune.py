@@ -323,12 +323,13 @@ def test_nothing_fits_leaves_the_file_alone(
     assert out.read_text(encoding="utf-8") == "mine"
 
 
-def test_a_name_of_hugging_face_is_answered_with_the_catalogue_s(
+def test_an_unknown_name_of_a_model_is_answered_with_what_to_give(
     tuned: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, said in (
-        ("Qwen/Qwen2.5-7B-Instruct", "nothing is fetched: give qwen2.5-7b, the catalogue's model"),
-        ("me/mine-7b", "nothing is fetched: give a catalogue name, or the path"),
+        ("unsloth/llama-3-8b-bnb-4bit", "give --model unsloth/llama-3-8b, and --base 4bit or 8bit"),
+        ("me/mine-7b", "nothing is fetched: give a catalogue name of these sizes, or the path"),
+        ("qwen2.5-7", "did you mean 'qwen2.5-7b'"),
     ):
         assert tuned(tmp_path / "plan.yaml", "--model", name) == 2
         assert said in capsys.readouterr().err

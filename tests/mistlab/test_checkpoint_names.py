@@ -1,0 +1,71 @@
+"""Names of released checkpoints: which model they stand for, and never one of another size."""
+
+import re
+
+import pytest
+
+from mistlab.economy.bill import model_parameters
+from mistlab.formats.checkpoints import _BY_WORDS, _SIZES, model_named, quantised, released
+from mistlab.plan.workload import ModelSpec, Workload
+
+# Sizes in names are rounded: "1b" has 1.24 billion parameters. "llama 4 scout 17b 16e" names what a
+# token uses.
+ROUNDED = 0.25
+
+
+def parameters(model: ModelSpec) -> float:
+    context = min(model.context or 4096, 512)
+    return model_parameters(
+        Workload(
+            model=model,
+            sequence_length=context,
+            global_batch=1,
+            attention="flash",
+            precision="bf16",
+        )
+    )
+
+
+@pytest.mark.parametrize("key", [*_BY_WORDS, *_SIZES])
+def test_a_name_stands_for_a_model_of_the_size_that_it_says(key: str) -> None:
+    size = re.search(r"(?:^| )(\d+(?:\.\d+)?)([bm])(?= |$)", key)
+    if size is None or "llama 4" in key:
+        return
+    model = model_named(key.replace(" ", "-"))
+    assert model is not None
+    stated = float(size[1]) * {"b": 1e9, "m": 1e6}[size[2]]
+    assert parameters(model) == pytest.approx(stated, rel=ROUNDED)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("llama3.1-8b", "llama3-8b of the catalogue, with a context of 131,072 tokens"),
+        ("Meta-Llama-3.1-8B", "llama3-8b of the catalogue, with a context of 131,072 tokens"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama3-8b of the catalogue"),
+        ("LLaMA3-8B", "llama3-8b of the catalogue"),
+        ("qwen2.5-7b-instruct", "qwen2.5-7b of the catalogue"),
+        ("olmo2-7b-instruct", "olmo2-7b of the catalogue"),
+        ("GPT2-XL", "gpt2-xl of the catalogue"),
+        ("mistral-7b-v0.3", "a model of its published sizes (hidden 4096, 32 layers, vocabulary 3"),
+    ],
+)
+def test_users_are_told_which_model_was_taken(name: str, what: str) -> None:
+    known = released(name)
+    assert known is not None
+    assert known[1].startswith(what)
+
+
+@pytest.mark.parametrize("name", ["tiiuae/falcon-7b", "gemma-2-9b", "llama-3-9b", "me/gpt3-7b"])
+def test_a_model_of_unknown_sizes_is_none(name: str) -> None:
+    """Also where the catalogue has the owner's name for a model of other sizes."""
+    assert released(name) is None
+
+
+def test_quantised_checkpoints_are_told_apart() -> None:
+    assert quantised("unsloth/Qwen2.5-7B-Instruct-unsloth-bnb-4bit") == (
+        "unsloth/Qwen2.5-7B-Instruct"
+    )
+    assert quantised("TheBloke/Llama-2-7B-GPTQ") == "TheBloke/Llama-2-7B"
+    assert quantised("me/mine-4bit") is None
+    assert quantised("Qwen/Qwen2.5-7B") is None
