@@ -243,6 +243,12 @@ TRAINS_ALL = (
         "torchtune or automodel",
     ),
 )
+WHOLE_LOSS = Row(
+    choices=("loss",),
+    nearest=lambda job: with_workload(job, loss="whole"),
+    because="computes the logits of all tokens at once by this file: for a loss in chunks export "
+    "--to torchtitan, or to a recipe, such as torchtune or trl",
+)
 
 
 def notes_on_training(job: Job) -> Iterator[str]:
@@ -259,6 +265,12 @@ def notes_on_training(job: Job) -> Iterator[str]:
         )
     if work.states == "16bit":
         yield "the training script has to keep weights, gradients and moments in 16 bits"
+    if work.loss == "chunked":
+        yield (
+            "the training script has to compute the loss in chunks (use_liger_kernel: true of "
+            "transformers, loss_type: chunked_nll of TRL): by itself it computes the logits of all "
+            "tokens at once"
+        )
 
 
 # Rules for targets built on PyTorch's FSDP2.

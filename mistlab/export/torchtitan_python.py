@@ -183,6 +183,9 @@ def _as_sections(built: Mapping[str, Any], kind: str, name: str) -> dict[str, An
     for key in ("training", "parallelism", "compile"):
         sections[key] = _fields(built.get(key), f"{name}.{key}")
     sections["training"].setdefault("num_tokens_per_microbatch_per_dp_rank", 16384)
+    loss = built.get("loss")
+    if isinstance(loss, dict) and str(loss.get("", "")).startswith("ChunkedLoss"):
+        sections["training"][torchtitan_read.CHUNKED_LOSS] = True
     sections["compile"].setdefault("enable", False)
     recomputed = built.get("activation_checkpoint")
     word = str(recomputed.get("", "")).partition(".")[0] if isinstance(recomputed, dict) else ""
@@ -241,6 +244,8 @@ def read_registry(text: str, given: Given) -> Imported:
         "parallelism": settings["Parallelism"],
         "activation_checkpoint": _recomputation(module),
     }
+    if next(_calls(module, "ChunkedLossWrapper.Config"), None) is not None:
+        settings["Training"][torchtitan_read.CHUNKED_LOSS] = True
     model = given.model or _brought(sections["model"])
     imported = torchtitan_read.read(torchtitan_read.toml_of(sections), replace(given, model=model))
     return replace(imported, job=_as_today(imported.job, given, splits=bool(splits)))

@@ -51,6 +51,9 @@ _UNSAID = {
 }
 # The precision of GEMMs that each of torchtitan's model converters leads to.
 _NARROW: Mapping[str, Precision] = {"float8": "fp8", "mxfp8": "fp8", "mx": "fp8", "nvfp4": "fp4"}
+# The key under which readers of Python configurations tell that the loss is computed in chunks; a
+# TOML text has no such key.
+CHUNKED_LOSS = "chunked_loss"
 
 
 def read(text: str, given: Given) -> Imported:
@@ -71,6 +74,8 @@ def read_mapping(content: Mapping[str, Any], given: Given, draft: Found) -> Impo
     _read_degrees(homes, draft, model)
     _read_batch(top.section("training"), homes, draft, given)
     _read_recomputed(top.section("activation_checkpoint"), draft, model.layers)
+    if top.section("training").switch(CHUNKED_LOSS):
+        draft.trained["loss"] = "chunked"
     if top.section("training").switch("enable_cpu_offload"):
         draft.values |= dict.fromkeys(STATES, 1.0)
     for section in homes:

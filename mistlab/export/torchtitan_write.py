@@ -9,7 +9,7 @@ flavour; one that torchtitan does not bring has to be added to its table under t
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from mistlab.export.nearest import ENGINES, TRAINS_ALL, offloads
+from mistlab.export.nearest import ENGINES, TRAINS_ALL, WHOLE_LOSS, offloads
 from mistlab.export.rules import EQUAL_MESHES, EQUAL_NODES, same, with_values
 from mistlab.export.target import Row, Target
 from mistlab.export.torchtitan_python import read_registry
@@ -39,6 +39,7 @@ from mistlab.schedule.context_ways import GATHER, RING
 
 ROWS_OF_TOML = (
     *TRAINS_ALL,
+    WHOLE_LOSS,
     Row(
         choices=("attention", "precision"),
         nearest=sayable_workload,
@@ -222,7 +223,7 @@ As plan.py in a folder of PYTHONPATH:
 torchrun --nnodes {nodes} --nproc-per-node {gpus} -m torchtitan.train --module plan --config plan
 """
 
-from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.components.loss import {losses}
 from torchtitan.config import ParallelismConfig, TrainingConfig
 {recomputation}\
 from torchtitan.models.common.config_utils import decoder_vocab_size
@@ -235,7 +236,7 @@ def plan() -> Trainer.Config:
     vocab = decoder_vocab_size(model_spec)
     return Trainer.Config(
         model_spec=model_spec,
-        loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=vocab)),
+        loss={loss},
         training=TrainingConfig(
 {training}        ),
         parallelism=ParallelismConfig(
@@ -243,14 +244,17 @@ def plan() -> Trainer.Config:
         activation_checkpoint={checkpoint},
     )
 '''
+_LOSS = "CrossEntropyLoss.Config(global_vocab_size=vocab)"
 _IMPORT = "from torchtitan.distributed.activation_checkpoint import {}\n"
 
 
 def write(job: Job) -> str:
     """Write the torchtitan configuration of a job as a Python module."""
     name, flavour = name_and_flavour(job.workload.model, BROUGHT_TODAY)
-    kind = _recomputation(job)
+    kind, chunks = _recomputation(job), job.workload.loss == "chunked"
     return _TEXT.format(
+        losses="ChunkedLossWrapper, CrossEntropyLoss" if chunks else "CrossEntropyLoss",
+        loss=f"ChunkedLossWrapper.Config(loss_fn={_LOSS})" if chunks else _LOSS,
         nodes=job.cluster.nodes,
         gpus=job.cluster.gpus_per_node,
         name=name,

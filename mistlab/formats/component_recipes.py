@@ -24,7 +24,9 @@ from mistlab.shell.session import LaunchFile
 
 _TORCHTUNE, _AUTOMODEL = "_component_", "_target_"
 _NETWORKS = ("gate", "up_proj", "down_proj", "mlp", "fc", "w1", "w2", "w3")
-_CHUNKED = ("chunk", "linearcrossentropy", "fusedlinear", "te_parallel", "fused")
+# Losses that compute logits chunk by chunk or never; others that are named after chunks widen
+# 16-bit logits chunk by chunk, but keep those of all tokens.
+_CHUNKED, _WIDENED = ("linearcrossentropy", "fusedlinear"), ("chunk", "teparallel")
 
 
 def recognises_torchtune(source: LaunchFile) -> bool:
@@ -221,8 +223,11 @@ def _optimizer(draft: Found, name: str) -> None:
 
 
 def _loss(draft: Found, name: str) -> None:
-    if any(word in name.lower().replace("_", "") for word in _CHUNKED):
+    word = name.lower().replace("_", "")
+    if any(part in word for part in _CHUNKED):
         draft.trained["loss"] = "chunked"
+    elif any(part in word for part in _WIDENED):
+        draft.remark("assumed", "loss", f"whole, because {name} keeps the logits of all tokens")
 
 
 def _tell_of_padding(draft: Found, *, packs: bool) -> None:

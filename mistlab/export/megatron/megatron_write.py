@@ -36,7 +36,7 @@ from mistlab.export.megatron.megatron_read import (
     read,
 )
 from mistlab.export.megatron.megatron_routers import router_notes
-from mistlab.export.nearest import TRAINS_ALL, under_any_engine, with_engine
+from mistlab.export.nearest import TRAINS_ALL, WHOLE_LOSS, under_any_engine, with_engine
 from mistlab.export.rules import (
     EQUAL_MESHES,
     EQUAL_NODES,
@@ -101,6 +101,7 @@ def _activations_offloaded(job: Job) -> Job:
 
 ROWS = (
     *TRAINS_ALL,
+    WHOLE_LOSS,
     Row(
         choices=("model",),
         nearest=sayable_model,

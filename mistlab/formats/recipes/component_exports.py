@@ -11,6 +11,7 @@ from typing import Any
 
 from mistlab.core.files import format_yaml
 from mistlab.core.values import refuse
+from mistlab.engines.engine import ENGINES as ENGINE_ROWS
 from mistlab.export.accelerate import SPLITS_TOKENS, Sharing
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import ENGINES, REPLICAS_OF_STATES
@@ -53,6 +54,8 @@ BUILDERS: Mapping[str, str] = {
     "qwen3-14b": "qwen3.qwen3_14b_base",
     "qwen3-32b": "qwen3.qwen3_32b",
 }
+# The default of LinearCrossEntropyLoss(num_output_chunks).
+_USUAL_CHUNKS = 8
 _WORDS = {"bf16": "bfloat16", "fp32": "float32"}
 
 
@@ -79,7 +82,6 @@ def _write_torchtune(job: Job) -> str:
         }
     # All of Llama 3's model builders in torchtune have the same tokenizer, in the module llama3.
     tokenizer = "llama3" if module.startswith("llama3") else module
-    chunked = "torchtune.modules.loss.LinearCrossEntropyLoss"
     usual = {"_component_": "torch.optim.AdamW", "fused": True}
     is_small = workload.optimizer == "adamw-8bit"
     content = {
@@ -92,9 +94,7 @@ def _write_torchtune(job: Job) -> str:
         "batch_size": sharing.sequences,
         "gradient_accumulation_steps": job.plan.micro_batches,
         "optimizer": {"_component_": _eight_bit(sharing)} if is_small else usual,
-        "loss": {
-            "_component_": chunked if workload.loss == "chunked" else "torch.nn.CrossEntropyLoss"
-        },
+        "loss": _torchtune_loss(job, sharing),
         "dtype": workload.precision,
         "enable_activation_checkpointing": sharing.recomputes,
         "enable_activation_offloading": sharing.offloads_inputs,
@@ -107,6 +107,20 @@ def _write_torchtune(job: Job) -> str:
     missing = ("tokenizer.path", "dataset._component_", "checkpointer", "optimizer.lr")
     start = f"tune run --nproc_per_node {job.cluster.gpus_per_node} {recipe} --config FILE"
     return header((*missing, "output_dir"), start) + format_yaml(content)
+
+
+def _torchtune_loss(job: Job, sharing: Sharing) -> dict[str, Any]:
+    """Return the loss of a torchtune recipe; if in chunks, then of at most as many tokens as are
+    predicted, and in at least as many chunks as by torchtune's default.
+    """
+    if job.workload.loss != "chunked":
+        return {"_component_": "torch.nn.CrossEntropyLoss"}
+    tokens = (sharing.sequences or 1) * job.workload.sequence_length
+    chunks = max(_USUAL_CHUNKS, -(-tokens // ENGINE_ROWS[job.plan.engine].chunk_tokens))
+    return {
+        "_component_": "torchtune.modules.loss.LinearCrossEntropyLoss",
+        "num_output_chunks": chunks,
+    }
 
 
 _LOSSES = "nemo_automodel.components.loss"

@@ -110,7 +110,10 @@ SOURCES: Mapping[str, Source] = {
             "tokenizer": (f"{_LLAMA3} llama3_tokenizer", _COMPONENT),
             "dataset": ("torchtune/datasets/_alpaca.py alpaca_dataset",),
             "optimizer": (_COMPONENT, _ADAMW),
-            "loss": (_COMPONENT,),
+            "loss": (
+                _COMPONENT,
+                "torchtune/modules/loss/cross_entropy_loss.py LinearCrossEntropyLoss.__init__",
+            ),
         },
     ),
     "megatron-bridge": Source(

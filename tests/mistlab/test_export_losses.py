@@ -1,0 +1,151 @@
+"""A loss in chunks in other frameworks' words: written and read back where they have words for it,
+told where they have none."""
+
+import re
+from typing import Any
+
+import pytest
+
+from mistlab.engines.engine import ENGINES
+from mistlab.export.given import Given
+from mistlab.export.nearest import nearest
+from mistlab.export.target import read_back
+from mistlab.formats.component_recipes import read_automodel, read_torchtune
+from mistlab.formats.hf_tuners import read_axolotl
+from mistlab.formats.recipes.exports import EXPORTS
+from mistlab.job.job import Job, job_from_mapping
+from mistlab.shell.session import LaunchFile
+
+WITH_WORDS = ("torchtitan", "torchtune", "automodel", "trl", "axolotl", "llama-factory")
+WITHOUT = ("megatron", "torchtitan-toml", "megatron-bridge")
+OF_SCRIPTS = ("deepspeed", "accelerate")
+
+
+def job_of(loss: str, engine: str = "trainer", **workload: Any) -> Job:
+    return job_from_mapping(
+        {
+            "workload": {
+                "model": "llama3-8b",
+                "sequence_length": 4096,
+                "global_batch": 64,
+                "attention": "flash",
+                "precision": "bf16",
+                "loss": loss,
+                **workload,
+            },
+            "cluster": {"hardware": "h100-80gb", "nodes": 1, "gpus_per_node": 8},
+            "plan": {
+                "engine": engine,
+                "micro_batches": 8,
+                "stages": [
+                    {
+                        "layers": 32,
+                        "data_parallel": 8,
+                        "tensor_parallel": 1,
+                        "micro_batch": 1,
+                        "zero": 3,
+                        "checkpointed_layers": 32,
+                    }
+                ],
+            },
+        }
+    )
+
+
+@pytest.mark.parametrize("loss", ["whole", "chunked"])
+@pytest.mark.parametrize("name", WITH_WORDS)
+def test_a_loss_in_chunks_is_written_and_read_back(name: str, loss: str) -> None:
+    target = EXPORTS[name]
+    form = nearest(job_of(loss), target)
+    text = target.write(form.job)
+    assert form.job.workload.loss == loss
+    assert read_back(target, text, form.job).workload.loss == loss
+    assert text != target.write(
+        nearest(job_of({"whole": "chunked"}.get(loss, "whole")), target).job
+    )
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_framework_without_chunks_loses_them_and_says_so(name: str) -> None:
+    form = nearest(job_of("chunked"), EXPORTS[name])
+    assert form.job.workload.loss == "whole"
+    (remark,) = (remark for remark in form.remarks if remark.choice == "loss")
+    assert "chunked -> whole" in remark.text
+
+
+@pytest.mark.parametrize("name", OF_SCRIPTS)
+def test_what_a_training_script_decides_is_told(name: str) -> None:
+    target = EXPORTS[name]
+    assert target.notes is not None
+    told, silent = (
+        " ".join(target.notes(nearest(job_of(loss), target).job)) for loss in ("chunked", "whole")
+    )
+    assert "has to compute the loss in chunks" in told
+    assert "loss" not in silent
+
+
+@pytest.mark.parametrize(
+    ("engine", "length"), [("trainer", 32768), ("fsdp", 131072), ("fsdp", 512)]
+)
+def test_torchtune_s_chunks_are_no_longer_than_predicted(engine: str, length: int) -> None:
+    job = job_of("chunked", engine, sequence_length=length)
+    written = re.search(r"num_output_chunks: (\d+)", EXPORTS["torchtune"].write(job))
+    assert written is not None
+    chunks = int(written[1])
+    assert length / chunks <= ENGINES[engine].chunk_tokens
+    assert chunks >= 8
+
+
+JOB = job_of("whole")
+GIVEN = Given(hardware=JOB.cluster.hardware, gpus_per_node=8, nodes=1, model=JOB.workload.model)
+TORCHTUNE = """
+model: {_component_: torchtune.models.llama3.llama3_8b}
+tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, max_seq_len: 4096}
+dataset: {packed: true}
+batch_size: 1
+optimizer: {_component_: torch.optim.AdamW}
+loss: {_component_: torchtune.modules.loss.LOSS}
+"""
+AUTOMODEL = """
+step_scheduler: {global_batch_size: 64, local_batch_size: 1}
+model: {_target_: x.from_pretrained, pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B}
+packed_sequence: {packed_sequence_size: 4096}
+optimizer: {_target_: torch.optim.AdamW}
+loss_fn: {_target_: nemo_automodel.components.loss.LOSS}
+"""
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "name", "loss"),
+    [
+        (read_torchtune, TORCHTUNE, "LinearCrossEntropyLoss", "chunked"),
+        (read_torchtune, TORCHTUNE, "CEWithChunkedOutputLoss", "whole"),
+        (read_automodel, AUTOMODEL, "linear_ce.FusedLinearCrossEntropy", "chunked"),
+        (read_automodel, AUTOMODEL, "chunked_ce.ChunkedCrossEntropy", "whole"),
+        (read_automodel, AUTOMODEL, "te_parallel_ce.TEParallelCrossEntropy", "whole"),
+        (read_automodel, AUTOMODEL, "masked_ce.MaskedCrossEntropy", "whole"),
+    ],
+)
+def test_a_loss_that_keeps_all_logits_is_whole_whatever_its_name(
+    read: Any, text: str, name: str, loss: str
+) -> None:
+    made = read(LaunchFile(text=text.replace("LOSS", name)), GIVEN)
+    assert made.job.workload.loss == loss
+    told = [remark for remark in made.remarks if remark.choice == "loss"]
+    assert bool(told) == (loss == "whole" and "Masked" not in name)
+
+
+def test_axolotl_s_chunked_cross_entropy_keeps_all_logits() -> None:
+    text = """
+base_model: meta-llama/Meta-Llama-3-8B
+micro_batch_size: 1
+gradient_accumulation_steps: 8
+sequence_len: 4096
+sample_packing: true
+bf16: true
+optimizer: adamw_torch_fused
+chunked_cross_entropy: true
+"""
+    made = read_axolotl(LaunchFile(text=text), GIVEN)
+    assert made.job.workload.loss == "whole"
+    assert any(remark.choice == "chunked_cross_entropy" for remark in made.remarks)
