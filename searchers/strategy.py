@@ -3,7 +3,7 @@ keeps the best plan so far.
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -206,6 +206,25 @@ class Ledger:
             is_last = start + len(together) == len(allowed)
             self._continue(predictions, is_short=is_last and len(allowed) < len(plans))
         return predictions
+
+    def predict_fastest(
+        self, plans: Iterable[tuple[float, Plan]], *, most_waiting: float = inf
+    ) -> None:
+        """Predict plans by ascending lower bounds, which come with them, until no further one can
+        beat the best.
+
+        Stages on a node share its host memory and its network, so only a prediction shows whether a
+        plan fits, and how much longer than its bound it takes because sends wait for one another.
+        After ``most_waiting`` plans that take longer, one more is predicted.
+        """
+        waiting = 0
+        for least_s, plan in plans:
+            if least_s >= self.best_s or waiting > most_waiting:
+                break
+            prediction = self.predict([plan])[0]
+            if prediction.fits and prediction.iteration_s <= least_s * (1 + ROUNDING):
+                break
+            waiting += prediction.fits
 
     def _predicted(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
         if self.said is not None:

@@ -4,7 +4,7 @@ Axes: C candidates.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from mistlab.cost.order_times import (
     asynchronous_exchanges_s,
     engine_of,
     ordered_iterations_s,
+    places_on_network,
     task_models,
     with_late_exchanges,
 )
@@ -38,6 +39,7 @@ from mistlab.plan.workload import Workload
 from mistlab.schedule.order_text import PipelineOrder
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.stages.plan_orders import order_of_plan, shortened
+from mistlab.stages.shared_pipeline import Places, played_iterations_s
 from mistlab.stages.stage_batch import (
     TIMES,
     StageBatch,
@@ -65,7 +67,8 @@ class KnownStage:
     """The costs of one stage, which are cached for other plans with the same stage.
 
     ``times`` are in the order of ``StageTimes``. ``fits`` says whether the stage fits in the memory
-    of its GPUs. A rank has ``rank_host_bytes`` in host memory.
+    of its GPUs. A rank has ``rank_host_bytes`` in host memory. ``places`` are its node and units of
+    network tiers, with the shares of their links that its sends take; none if sends share no links.
     """
 
     times: tuple[float, ...]
@@ -73,13 +76,18 @@ class KnownStage:
     fits: bool
     num_gpus: int
     rank_host_bytes: float
+    places: Places
 
 
 def known_stages(
-    costs: StageCosts, figures: StageFigures, num_gpus: Ints, gpus_per_node: int
+    costs: StageCosts,
+    figures: StageFigures,
+    num_gpus: Ints,
+    gpus_per_node: int,
+    places: Iterable[Places],
 ) -> Iterator[KnownStage]:
-    """Every candidate as a stage with its costs; ``gpus`` has the number of GPUs of each candidate,
-    ``gpus_per_node`` that of a node.
+    """Every candidate as a stage with its costs; ``num_gpus`` has the number of GPUs of each
+    candidate, ``gpus_per_node`` that of a node, ``places`` where each is on the network.
     """
     pipeline_s = _rows(*(getattr(costs.seconds, name) for name in TIMES))
     return map(
@@ -89,6 +97,7 @@ def known_stages(
         costs.fits.tolist(),
         num_gpus.tolist(),
         costs.host_bytes.tolist(),
+        places,
     )
 
 
@@ -474,7 +483,9 @@ class SymbolicPredictor:
         self, mode: EngineMode, batch: StageBatch, figures: StageFigures
     ) -> Iterator[KnownStage]:
         costs = self._costs(mode, batch, figures)
-        return known_stages(costs, figures, num_gpus(batch.value), self.cluster.gpus_per_node)
+        places = places_on_network(self._model(mode), batch)
+        gpus, in_node = num_gpus(batch.value), self.cluster.gpus_per_node
+        return known_stages(costs, figures, gpus, in_node, places)
 
     def _rows(self, plan: Plan) -> list[StageRow]:
         # Two stages have equal rows only if their blocks begin at the same position of the
@@ -564,4 +575,10 @@ def _iterations(stages: Sequence[KnownStage], micro_batches: Sequence[int]) -> l
     )
     times = StageTimes(**dict(zip(TIMES, columns, strict=True)))
     seconds: list[float] = iteration_s(times, np.array(micro_batches)).tolist()
-    return seconds
+    count = columns.shape[-1]
+    places = [stage.places for stage in stages]
+    if not any(places):
+        return seconds
+    of_pipelines = [places[first : first + count] for first in range(0, len(places), count)]
+    played_s = played_iterations_s(times, micro_batches, of_pipelines)
+    return [*map(max, seconds, played_s)]

@@ -47,6 +47,7 @@ from mistlab.schedule.placement import Placement
 from mistlab.schedule.slots import IN_TURN, Task
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import order_of_plan, shortened
+from mistlab.stages.shared_pipeline import FEWEST_NODES_SHARED, Places
 from mistlab.stages.stage_batch import StageBatch, StageSeconds, StageTimes, batch_of_parts
 
 # Computes the times of stages on a cluster whose nodes are of several kinds.
@@ -177,6 +178,11 @@ class StagesOnGroups:
         """
         return self.models[0].tasks
 
+    @property
+    def sends_overlap(self) -> bool:
+        """Whether sends run beside passes, so that those of several stages may overlap."""
+        return self.tasks.template.sends not in IN_TURN
+
     def by_group(self, times: Callable[..., Floats], *batches: StageBatch) -> Floats:
         """Compute a table with a column for each candidate, each by the model of the nodes that the
         candidate is on.
@@ -305,29 +311,11 @@ def _networks(
 ) -> SharedNetworks | None:
     """The networks of nodes and racks that the sends of several stages share; None if no sends of
     different stages can overlap there.
-
-    A send takes the share of a link that the sending ranks of a node or unit (such as a rack) ask
-    for together. Ranks of neighbouring stages are assumed to be placed alike, as for the size of
-    sends.
     """
-    cluster = model.cluster
-    if cluster.nodes == 1 or placement.num_stages < 3 or model.tasks.template.sends in IN_TURN:
+    if model.cluster.nodes == 1 or placement.num_stages < 3 or not model.sends_overlap:
         return None
-    batch, shape = StageBatch.of_plans(plans), (len(plans), placement.num_stages)
-    shapes = _seconds(model.models[0], batch).shapes
-    links = model.tasks.links
-    nodes = batch.first_rank.astype(np.int64) // cluster.gpus_per_node
-    units = [nodes]
-    if links.tiers is not None:
-        units += [links.tiers.units_of(nodes, place) for place in links.tiers.places]
-    asked = np.stack([shapes.senders_of_node, np.maximum(shapes.place_to_next, NETWORK)])
-    asked = np.concatenate([asked, shapes.senders[None]])
-    ways, rows = np.unique(asked, axis=1, return_inverse=True)
-    parts = np.zeros((len(units), ways.shape[1]))
-    for column, (at_once, tier, senders) in enumerate(ways.T.tolist()):
-        tier_parts = links.parts_of_links(at_once=at_once, tier=tier, senders=senders)
-        parts[: len(tier_parts), column] = tier_parts
-    shares = np.where(shapes.crosses_to_next, parts[:, rows.ravel()], 0.0)
+    shape = len(plans), placement.num_stages
+    units, shares = shares_of_links(model, StageBatch.of_plans(plans))
     return SharedNetworks.of(
         [
             (
@@ -338,6 +326,41 @@ def _networks(
         ],
         _lost(seconds, placement, len(plans)),
     )
+
+
+def shares_of_links(model: StagesOnGroups, batch: StageBatch) -> tuple[Sequence[Ints], Floats]:
+    """The node of each candidate stage and its unit (such as a rack) of each network tier, and the
+    shares (units, C) of their links that the stage's sends to the next stage take.
+
+    A send takes the share of a link that the sending ranks of a node or unit ask for together; it
+    is zero for sends that stay in a node. Ranks of neighbouring stages are assumed to be placed
+    alike, as for the size of sends.
+    """
+    shapes = _seconds(model.models[0], batch).shapes
+    links = model.tasks.links
+    nodes = batch.first_rank.astype(np.int64) // model.cluster.gpus_per_node
+    units = [nodes]
+    if links.tiers is not None:
+        units += [links.tiers.units_of(nodes, place) for place in links.tiers.places]
+    asked = np.stack([shapes.senders_of_node, np.maximum(shapes.place_to_next, NETWORK)])
+    asked = np.concatenate([asked, shapes.senders[None]])
+    ways, rows = np.unique(asked, axis=1, return_inverse=True)
+    parts = np.zeros((len(units), ways.shape[1]))
+    for column, (at_once, tier, senders) in enumerate(ways.T.tolist()):
+        tier_parts = links.parts_of_links(at_once=at_once, tier=tier, senders=senders)
+        parts[: len(tier_parts), column] = tier_parts
+    return units, np.where(shapes.crosses_to_next, parts[:, rows.ravel()], 0.0)
+
+
+def places_on_network(model: StagesOnGroups, batch: StageBatch) -> list[Places]:
+    """Where each candidate stage is on the network, for its sends in 1F1B; empty if no send can
+    meet another one there.
+    """
+    if model.cluster.nodes < FEWEST_NODES_SHARED or not model.sends_overlap:
+        return [()] * len(batch)
+    pairs = zip(*shares_of_links(model, batch), strict=True)
+    levels = [zip(units.tolist(), shares.tolist(), strict=True) for units, shares in pairs]
+    return [*zip(*levels, strict=True)]
 
 
 def _shares(units: Ints, share: Floats, placement: Placement) -> dict[Way, Floats]:

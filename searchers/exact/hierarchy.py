@@ -65,6 +65,8 @@ from searchers.strategy import BudgetSpentError, Ending, Ledger
 
 # How many candidates for stages one call of the predictor evaluates at most.
 TOGETHER = 1 << 19
+# Where sends of stages wait for one another, this many further plans of a pipeline are predicted.
+MOST_WAITING = 3
 
 # A candidate is a row of values: ZeRO level and offload ratios (``names_of("savings")``), then
 # numbers of recomputed and of other treated blocks (``counts_of_blocks()``).
@@ -103,7 +105,7 @@ class AlikeStages:
         """Evaluate all ways to save memory, and predict the fastest plan that fits. Returns that
         plan's seconds.
         """
-        return float(self._show(self.every()).min())
+        return float(self._show(self.every(), most_waiting=inf).min())
 
     def show_coarse(self, *, is_coarsest: bool = False) -> float:
         """Evaluate a coarse grid of ratios, with 0, 1/4, ... of the blocks recomputed, and predict
@@ -150,9 +152,10 @@ class AlikeStages:
         best = seconds.reshape(len(strategies), len(self.counts)).min(axis=1)
         return dict(zip(strategies, best.tolist(), strict=True))
 
-    def _show(self, candidates: Floats) -> Floats:
+    def _show(self, candidates: Floats, most_waiting: float = MOST_WAITING) -> Floats:
         """The iteration time of each candidate, infinite where it does not fit in memory; the plan
-        of the fastest is predicted.
+        of the fastest is predicted. If its sends wait for one another, slower candidates may beat
+        it: up to ``most_waiting`` of these are predicted, too.
         """
         at_once = max(1, TOGETHER // self.pipeline.num_stages)
         parts = []
@@ -161,13 +164,9 @@ class AlikeStages:
             costs = self.ledger.stage_costs(self.batch(part), engine=self.space.engine)
             seconds = _iterations(costs, self.pipeline, len(part))
             parts.append(seconds)
-            for row in np.argsort(seconds, kind="stable"):
-                # Stages on a node share its host memory, so only a prediction shows whether a plan
-                # fits.
-                if seconds[row] >= self.ledger.best_s:
-                    break
-                if self.ledger.predict([self.plan(part[row])])[0].fits:
-                    break
+            order = np.argsort(seconds, kind="stable")
+            fastest = ((float(seconds[row]), self.plan(part[row])) for row in order)
+            self.ledger.predict_fastest(fastest, most_waiting=most_waiting)
         return np.concatenate([np.empty(0), *parts])
 
     def batch(self, candidates: Floats) -> StageBatch:
@@ -419,14 +418,14 @@ class Hierarchy:
     def joined(self, join: Joiner) -> Ending:
         """Find the best plan in which each stage may save memory in its own way."""
         in_order = self._in_order(list(self.least_s))
-        self._join([group for group, _ in in_order], join, coarse_to_fine=False)
-        return self._proven()
+        bound_s = self._join([group for group, _ in in_order], join, coarse_to_fine=False)
+        return self._proven(bound_s)
 
     def joined_alike(self, join: Joiner) -> Ending:
         """Try all divisions of the blocks for each memory-saving strategy shared by all stages."""
-        for group, _ in self._in_order(list(self.least_s)):
-            self._join_ways(group, join, self._ways(group))
-        return self._proven()
+        groups = [group for group, _ in self._in_order(list(self.least_s))]
+        bounds = [self._join_ways(group, join, self._ways(group)) for group in groups]
+        return self._proven(min(bounds, default=inf))
 
     def near_alike(self, join: Joiner) -> Ending:
         """Find the best plan with one strategy for all stages: equal stages first, then unequal."""
@@ -439,9 +438,9 @@ class Hierarchy:
             self._join_ways(group, join, dict.fromkeys(ways))
         return self._bounded()
 
-    def _join_ways(self, group: Group, join: Joiner, ways: Iterable[Way]) -> None:
-        for way in ways:
-            self._join([group], join, coarse_to_fine=False, way=way)
+    def _join_ways(self, group: Group, join: Joiner, ways: Iterable[Way]) -> float:
+        bounds = [self._join([group], join, coarse_to_fine=False, way=way) for way in ways]
+        return min(bounds, default=inf)
 
     def _ways(self, group: Group) -> Iterator[Way]:
         assert group.num_stages is not None, "stages that are alike have one mesh"
@@ -479,8 +478,10 @@ class Hierarchy:
         *,
         coarse_to_fine: bool,
         way: Way | None = None,
-    ) -> None:
-        """Find the best plan of each group of pipelines, in parallel if joblib is set to that."""
+    ) -> float:
+        """Find the best plan of each group of pipelines, in parallel if joblib is set to that.
+        Returns a lower bound in seconds of all their plans, at most the best plan's time.
+        """
         best_s = self.ledger.best_s
         at_once = jobs()
         while left:
@@ -500,6 +501,7 @@ class Hierarchy:
             ]
             best_s = min([best_s, *solved(tasks, self.ledger)])
             left = left[at_once:]
+        return best_s
 
     def _in_order(
         self, groups: Sequence[Group], *, is_coarsest: bool = False
@@ -535,10 +537,8 @@ class Hierarchy:
                 problem=self.problem, space=self.space, ledger=self.ledger, pipeline=pipeline
             )
 
-    def _proven(self) -> Ending:
-        if self.ledger.best is None:
-            return Ending(status="INFEASIBLE")
-        return Ending(status="OPTIMAL", lower_bound_s=self.ledger.best_s)
+    def _proven(self, bound_s: float = inf) -> Ending:
+        return Ending.of(self.ledger, min(bound_s, self.ledger.best_s))
 
     def _bounded(self) -> Ending:
         if self.ledger.best is None:

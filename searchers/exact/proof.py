@@ -20,6 +20,7 @@ from mistlab.plan.dimensions import OFFLOADS
 from mistlab.plan.plan import Plan
 from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER, order_problem
+from mistlab.stages.shared_pipeline import FEWEST_NODES_SHARED
 from mistlab.stages.stage_batch import StageBatch
 from searchers.exact.box_menus import BoxMenus
 from searchers.exact.divisions import like_blocks
@@ -147,8 +148,8 @@ class _GroupProof:
     # by the number of stages.
     share: float = GRAIN
     rounds: int = 0
-    # Whether the group's bound can rise no further: under a schedule other than 1F1B, plans take
-    # longer than their bounds.
+    # Whether the group's bound can rise no further: under a schedule other than 1F1B, and where
+    # stages share a network, plans take longer than their bounds.
     has_ended: bool = False
 
     def further(self) -> float:
@@ -182,16 +183,25 @@ class _GroupProof:
         )
         self.bound_s = max(self.bound_s, fastest[0][0]) if fastest else limit_s
         closed = [one for _, one in fastest if not any(menus.is_open(*stage) for stage in one)]
+        # If the fastest pipelines consist of single strategies, there is nothing left to split.
+        is_split = bool(closed) and len(closed) == len(fastest) and self.share < FINEST
         if group.has_formula:
+            times = []
             for plan in [plan_of(menus, one) for one in closed]:
-                if not ledger.predict([plan])[0].fits and not menus.with_host:
+                prediction = ledger.predict([plan])[0]
+                if not prediction.fits and not menus.with_host:
                     menus.count_host_memory()
                     return self.bound_s
+                times.append(prediction.iteration_s)
+            # Bounds are rounded down by at most a grain a stage. Plans that take longer than that
+            # wait for a network that their stages share, of which bounds know nothing.
+            may_wait = menus.problem.cluster.nodes >= FEWEST_NODES_SHARED
+            rounded_s = self.bound_s + grain_s * max(1, most_stages)
+            self.has_ended = is_split and may_wait and min(times) > rounded_s * (1 + ROUNDING)
         else:
             self._show(menus, closed)
-            # The fastest pipelines consist of single strategies, so there is nothing left to split.
             # Under schedules other than 1F1B the bound is then final.
-            self.has_ended = bool(closed) and len(closed) == len(fastest) and self.share < FINEST
+            self.has_ended = is_split
         if closed:
             self.share /= FINER
         elif fastest and self._may_look():

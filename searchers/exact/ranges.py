@@ -9,7 +9,7 @@ Axes: C candidates, R ranges, D divisions, S stages.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -117,9 +117,8 @@ class RangeSearch:
                     times = self._times(few, divisions, ranges)
                     even = np.array([even_layers(divisions.layers, divisions.num_stages)])
                     seconds = times.even_s()
-                    for row in np.argsort(seconds, kind="stable").tolist():
-                        if seconds[row] >= self.ledger.best_s or self._show(few[row], even[0]):
-                            break
+                    order = np.argsort(seconds, kind="stable").tolist()
+                    self._show((float(seconds[row]), few[row], even[0]) for row in order)
 
     def bounded(self, ways: Sequence[_Alike]) -> list[_Alike]:
         """The pipelines that may beat the best plan, each with a lower bound over all divisions of
@@ -221,15 +220,17 @@ class RangeSearch:
         division is a row of block counts.
         """
         seconds = times.seconds_of(times.divisions.ranges_of(shares))
-        for division in np.argsort(seconds, kind="stable"):
-            # The stages on a node share its host memory, so only the prediction of a whole plan
-            # shows whether it fits.
-            if seconds[division] >= self.ledger.best_s or self._show(alike, shares[division]):
-                break
+        order = np.argsort(seconds, kind="stable")
+        self._show((float(seconds[division]), alike, shares[division]) for division in order)
 
-    def _show(self, alike: _Alike, shares: Ints) -> bool:
-        """Predict a pipeline's plan; returns whether it fits in memory."""
-        return self.ledger.predict([_plan(self.space, alike, shares.tolist())])[0].fits
+    def _show(self, fastest: Iterable[tuple[float, _Alike, Ints]]) -> None:
+        """Predict the plans of pipelines by ascending times, each with its pipeline and division of
+        the blocks, until no further one can beat the best.
+        """
+        self.ledger.predict_fastest(
+            (least_s, _plan(self.space, alike, shares.tolist()))
+            for least_s, alike, shares in fastest
+        )
 
     def _times(self, ways: Sequence[_Alike], divisions: Divisions, ranges: Rows) -> RangeTimes:
         """The times of stages with the given ranges of blocks, for pipelines with equally many

@@ -1,17 +1,22 @@
 """Searchers that put stages together, against every plan of a space predicted whole."""
 
+from collections.abc import Iterable
 from dataclasses import replace
+from math import inf
 
 import pytest
 
+from mistlab import catalog
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Budget, Problem, SearchResult
+from mistlab.machine.cluster import Cluster
 from mistlab.plan.named_spaces import space_of
-from mistlab.plan.space import SearchSpace
+from mistlab.plan.space import OffloadRatios, SearchSpace
+from mistlab.plan.workload import Workload
 from searchers.methods.exhaustive import all_plans, count_plans
 from searchers.registry import SEARCHERS
 from searchers.savings import contains
-from searchers.strategy import StrategySearcher
+from searchers.strategy import Ledger, StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 from tests.searchers.small import short_of_memory, small_problem
 from tests.sweep import sweep
@@ -135,3 +140,59 @@ def test_host_memory_that_stages_of_a_node_share_is_followed() -> None:
     assert (exact.prediction is None) == (not fitting_s)
     if exact.prediction is not None:
         assert exact.prediction.iteration_s == pytest.approx(min(fitting_s), rel=1e-12)
+
+
+def three_nodes() -> tuple[Problem, SearchSpace]:
+    """Six stages on three nodes, whose sends wait for one another in slow networks."""
+    model = replace(catalog.model("gpt3-1.3b"), name="small", layers=7)
+    workload = Workload(
+        model=model, sequence_length=2048, global_batch=32, attention="flash", precision="fp16"
+    )
+    hardware = catalog.hardware("l4-24gb")
+    cluster = Cluster(hardware=hardware, nodes=3, gpus_per_node=8, inter_node_gbytes_per_s=0.5)
+    space = replace(
+        space_of("mist"),
+        name="small",
+        zero=(0,),
+        tensor_parallel=(1,),
+        micro_batch=(1,),
+        pipeline=(6,),
+        offload=OffloadRatios(),
+        recomputation="none_or_all",
+        unequal_stages=False,
+        layers_off_balance=1,
+    )
+    return Problem(workload=workload, cluster=cluster), space
+
+
+@pytest.mark.parametrize("name", ["exact", "mist"])
+def test_a_bound_says_no_more_than_it_knows_of_a_network_that_stages_share(name: str) -> None:
+    """Bounds know nothing of sends that wait for one another, so no best plan is proven by them."""
+    problem, space = three_nodes()
+    best_s = min(one.iteration_s for one in every_prediction(problem, space, predictor_of(problem)))
+    result = searched(name, problem, space, predictor_of(problem))
+    assert result.prediction is not None
+    assert result.prediction.iteration_s == pytest.approx(best_s)
+    assert result.status == "FEASIBLE"
+    assert result.lower_bound_s is not None
+    assert result.lower_bound_s < 0.9 * best_s
+
+
+@pytest.mark.parametrize(("most_waiting", "predicted"), [(0, 1), (2, 3), (inf, 12)])
+def test_a_few_plans_are_looked_at_that_take_longer_than_their_bounds(
+    most_waiting: float, predicted: int
+) -> None:
+    problem, space = three_nodes()
+    plans = list(all_plans(problem, space))[:12]
+    predictor = predictor_of(problem)
+    seconds = [one.iteration_s for one in predictor.predict_many(plans)]
+    in_order = [plan for _, plan in sorted(zip(seconds, plans, strict=True), key=lambda of: of[0])]
+
+    def shown(bounds: Iterable[float]) -> int:
+        ledger = Ledger(predictor=predictor, budget=Budget(evaluations=99), clock=lambda: 0.0)
+        bounded = zip(bounds, in_order, strict=True)
+        ledger.predict_fastest(bounded, most_waiting=most_waiting)
+        return ledger.plan_evaluations
+
+    assert shown([min(seconds) / 2] * 12) == predicted
+    assert shown(sorted(seconds)) == 1

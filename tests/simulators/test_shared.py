@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from mistlab import catalog
@@ -12,6 +13,8 @@ from mistlab.machine.slowdowns import GroupSlowdowns, Interference
 from mistlab.network.tiers import Network
 from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.plan.workload import Workload
+from mistlab.stages import shared_pipeline
+from mistlab.stages.stage_batch import StageBatch
 from simulators.events import EventSimulator, Simulation
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import with_long_head, workload_of
@@ -112,6 +115,78 @@ def test_paths_of_orders_share_the_leafs_link_too() -> None:
     assert path == pytest.approx(simulator, rel=0.05)
 
 
+@pytest.mark.parametrize("engine", ["mistlab", "megatron"])
+@pytest.mark.parametrize("micro_batches", [8, 32])
+def test_the_closed_form_counts_what_sends_take_from_one_another(
+    micro_batches: int, engine: str
+) -> None:
+    """Each send by itself, an iteration on three nodes would be a tenth to a sixth too short."""
+    plan = replace(SIX, engine=engine, micro_batches=micro_batches)
+    work = replace(WORK, global_batch=4 * micro_batches)
+    cluster = replace(TWO_NODES, nodes=3, gpus_per_node=8)
+    closed, simulator = closed_and_played(plan, cluster, work)
+    assert closed == pytest.approx(simulator, rel=0.005)
+
+
+@pytest.mark.parametrize("engine", ["mistlab", "megatron"])
+@pytest.mark.parametrize(("nodes", "micro_batches"), [(8, 8), (4, 8), (4, 16)])
+def test_the_closed_form_counts_what_a_node_receives_from_both_sides(
+    nodes: int, micro_batches: int, engine: str
+) -> None:
+    """Each send by itself, an iteration of a stage a node would be a seventh too short, and a
+    quarter if its sends also queue.
+    """
+    stage = replace(SIX.stages[0], layers=24 // nodes, data_parallel=8)
+    stages = (stage,) * nodes
+    plan = replace(SIX, engine=engine, micro_batches=micro_batches, stages=stages)
+    cluster = replace(TWO_NODES, nodes=nodes, gpus_per_node=8, inter_node_gbytes_per_s=0.25)
+    work = replace(WORK, global_batch=8 * micro_batches)
+    closed, simulator = closed_and_played(plan, cluster, work)
+    assert closed == pytest.approx(simulator, rel=0.005)
+
+
+def test_fast_networks_delay_no_send() -> None:
+    """Their sends do not meet, and an iteration takes as long as on nodes that share nothing."""
+    cluster = replace(TWO_NODES, nodes=3, gpus_per_node=8, inter_node_gbytes_per_s=100.0)
+    plan, predictor = SIX, SymbolicPredictor(workload=WORK, cluster=cluster)
+    count = np.array([plan.micro_batches])
+    alone_s = predictor.iterations(StageBatch.of_plan(plan), count)
+    assert predictor.predict(plan).iteration_s == pytest.approx(float(alone_s[0]), rel=1e-12)
+
+
+@pytest.mark.parametrize("micro_batches", [40, 96])
+def test_times_of_many_micro_batches_follow_from_those_of_fewer(
+    micro_batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uneven = [*SIX.stages]
+    uneven[0], uneven[3] = replace(uneven[0], layers=2), replace(uneven[3], layers=6)
+    plan = replace(SIX, micro_batches=micro_batches, stages=tuple(uneven))
+    work = replace(WORK, global_batch=4 * micro_batches)
+    cluster = replace(TWO_NODES, nodes=3, gpus_per_node=8)
+    few_s = SymbolicPredictor(workload=work, cluster=cluster).predict(plan).iteration_s
+    monkeypatch.setattr(shared_pipeline, "_PASSES_PLAYED", 10**9)
+    all_s = SymbolicPredictor(workload=work, cluster=cluster).predict(plan).iteration_s
+    assert few_s == pytest.approx(all_s, rel=1e-3)
+
+
+def closed_and_played(plan: Plan, cluster: Cluster, work: Workload) -> tuple[float, float]:
+    """The iteration time of a plan in closed form and as played."""
+    symbolic = SymbolicPredictor(workload=work, cluster=cluster).predict(plan)
+    return symbolic.iteration_s, played(plan, cluster, work).iteration_s
+
+
+def test_a_plan_takes_as_long_among_others_as_by_itself() -> None:
+    """Sends of each plan meet at times of their own."""
+    cluster = replace(TWO_NODES, nodes=3, gpus_per_node=8)
+    uneven = [*SIX.stages]
+    uneven[0], uneven[3] = replace(uneven[0], layers=2), replace(uneven[3], layers=6)
+    plans = [SIX, replace(SIX, stages=tuple(uneven))]
+    predictor = SymbolicPredictor(workload=WORK, cluster=cluster)
+    alone = [predictor.predict(plan).iteration_s for plan in plans]
+    together = [one.iteration_s for one in predictor.predict_many(plans[::-1])][::-1]
+    assert together == pytest.approx(alone, rel=1e-12)
+
+
 def test_without_neighbours_sends_take_what_they_take_alone() -> None:
     """One goes out of a node while another comes in; the last one goes beside a reduction."""
     *shares, last = stretches(played(PLAN, apart(TWO_NODES), with_long_head(WORK)))
@@ -174,3 +249,12 @@ def test_micro_batches_may_differ() -> None:
 def test_work_that_means_nothing_is_refused(work: list[float]) -> None:
     with pytest.raises(FieldError, match="work"):
         with_work(work)
+
+
+@pytest.mark.parametrize(("beside", "late_s"), [(None, 0.0), ((1.0, 5.0), 0.5), ((-1.0, 9.0), 1.0)])
+def test_a_send_is_slowed_by_its_stages_next_pass_only_while_that_runs(
+    beside: tuple[float, float] | None, late_s: float
+) -> None:
+    sending = shared_pipeline.Sending(alone_s=2.0, late_s=1.0, uses=((0, 1.0),))
+    send = shared_pipeline.Send(0, (0.0, sending, 1, 0, 1), now=0.0)
+    assert send.late_s(beside) == pytest.approx(late_s)
