@@ -11,104 +11,17 @@ from typing import Any, Self
 
 import numpy as np
 
-from mistlab.core.arrays import Floats, Ints
+from mistlab.core.arrays import Floats
 from mistlab.cost.chains import Chains
+from mistlab.network.busy_links import BusyLinks, PartCollectives
 from mistlab.network.shared_sends import Sends, SharedNetworks
 from mistlab.schedule.order_text import PassKind
 from mistlab.schedule.placement import Placement, StageChunk
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn
+from mistlab.stages.part_times import EndTimes, HostTimes, SplitTimes, TurnTimes
 from mistlab.stages.stage_batch import StageTimes
 
-# Computes how much longer a pass takes while gradients of the stage's previous pass are still being
-# reduced.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TurnTimes:
-    """How much longer a stage's pass takes if the pass before it still reduces gradients: for a
-    forward pass, and for any other pass.
-
-    Both have a column for each part of the model to which the pass before may belong (C, P). If a
-    stage has several chunks, a backward pass may follow another backward pass, and a forward pass
-    another forward pass. The last gradients of a backward pass are reduced while the first layer of
-    the next pass runs, or before it if weights must be fetched (``mistlab.cost.slot_work``). A
-    forward pass leaves no gradients to reduce.
-    """
-
-    forward_s: Floats
-    backward_s: Floats
-
-
 # Computes the iteration time in any order of passes as the critical path through all passes.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SplitTimes:
-    """The seconds of separate weight-gradient passes, and how much shorter backward passes get.
-
-    ``weights_s`` are the seconds of the weight-gradient passes; ``less_s`` are those by which the
-    backward passes are shorter.
-    """
-
-    weights_s: Floats
-    less_s: Floats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HostTimes:
-    """The seconds in which hosts issue a forward and a backward pass of each part of the model.
-
-    A host issues a part's pass block by block; ``blocks`` (C, P), the number of blocks, is at least
-    one.
-    """
-
-    forward_s: Floats
-    backward_s: Floats
-    blocks: Floats
-
-    @classmethod
-    def of(cls, times: StageTimes, layers: Ints) -> Self:
-        """Take the seconds in which hosts issue passes from the times of the model's parts.
-
-        The parts have these numbers of blocks (C, P).
-        """
-        return cls(
-            forward_s=times.issued_forward_s,
-            backward_s=times.issued_backward_s,
-            blocks=np.maximum(layers, 1),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EndTimes:
-    """The gradient reductions and optimizer steps that each part of the model needs once an
-    iteration, after its last backward pass.
-
-    ``reductions_s`` are the seconds to reduce all gradients of a part, if this begins in its last
-    backward pass: a stage reduces one part after another, beside passes of other parts. ``tied_s``
-    is the exchange of a tied embedding table, which comes after all reductions of its stage.
-    ``steps_s`` is the work of a stage for a part after all of its passes and reductions, one part
-    after another.
-    """
-
-    reductions_s: Floats
-    tied_s: Floats
-    steps_s: Floats
-    layers: Ints
-
-    def rests_s(self, times: StageTimes, split: SplitTimes | None) -> Floats:
-        """The seconds of gradient reductions that are left when the last backward pass of each part
-        of the model has computed.
-
-        If weight gradients have separate passes, their reduction begins in the first layer of the
-        last such pass; otherwise in the first layer of the last backward pass.
-        """
-        rests_s = np.maximum(times.end_s - self.steps_s, 0.0)
-        if split is None:
-            return rests_s
-        last_s = split.weights_s + times.within_backward_s
-        beside_s = last_s * (1 - 1 / np.maximum(self.layers, 1))
-        return np.maximum(rests_s, self.reductions_s - beside_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -172,6 +85,9 @@ class OrderPath:
         rests_s = self.at_end.rests_s(self.times, self.split)
         ends_of_stages = _StageEnds(self.at_end, rests_s, hosts, maximum)
         turns, sends = _Turns(self.turned, self.passes), Sends(networks)
+        collectives = self._collectives(seconds)
+        links = BusyLinks(collectives, self.passes, ends_of_stages.reduced, maximum)
+        outputs = _Outputs(seconds, sends, links)
         for stage_pass in in_order:
             part = seconds.part(stage_pass)
             pass_s, through, extra = seconds.of(stage_pass)
@@ -195,13 +111,24 @@ class OrderPath:
             end = maximum(end, last_block_s)
             free[stage_pass.stage], ends[stage_pass.key] = end + left, end
             if stage_pass.is_sent:
-                sends.add(stage_pass, end, seconds.sent_s(stage_pass), queue=seconds.sends_queue)
+                outputs.send(stage_pass, end)
             if stage_pass.phase == "first_forward":
                 free[stage_pass.stage] = end + left + seconds.after_first_s[part]
             if stage_pass.phase == "last_backward":
                 ends_of_stages.add(stage_pass.stage, part, computed + left, last_block_s)
         longest = ends_of_stages.longest_s(free, begun)
         return np.array([longest]) if candidates == 1 else np.asarray(longest), ends
+
+    def _collectives(self, seconds: "_PassSeconds") -> Sequence[PartCollectives]:
+        """The collectives of each part of the model that may delay sends."""
+        blocks = _columns(np.maximum(self.at_end.layers, 1))
+        weights_s = [seconds.own_s.get(("W", part), (0.0, 0.0))[0] for part in range(len(blocks))]
+        first_s = [whole_s / count for whole_s, count in zip(weights_s, blocks, strict=True)]
+        gathers_s, reductions_s = (
+            _columns(self.at_end.gathers_s),
+            _columns(self.at_end.reductions_s),
+        )
+        return [*map(PartCollectives, gathers_s, reductions_s, first_s)]
 
 
 def _columns(of_parts: Floats) -> list[Any]:
@@ -229,6 +156,19 @@ class _Turns:
         if reducing is None:
             return 0.0
         return (self.of_forward if stage_pass.kind == "F" else self.of_others)[reducing]
+
+
+class _Outputs:
+    """Sends the outputs of passes to other stages, later where collectives use the link too."""
+
+    def __init__(self, seconds: "_PassSeconds", sends: Sends, links: BusyLinks) -> None:
+        self.seconds, self.sends, self.links = seconds, sends, links
+
+    def send(self, stage_pass: StagePass, end: Any) -> None:
+        """Send the output of a pass that ends at a given time."""
+        sent_s = self.seconds.sent_s(stage_pass)
+        late_s = self.links.late_s(stage_pass, end, sent_s)
+        self.sends.add(stage_pass, end, sent_s + late_s, queue=self.seconds.sends_queue)
 
 
 class _StageEnds:

@@ -14,14 +14,7 @@ import numpy as np
 
 from mistlab.core.arrays import Floats, Ints, Rows
 from mistlab.cost.links import groups_of
-from mistlab.cost.order_path import (
-    EndTimes,
-    HostTimes,
-    OrderPath,
-    SplitTimes,
-    TurnTimes,
-    order_bound_s,
-)
+from mistlab.cost.order_path import OrderPath, order_bound_s
 from mistlab.cost.side_by_side import until
 from mistlab.cost.slot_work import (
     HERE,
@@ -46,6 +39,7 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.placement import Placement
 from mistlab.schedule.slots import IN_TURN, Task
 from mistlab.schedule.stage_passes import passes_of
+from mistlab.stages.part_times import EndTimes, HostTimes, SplitTimes, TurnTimes
 from mistlab.stages.plan_orders import order_of_plan, shortened
 from mistlab.stages.shared_pipeline import FEWEST_NODES_SHARED, Places
 from mistlab.stages.stage_batch import StageBatch, StageSeconds, StageTimes, batch_of_parts
@@ -379,12 +373,13 @@ def _shares(units: Ints, share: Floats, placement: Placement) -> dict[Way, Float
 
 
 def _end_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> EndTimes:
-    """The seconds that each part of the model needs at the end of an iteration: for gradient
-    reductions, and for what follows all passes.
+    """The seconds that each part of the model needs once an iteration: for gradient reductions, for
+    what follows all passes, and for gathers of stepped weights.
     """
-    reductions_s, tied_s, steps_s = model.by_group(_reductions_and_steps_s, batch)
+    gathers_s, reductions_s, tied_s, steps_s = model.by_group(_once_s, batch)
     layers = batch.layers + batch.has_embedding + batch.has_head
     return EndTimes(
+        gathers_s=gathers_s.reshape(shape),
         reductions_s=reductions_s.reshape(shape),
         tied_s=tied_s.reshape(shape),
         steps_s=steps_s.reshape(shape),
@@ -392,9 +387,10 @@ def _end_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int])
     )
 
 
-def _reductions_and_steps_s(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """The seconds of each part's last gradient reduction, of the reduction of a tied embedding
-    table, and of the work after all passes: a row for each.
+def _once_s(model: StageTimeModel, batch: StageBatch) -> Floats:
+    """The seconds of each part's work once an iteration: the gather of a block's stepped weights
+    (the mean of all blocks), the last gradient reduction, the reduction of a tied embedding table,
+    and the work after all passes, a row for each.
     """
     phases = model.tasks.template.phases
     seconds, counts = _seconds(model, batch), model.tasks.types.counts(batch.columns)
@@ -410,7 +406,9 @@ def _reductions_and_steps_s(model: StageTimeModel, batch: StageBatch) -> Floats:
     ties = batch.has_embedding * (1 - batch.shares_table) > batch.has_head
     tied_s = np.where(ties, seconds.tied_s, 0.0)
     steps_s = summed(phases["step"]) + seconds.averaging_s(counts, slice(None))
-    return np.stack([summed(reductions), tied_s, steps_s])
+    gathers = [row for row in phases["first_forward"] if row.kind == "U"]
+    gather_s = summed(gathers) / np.maximum(counts.sum(axis=0), 1)
+    return np.stack([gather_s, summed(reductions), tied_s, steps_s])
 
 
 def _turn_times(

@@ -18,6 +18,10 @@ Way = tuple[int, int]
 # The seconds by which each second of a stage's sends lengthens its forward and its backward passes,
 # for each stage.
 Lost = Sequence[Sequence[Floats | float]]
+# The seconds by which a send is delayed per second in which another one runs: on the link by which
+# both leave a node, and on the one by which both enter a node.
+OnLinks = tuple[Floats | float, Floats | float]
+_SOURCE, _GOAL = range(2)
 # A new send is checked for overlap with this many of the last sends on each other route.
 _MET = 2
 
@@ -27,11 +31,12 @@ class SharedNetworks:
     """Which sends between stages share a network, and how much they delay one another there.
 
     A route is a sending and a receiving stage. For each pair of routes, ``weights`` has the seconds
-    by which a send on the first is delayed per second in which sends on both run. For each stage,
-    ``lost`` has the seconds by which a second of a send lengthens a forward and a backward pass.
+    by which a send on the first is delayed per second in which sends on both run: on the links by
+    which their data leaves a node, and on those by which it enters one. For each stage, ``lost``
+    has the seconds by which a second of a send lengthens a forward and a backward pass.
     """
 
-    weights: Mapping[Way, Mapping[Way, Floats | float]]
+    weights: Mapping[Way, Mapping[Way, OnLinks]]
     lost: Lost
 
     @classmethod
@@ -44,12 +49,15 @@ class SharedNetworks:
         on each route needs, which is zero inside a node or unit. The delay of two sends is that of
         the level whose links they overload most.
         """
-        weights: dict[Way, dict[Way, Floats | float]] = {}
+        weights: dict[Way, dict[Way, OnLinks]] = {}
         for way in levels[0][1]:
             for other in levels[0][1]:
-                weight = np.max([_together(*level, way, other) for level in levels], axis=0)
-                if weight.any():
-                    weights.setdefault(way, {})[other] = plain(weight)
+                ends = [
+                    np.max([_together(*level, way, other, end) for level in levels], axis=0)
+                    for end in (_SOURCE, _GOAL)
+                ]
+                if any(weight.any() for weight in ends):
+                    weights.setdefault(way, {})[other] = plain(ends[0]), plain(ends[1])
         return cls(weights=weights, lost=lost)
 
 
@@ -58,13 +66,14 @@ def plain(column: Floats) -> Floats | float:
     return column.item() if len(column) == 1 else column
 
 
-def _together(units: Ints, shares: Mapping[Way, Floats], way: Way, other: Way) -> Floats:
-    """The share by which two sends together exceed the bandwidth of a node's or rack's link that
-    both use, for each candidate; zero if they do not exceed it or share no link.
+def _together(units: Ints, shares: Mapping[Way, Floats], way: Way, other: Way, end: int) -> Floats:
+    """The share by which two sends together exceed the bandwidth of a link that both use to leave
+    or, by the ``end``, to enter a node or rack, for each candidate; zero if they do not exceed it
+    or share no such link.
     """
     share, other_share = shares[way], shares[other]
-    meets = (units[:, way[0]] == units[:, other[0]]) | (units[:, way[1]] == units[:, other[1]])
-    uses = (share > 0) & (other_share > 0) & meets & (way[0] != other[0])
+    meets = (units[:, way[end]] == units[:, other[end]]) & (way[0] != other[0])
+    uses = (share > 0) & (other_share > 0) & meets
     return np.where(uses, np.maximum(share + other_share - 1, 0.0), 0.0)
 
 
@@ -72,11 +81,23 @@ def _together(units: Ints, shares: Mapping[Way, Floats], way: Way, other: Way) -
 class _Send:
     """A send of one output to another stage: its start, its end, and the seconds that it would take
     if no other send slowed it.
+
+    ``delays_s`` are the seconds by which other sends delay it on the link by which it leaves its
+    node, and on the link by which it enters another; the longer of both delays it.
     """
 
     begins: Any
     ends: Any
     seconds: Any
+    delays_s: list[Any]
+
+    def delay(self, later_s: Sequence[Any]) -> Any:
+        """Delay the send on both of its links, and return by how much later it ends."""
+        before_s = np.maximum(*self.delays_s)
+        self.delays_s = [sum(both) for both in zip(self.delays_s, later_s, strict=True)]
+        longer_s = np.maximum(*self.delays_s) - before_s
+        self.ends = self.ends + longer_s
+        return longer_s
 
     def left_s(self, since: Any) -> Any:
         """The seconds that the rest of the send would take from a given time on if no other send
@@ -115,18 +136,19 @@ class Sends:
         assert goal is not None, "it sends nothing"
         if queue and stage_pass.stage in self.last:
             begins = np.maximum(end, self.last[stage_pass.stage].ends)
-        send = _Send(begins, begins + seconds, seconds)
+        send = _Send(begins, begins + seconds, seconds, [0.0, 0.0])
         self.of_pass[stage_pass.key] = self.last[stage_pass.stage] = send
         way = stage_pass.stage, goal.stage
         if way not in self.weights:
             return
-        for other, weight in self.weights[way].items():
+        for other, weights in self.weights[way].items():
             for met in self.recent.get(other, ()):
                 both = np.maximum(send.begins, met.begins)
-                later = weight * np.minimum(send.left_s(both), met.left_s(both))
-                send.ends, met.ends = send.ends + later, met.ends + later
-                for stage in (way[0], other[0]):
-                    self.delayed_s[stage] = self.delayed_s.get(stage, 0.0) + later
+                beside_s = np.minimum(send.left_s(both), met.left_s(both))
+                later_s = [weight * beside_s for weight in weights]
+                for stage, of_stage in ((way[0], send), (other[0], met)):
+                    longer_s = of_stage.delay(later_s)
+                    self.delayed_s[stage] = self.delayed_s.get(stage, 0.0) + longer_s
         self.recent[way] = [*self.recent.get(way, ()), send][-_MET:]
 
     def lost_s(self, stage_pass: StagePass) -> Any:

@@ -10,13 +10,7 @@ from numpy.typing import NDArray
 
 from mistlab.cost import order_path as order_bound
 from mistlab.cost.chains import ISSUED
-from mistlab.cost.order_path import (
-    EndTimes,
-    HostTimes,
-    InOrder,
-    SplitTimes,
-    order_bound_s,
-)
+from mistlab.cost.order_path import InOrder, order_bound_s
 from mistlab.cost.order_times import extended_s
 from mistlab.schedule.orders import (
     CONTROLLED,
@@ -28,6 +22,7 @@ from mistlab.schedule.orders import (
 )
 from mistlab.schedule.placement import loop
 from mistlab.schedule.stage_passes import passes_of
+from mistlab.stages.part_times import EndTimes, HostTimes, SplitTimes
 from mistlab.stages.plan_orders import named_order
 from mistlab.stages.stage_batch import StageTimes
 from tests.mistlab.test_order_path import equal, order_iteration_s
@@ -100,6 +95,7 @@ def shares_of_paths(
             split if order in SPLIT else None,
             host=host if issued else None,
             at_end=EndTimes(
+                gathers_s=nothing,
                 reductions_s=nothing,
                 tied_s=nothing,
                 steps_s=times.end_s * draw.uniform(0, 1),

@@ -7,18 +7,12 @@ import pytest
 
 from mistlab.core.arrays import Floats
 from mistlab.cost.chains import ISSUED
-from mistlab.cost.order_path import (
-    EndTimes,
-    HostTimes,
-    OrderPath,
-    SplitTimes,
-    TurnTimes,
-    order_bound_s,
-)
+from mistlab.cost.order_path import OrderPath, order_bound_s
 from mistlab.cost.pipeline import iteration_s
 from mistlab.schedule.orders import interleaved, zero_bubble
 from mistlab.schedule.placement import loop
 from mistlab.schedule.stage_passes import StagePasses, passes_of
+from mistlab.stages.part_times import EndTimes, HostTimes, SplitTimes, TurnTimes
 from mistlab.stages.plan_orders import named_order, order_of_text
 from mistlab.stages.stage_batch import StageTimes
 from tests.pipeline_orders import all_forwards_first
@@ -59,7 +53,7 @@ def order_iteration_s(
 ) -> Floats:
     """Seconds (C) of one iteration in which stages run these passes, and share no networks."""
     no_s, one = np.zeros_like(times.forward_s), np.ones_like(times.forward_s, dtype=np.int64)
-    no_ends = EndTimes(reductions_s=no_s, tied_s=no_s, steps_s=no_s, layers=one)
+    no_ends = EndTimes(gathers_s=no_s, reductions_s=no_s, tied_s=no_s, steps_s=no_s, layers=one)
     path = OrderPath(
         times=times,
         passes=passes,
@@ -197,7 +191,11 @@ def test_parts_are_reduced_one_after_another_beside_passes_and_stepped_last() ->
     # Of each part 3 seconds of reductions are left when it has gone back.
     times = replace(equal(2, 1.0, 2.0), delta_backward_s=(3.0 + stepped) * one)
     at_end = EndTimes(
-        reductions_s=reduced * one, tied_s=0 * one, steps_s=stepped * one, layers=layers
+        gathers_s=0 * one,
+        reductions_s=reduced * one,
+        tied_s=0 * one,
+        steps_s=stepped * one,
+        layers=layers,
     )
     path_s = order_iteration_s(times, passes, at_end=at_end)
     # All passes take 12 seconds. The second chunk is done at 10, its reductions are at 13.

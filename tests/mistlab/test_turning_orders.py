@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from mistlab.core.values import InputError
-from mistlab.cost.order_path import SplitTimes, order_bound_s
+from mistlab.cost.order_path import order_bound_s
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.schedule.orders import TURNING, order_problem
 from mistlab.schedule.placement import Placement, StageChunk, loop, most_chunks, turning
 from mistlab.schedule.stage_passes import passes_of
+from mistlab.stages.part_times import SplitTimes
 from mistlab.stages.plan_orders import in_flight_of_plan, named_order, order_of_plan, order_of_text
 from mistlab.stages.stage_batch import StageBatch, batch_of_parts
 from mistlab.stages.stage_shape import parts_of_plan

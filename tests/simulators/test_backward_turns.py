@@ -5,11 +5,11 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cost import order_times
-from mistlab.cost.order_path import TurnTimes
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
 from mistlab.schedule.stage_passes import passes_of
+from mistlab.stages.part_times import TurnTimes
 from mistlab.stages.plan_orders import named_order
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor

@@ -264,3 +264,30 @@ def test_a_send_that_others_delay_slows_passes_for_longer(order: str) -> None:
     stage = StagePlan(layers=10, data_parallel=1, tensor_parallel=4, micro_batch=1)
     plan = Plan(micro_batches=16, order=order, stages=(stage,) * 4)
     assert abs(difference(workload, cluster, plan)) < 0.015
+
+
+V_WORK = replace(SMALL, model=catalog.model("gpt3-2.7b"), sequence_length=1024)
+
+
+def test_sends_of_an_order_with_chunks_wait_for_the_stages_own_collectives() -> None:
+    """A single micro-batch in a V: sends run beside gathers of the next chunk's stepped weights and
+    beside reductions of the chunk whose last pass is over.
+    """
+    cluster = Cluster(hardware=catalog.hardware("a100-40gb"), nodes=8, gpus_per_node=8)
+    stage = StagePlan(layers=8, data_parallel=16, tensor_parallel=1, micro_batch=4, zero=1)
+    plan = Plan(engine="zero-bubble", order="zb-v", micro_batches=1, stages=(stage,) * 4)
+    assert abs(difference(V_WORK, cluster, plan)) < 0.015
+
+
+def test_a_send_that_meets_others_on_both_of_its_links_is_as_late_as_on_the_slower_one() -> None:
+    """Two stages a node: a send shares the link out of its node with one, the link into another
+    node with a second one.
+    """
+    cluster = Cluster(hardware=catalog.hardware("a100-40gb"), nodes=4, gpus_per_node=8)
+    stages = [
+        StagePlan(layers=layers, data_parallel=1, tensor_parallel=4, micro_batch=4, zero=1)
+        for layers in (5, 4, 3, 4, 4, 4, 4, 4)
+    ]
+    plan = Plan(engine="zero-bubble", order="v-min", micro_batches=4, stages=tuple(stages))
+    work = replace(V_WORK, global_batch=16)
+    assert abs(difference(work, cluster, plan)) < 0.015
