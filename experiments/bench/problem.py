@@ -3,6 +3,7 @@ the reasons why they are refused.
 """
 
 import argparse
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
@@ -134,6 +135,10 @@ def workload_of(options: argparse.Namespace, **instead: Any) -> Workload:
     return Workload(**values, **_trained(options))
 
 
+# Texts that are meant as the path of a file.
+_PATH = re.compile(r"[./~]|.*\.(ya?ml|json)(#|$)")
+
+
 def model_named(text: str) -> ModelSpec:
     """The model that ``--model`` gives: a name of the catalogue, a file, or the name of a released
     checkpoint whose sizes are known; a line of progress says which model that name stands for.
@@ -143,7 +148,7 @@ def model_named(text: str) -> ModelSpec:
     except FieldError as error:
         from mistlab.formats.checkpoints import quantised, released  # noqa: PLC0415 (seldom needed)
 
-        if Path(text).exists():
+        if Path(text).exists() or _PATH.match(text):
             raise
         if (known := released(text)) is not None:
             model, what = known

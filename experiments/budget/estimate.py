@@ -164,6 +164,12 @@ def _rented(options: argparse.Namespace) -> int:
             f"--plan {options.plan}: a plan file fixes the GPUs, but --prices {options.prices} "
             "compares kinds of GPUs: leave out --plan or --prices"
         )
+    if options.nodes is not None:
+        reject(
+            f"--nodes {options.nodes}: the table of --prices {options.prices} has the kinds and "
+            "numbers of GPUs: leave out --nodes or --prices"
+        )
+    progress(f"kinds and numbers of GPUs are those of {options.prices}")
     _check_shares(options)
     problem = _problem(options)
     tokens = _tokens(options, problem.workload, model_parameters(problem.workload))
@@ -199,7 +205,7 @@ def _llama(question: Question) -> Question:
 def _rows(question: Question, plan: Plan | None, *, quick: bool) -> Iterator[Row]:
     yield question.formula()
     name, gpus = question.problem.workload.model.name, question.problem.cluster.num_gpus
-    progress(f"predicting {name} on {gpus:,} GPUs")
+    progress(f"predicting {name} on {gpus:,} {'GPU' if gpus == 1 else 'GPUs'}")
     bench = Bench.of(question.problem)
     if plan is not None:
         yield question.predicted("plan", (plan, bench.predictor.predict(plan)))

@@ -194,8 +194,9 @@ def _paragraphs(
 
     def offer_line(what: str, best: Rented, doubt: str = "") -> str:
         return (
-            f"{what}: {best.gpus} x {best.hardware}, {best.hours:,.1f} hours "
-            f"({best.hours_low:,.1f} to {best.hours_high:,.1f}{doubt}), {best.usd:,.2f} $. "
+            f"{what}: {best.gpus} x {best.hardware}, {_in_hours(best.hours)} hours "
+            f"({_in_hours(best.hours_low)} to {_in_hours(best.hours_high)}{doubt}), "
+            f"{best.usd:,.2f} $. "
             f"{'; '.join(plans[id(best)])}."
         )
 
@@ -222,13 +223,26 @@ def _left_out(runs: list[RentedRun]) -> Iterator[str]:
     yield from (f"No {name}: {run.why}, with {run.gpus} of them too." for name, run in last.items())
 
 
+def _in_hours(hours: float) -> str:
+    """Hours as text; below one with two significant digits, since a small training takes minutes.
+
+    >>> _in_hours(1234.56), _in_hours(0.0421)
+    ('1,234.6', '0.042')
+    """
+    return f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
+
+
 def _table(runs: list[RentedRun]) -> str:
-    rows = [run.row() for run in runs]
+    names = ("hours", "hours_low", "hours_high")
+    rows = [
+        {**row, **{f"{name} told": _in_hours(row[name]) for name in names}}
+        for row in (run.row() for run in runs)
+    ]
     return table_of(
         sorted(rows, key=lambda row: row["usd"]),
         ("GPUs", "{gpus:,} {hardware}"),
         ("$ a GPU hour", "{usd_per_gpu_hour:g}"),
-        ("hours", "{hours:,.1f}"),
-        ("90 % within", "{hours_low:,.1f} to {hours_high:,.1f}"),
+        ("hours", "{hours told}"),
+        ("90 % within", "{hours_low told} to {hours_high told}"),
         ("$", "{usd:,.2f}"),
     )

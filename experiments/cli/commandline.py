@@ -206,6 +206,57 @@ OWN_WORDS: Mapping[tuple[str, str], str] = {
     **{("--base", word): "--base 4bit" for word in ("4", "nf4", "fp4", "int4", "bnb")},
     **{("--base", word): "--base 8bit" for word in ("8", "int8")},
     **{("--base", word): "--base 16bit" for word in ("16", "bf16", "fp16")},
+    **{("--precision", word): "--precision bf16" for word in ("bfloat16", "bf")},
+    **{("--precision", word): "--precision fp16" for word in ("float16", "half", "16")},
+    **{("--precision", word): "--precision fp32" for word in ("float32", "float", "32")},
+    **{("--precision", word): "--train lora --base 4bit" for word in ("4bit", "int4", "nf4")},
+    **{("--precision", word): "--train lora --base 8bit" for word in ("8bit", "int8")},
+    **{("--loss", word): "--loss chunked" for word in ("fused", "liger", "chunk", "cce")},
+    **{
+        ("--engine", word): "--engine trainer"
+        for word in ("trl", "axolotl", "llama-factory", "transformers", "huggingface", "hf", "peft")
+    },
+    **{
+        ("--engine", word): "--engine fsdp"
+        for word in ("torchtune", "automodel", "torchtitan", "pytorch", "torch", "fsdp2")
+    },
+    ("--engine", "megatron-lm"): "--engine megatron-core",
+    **{("--states", word): "--states 16bit" for word in ("16", "bf16", "fp16")},
+}
+# Options of other programs, each with the option here that has its meaning.
+OWN_OPTIONS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("--batch-size", "--bs", "--batch", "--train-batch-size", "--global-batch-size"),
+        "--global-batch",
+    ),
+    **dict.fromkeys(("--gpus", "--num-gpus", "--ngpus", "--n-gpus"), "--gpus-per-node"),
+    **dict.fromkeys(
+        (
+            *("--seq-len", "--seq-length", "--seqlen", "--max-length", "--max-seq-length"),
+            *("--context", "--context-length", "--cutoff-len", "--length", "--block-size"),
+        ),
+        "--sequence-length",
+    ),
+    **dict.fromkeys(("--gpu", "--device", "--gpu-type", "--card"), "--hardware"),
+    **dict.fromkeys(("--dtype", "--torch-dtype", "--mixed-precision"), "--precision"),
+    **dict.fromkeys(("--bf16", "--fp16"), "--precision"),
+    **dict.fromkeys(("--quantization", "--quantize", "--bits"), "--base"),
+    **dict.fromkeys(("--load-in-4bit", "--qlora", "--4bit"), "--train lora --base 4bit"),
+    **dict.fromkeys(("--load-in-8bit", "--8bit"), "--train lora --base 8bit"),
+    **dict.fromkeys(("--lora", "--peft", "--use-peft", "--adapters"), "--train lora"),
+    **dict.fromkeys(("--lora-r", "--lora-rank", "--r", "--adapter-rank"), "--rank"),
+    **dict.fromkeys(("--model-name", "--model-name-or-path", "--base-model"), "--model"),
+    **dict.fromkeys(("--framework", "--system", "--backend"), "--engine"),
+    **dict.fromkeys(("--epochs", "--num-epochs", "--num-train-epochs"), "--tokens"),
+    **dict.fromkeys(("--deadline", "--until"), "--by"),
+    **dict.fromkeys(("--budget-usd", "--max-cost", "--max-price"), "--under"),
+}
+# An error message longer than this does not list the valid values if it says which is meant.
+MOST_CHOICES = 200
+# What the option here takes in place of another program's, where its value is no longer the same.
+_OTHERWISE = {
+    "--global-batch": ", the sequences of a whole step",
+    "--tokens": ", those of all epochs together",
 }
 _WRONG_CHOICE = re.compile(r"argument (?P<option>--\S+): invalid choice: '(?P<value>[^']*)'")
 
@@ -221,7 +272,10 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         problem = message.removeprefix("argument ").replace(": expected", " expects")
-        problem += self._meant(message)
+        meant = self._meant(message)
+        if meant and len(problem) > MOST_CHOICES:
+            problem = problem.partition(" (choose from")[0]
+        problem += meant
         text = f"{shortened(problem)} ({self.prog} --help explains the options)"
         self.exit(WRONG_USAGE, f"error: {text}\n")
 
@@ -241,6 +295,10 @@ class _Parser(argparse.ArgumentParser):
             ours = OWN_WORDS.get((wrong["option"], wrong["value"].lower()))
             return f": {wrong['value']} is {ours} here" if ours else ""
         _, _, unknown = message.partition("unrecognized arguments: ")
+        if ours := OWN_OPTIONS.get(unknown.partition(" ")[0].partition("=")[0].replace("_", "-")):
+            option = ours.partition(" ")[0]
+            if option in self._option_string_actions:
+                return f": give {ours}{_OTHERWISE.get(ours, '')}"
         known = [name for name in self._option_string_actions if name.startswith("--")]
         meant = near_matches(unknown.partition(" ")[0], known) if unknown.startswith("--") else ""
         return meant if "did you mean" in meant else ""

@@ -247,6 +247,10 @@ LEANER: tuple[tuple[dict[str, Any], str], ...] = (
     ({"train": "adapters"}, "adapters alone (--train lora)"),
     ({"train": "adapters", "base": "4bit"}, "adapters on 4 bits (--train lora --base 4bit)"),
 )
+LEANEST: tuple[dict[str, Any], str] = (
+    {"train": "adapters", "base": "4bit", "loss": "chunked"},
+    "adapters on 4 bits with a loss in chunks (--train lora --base 4bit --loss chunked)",
+)
 # Search spaces whose plans can offload: in the first one activations, in the second also other
 # states.
 OFFLOADING = ("fsdp", "mist")
@@ -255,9 +259,12 @@ IN_CHUNKS = LEANER[0]
 
 def _trained_otherwise(problem: Problem, space: SearchSpace) -> Iterator[str]:
     """The first way to train with less memory with which a plan fits, unless the job trains that
-    way already.
+    way already; if it trains all weights, the first way that trains adapters too.
     """
-    for changes, remedy in LEANER:
+    is_told = False
+    for changes, remedy in (*LEANER, LEANEST):
+        if is_told and "train" not in changes:
+            continue
         try:
             workload = replace(problem.workload, **changes)
         except InputError:
@@ -267,7 +274,9 @@ def _trained_otherwise(problem: Problem, space: SearchSpace) -> Iterator[str]:
             _, prediction = _nearest(Bench.of(other), space)
             if prediction.fits:
                 yield remedy
-                return
+                is_told = True
+                if workload.train == "adapters":
+                    return
 
 
 def _in_another_space(problem: Problem, space: SearchSpace) -> Iterator[str]:
@@ -290,10 +299,10 @@ def _in_another_space(problem: Problem, space: SearchSpace) -> Iterator[str]:
             plan, prediction = _nearest(Bench.of(variant), other)
             if prediction.fits:
                 gib = prediction.peak_reserved_bytes / GIB_BYTES
-                yield (
-                    f"space {name}, whose engine {plan.engine} offloads (--space {name}){more}: "
-                    f"{'; '.join(plan_words(plan))}, at {gib:.1f} GiB of a GPU"
-                )
+                where = f"space {name}, whose engine {plan.engine} offloads (--space {name})"
+                if name == space.name:
+                    where = f"engine {plan.engine}, which offloads (--engine {plan.engine})"
+                yield (f"{where}{more}: {'; '.join(plan_words(plan))}, at {gib:.1f} GiB of a GPU")
                 return
 
 

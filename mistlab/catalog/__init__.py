@@ -101,7 +101,10 @@ def _completed(hardware: Hardware) -> Hardware:
 def _read(kind: str, folder: str, name: str) -> tuple[dict[str, Any], str]:
     """Return content and file name of a catalogue entry; refuses an unknown name."""
     if name not in _files(folder):
-        is_strange = kind == "hardware" and not did_you_mean(name, _files(folder))
+        names_memory = re.fullmatch(r"\d+gi?b", name.lower().replace(" ", ""))
+        is_strange = kind == "hardware" and bool(
+            names_memory or not did_you_mean(name, _files(folder))
+        )
         near = _of_same_words(name, _files(folder)) if is_strange else ""
         near = near or near_matches(name, _files(folder), str(files(__name__) / folder))
         refuse(kind, f"{shown(name)} is unknown{near}")
@@ -125,7 +128,7 @@ def _of_same_words(name: str, names: Iterable[str]) -> str:
     """Return the end of an error about an unknown hardware: entries that share words such as
     ``h100`` with the given name; empty if there is none.
     """
-    parts = set(_WORD.findall(name.lower()))
+    parts = set(_WORD.findall(name.lower().replace("gib", "gb").replace(" gb", "gb")))
     shared = {one: len(parts & set(_WORD.findall(one))) for one in names}
     best = max(shared.values(), default=0)
     near = sorted((one for one in names if shared[one] == best), key=len)[:_FEW]

@@ -183,6 +183,8 @@ def space_of(name: str) -> SearchSpace:
             f"space {name!r} is unknown: give {SPACE_OF_FRAMEWORK[name]}, whose plans {name} can "
             "run"
         )
+    if name not in SPACES and name in ENGINES:
+        reject(f"space {name!r} is unknown: it is an engine: give --engine {name}, in any space")
     if name not in SPACES:
         reject(f"space {name!r} is unknown{near_matches(name, SPACES)}")
     return SPACES[name]

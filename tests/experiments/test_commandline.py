@@ -59,18 +59,39 @@ def test_what_ends_a_command(
     [
         (["--train", "qlora"], "): qlora is --train lora --base 4bit here ("),
         (["--base", "NF4"], "): NF4 is --base 4bit here ("),
+        (["--precision", "int4"], "): int4 is --train lora --base 4bit here ("),
         (["--train", "some"], "'some' (choose from"),
     ],
 )
 def test_a_value_of_another_program_is_told_in_words_of_these_options(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parser = parser_of("python -m experiments.some", None, train="all", base=None)
+    parser = parser_of("python -m experiments.some", None, train="all", base=None, precision=None)
     with pytest.raises(SystemExit):
         parser.parse_args(words)
     said = capsys.readouterr().err
     assert message in said
     assert ("here" in said) == ("here" in message)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--batch-size", "4"], "--batch-size 4: give --global-batch, the sequences of a whole"),
+        (["--max_seq_length=8"], "--max_seq_length=8: give --sequence-length ("),
+        (["--load-in-4bit"], "--load-in-4bit: give --train lora --base 4bit ("),
+        # This command has no option --tokens.
+        (["--epochs", "3"], "--epochs 3 ("),
+    ],
+)
+def test_an_option_of_another_program_is_told_by_its_name_here(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"train": "all", "base": None, "global_batch": 8, "sequence_length": 8}
+    parser = parser_of("python -m experiments.some", None, **names)
+    with pytest.raises(SystemExit):
+        parser.parse_args(words)
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_every_kind_and_number_of_gpus_has_its_hours_and_dollars(
     assert two["hours"] < one["hours"] < slow["hours"]
     cheapest = min(answered, key=lambda row: row["usd"])
     assert f"Cheapest that ends by 36h, in 36.0 hours: {cheapest['gpus']} x" in told
-    assert f"Fastest under 1000 dollars: 2 x a100-80gb, {two['hours']:,.1f} hours" in told
+    assert f"Fastest under 1000 dollars: 2 x a100-80gb, {two['hours']:.2g} hours" in told
     assert "No t4-16gb: " in told
     assert "Prices of 2026-11-28, from a test." in told
 
@@ -110,6 +110,14 @@ def test_options_of_renting_need_prices(
 ) -> None:
     assert run(estimate.main, [*LINE, *line]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_numbers_of_gpus_are_the_table_s(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [*LINE, "--prices", written(tmp_path), "--nodes", "2"]
+    assert run(estimate.main, line) == 2
+    assert "numbers of GPUs: leave out --nodes or --prices" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -412,6 +412,17 @@ def test_several_engines_are_searched_at_once(
     assert "'megatorn' is unknown: did you mean" in capsys.readouterr().err
 
 
+def test_an_engine_is_no_space_and_a_tool_no_engine(
+    tuned: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option, name, remedy in (
+        ("--space", "trainer", "it is an engine: give --engine trainer, in any space"),
+        ("--engine", "trl", "'trl' is unknown: trl is --engine trainer here"),
+    ):
+        assert tuned(tmp_path / "plan.yaml", option, name) == 2
+        assert remedy in capsys.readouterr().err
+
+
 def test_each_engine_has_the_seconds_of_one() -> None:
     several = space_of("mist").on("mistlab", "megatron", "deepspeed")
     found = budget_for(tuning.BUDGET, several)
@@ -446,7 +457,10 @@ def test_a_refusal_names_the_way_to_train_and_the_space_that_would_do(
     one = ("--gpus-per-node", "1", "--global-batch", "1", "--precision", "bf16")
     line = [*changes, *one, "--space", "fsdp", "--out", str(tmp_path / "plan.yaml")]
     assert run(tune.main, line) == 1
-    assert remedy in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert remedy in told
+    if "loss in chunks" in remedy:
+        assert "adapters" in told
     flags = re.findall(r"--[a-z]+ \w+", remedy)
     assert run(tune.main, [*line, *(word for flag in flags for word in flag.split())]) == 0
 

@@ -215,6 +215,7 @@ def test_an_unknown_hardware_is_refused_with_near_names() -> None:
         ("NVIDIA H100 SXM", "'h100-80gb' or 'h100-nvl-94gb' or 'h100-pcie-80gb'"),
         ("NVIDIA A100-SXM4-40GB", "'a100-40gb'"),
         ("4090", "'rtx-4090-24gb'"),
+        ("48 GB", "'a40-48gb' or 'l20-48gb' or 'l40s-48gb'"),
     ):
         with pytest.raises(InputError, match=f"'{name}' is unknown: did you mean {near}.$"):
             catalog.hardware(name)
