@@ -4,7 +4,7 @@ from math import prod
 
 from mistlab.core.values import reject
 from mistlab.engines.adapters import BLOCK, BLOCKS_A_SCALE
-from mistlab.engines.engine import ENGINES, SCALED_TOGETHER
+from mistlab.engines.engine import ENGINES, SCALED_TOGETHER, SINGLE
 from mistlab.graph.treatments import PLAIN, TREATMENTS, treatments_of
 from mistlab.job.job import Job
 from mistlab.plan.dimensions import DIMENSIONS, ranks_of
@@ -135,10 +135,11 @@ def _check_varied(workload: Workload, device: str, kernel: str) -> None:
             f"--attention-kernel {kernel}: attention within packed documents has only the kernel "
             "flash: leave out --attention-kernel or --lengths"
         )
-    if workload.precision == "fp32":
+    if workload.precision in SINGLE:
         reject(
-            f"workload.precision: fp32, but on {device} attention within packed documents has only "
-            "a 16-bit kernel: give bf16 or workload.attention: math, or leave --lengths out"
+            f"workload.precision: {workload.precision}, but on {device} attention within packed "
+            "documents has only a 16-bit kernel: give bf16 or workload.attention: math, or "
+            "leave --lengths out"
         )
     if (channels := workload.model.head_dim) % 8:
         reject(

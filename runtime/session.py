@@ -45,6 +45,7 @@ from runtime.models.attention_kernel import AttentionKernel, check_kernel, settl
 from runtime.profiling.environment import clocks_of
 from runtime.profiling.node_checks import check_gpus
 from runtime.runnable import check_documents, check_norms, check_started
+from runtime.tensor_cores import products_in
 from runtime.threads import with_share
 
 KIBIBYTE = 1024
@@ -175,6 +176,7 @@ class Session:
         with (
             with_share(job.cluster.hardware.gpu.cores if device.type == "cpu" else None),
             own_compute(device, captures=settings.captures),
+            products_in(job.workload.precision),
         ):
             try:
                 session = cls._joined(job, settings, world, device)

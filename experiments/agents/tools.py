@@ -43,7 +43,7 @@ Framework = Literal[
     "megatron-bridge",
 ]
 Kind = Literal["models", "hardware", "spaces"]
-Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
+Precision = Literal["fp16", "bf16", "fp32", "tf32", "fp8", "fp4"]
 # Parts of an iteration's time that take less than this share of it are left out of an answer.
 NEGLIGIBLE = 0.01
 # The time limit of a search in seconds, given to the command as ``--budget-seconds``.

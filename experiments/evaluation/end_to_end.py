@@ -46,7 +46,7 @@ UNFUSED = "aceso:unfused"
 THEIRS = {
     "its sends": replace(MISTLAB, sends=MIST.sends),
     "its kernels": replace(MISTLAB, kernels=MIST.kernels),
-    "its step": replace(MISTLAB, step_moved=MIST.step_moved),
+    "its step": replace(MISTLAB, step_moved={**MISTLAB.step_moved, **MIST.step_moved}),
 }
 # Aceso's search ends after this many plans; more plans changed an iteration time by 2 % at most.
 ACESO_PLANS, QUICK_ACESO_PLANS = 1000, 200

@@ -11,6 +11,7 @@ from typing import Any
 from experiments.cli.commandline import DONE, NoAnswerError, print_json, progress, writable
 from mistlab.core.files import naming, read_json, read_yaml
 from mistlab.core.values import InputError, near_matches, reject, to_mapping
+from mistlab.engines.engine import SINGLE
 from mistlab.graph import graph_text as graphfile
 from mistlab.graph.graph import ModelGraph
 from mistlab.graph.layer_types import expressions_of
@@ -186,7 +187,7 @@ def _attentions(options: argparse.Namespace) -> Sequence[str]:
 def _precisions(options: argparse.Namespace) -> Sequence[str]:
     if options.precision is None:
         return ("half", "single")
-    return ("single",) if options.precision == "fp32" else ("half",)
+    return ("single",) if options.precision in SINGLE else ("half",)
 
 
 def _trace_own(

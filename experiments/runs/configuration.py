@@ -419,7 +419,7 @@ def _sequence_parallel(row: RunRow, engine: str, tensor: int, notes: list[str]) 
 MEGATRON = ("megatron", "megatron-core")
 # The engine for runs whose pipeline schedule is ZB-V, whatever their software.
 ENGINE_OF_ZB_V = "zero-bubble"
-PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "fp4", "fp32")
+PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "fp4", "fp32", "tf32")
 
 
 def engine_of(row: RunRow) -> tuple[str, str]:
@@ -537,9 +537,8 @@ def precision_of(row: RunRow, engine: str) -> tuple[Precision, str]:
     for name in PRECISIONS:
         if name == row.precision:
             return name, "" if text else f"precision is empty: {name} assumed, as examples have it"
-    raise FieldError(
-        column, f"{shown(text)} is unknown: give bf16, fp16, fp8, fp4 or fp32, or leave it empty"
-    )
+    known = ", ".join(PRECISIONS)
+    raise FieldError(column, f"{shown(text)} is unknown: give one of {known}, or leave it empty")
 
 
 def network_of(row: RunRow, gpus_per_node: int) -> float | None:

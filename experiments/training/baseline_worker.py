@@ -54,6 +54,7 @@ def _trained(asked: dict[str, Any]) -> dict[str, Any]:
     from runtime.baselines.baseline import BaselineSettings  # noqa: PLC0415 (needs torch)
     from runtime.comm.processes import device_of, world_of_launcher  # noqa: PLC0415 (needs torch)
     from runtime.profiling.node_checks import check_gpus  # noqa: PLC0415 (needs torch)
+    from runtime.tensor_cores import products_in  # noqa: PLC0415 (needs torch)
     from runtime.threads import with_share  # noqa: PLC0415 (needs torch)
 
     job, world = load_job(asked["plan"]), world_of_launcher()
@@ -69,7 +70,8 @@ def _trained(asked: dict[str, Any]) -> dict[str, Any]:
     module, name = DRIVERS[asked["system"]]
     settings = BaselineSettings(device=asked["device"], seed=asked["seed"])
     losses, seconds = [], []
-    with with_share(None if on_gpu else job.cluster.hardware.gpu.cores):
+    cores = None if on_gpu else job.cluster.hardware.gpu.cores
+    with with_share(cores), products_in(precision):
         run = getattr(import_module(module), name)(job, settings)
         for number in range(asked["steps"]):
             begin = perf_counter()

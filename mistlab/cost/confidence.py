@@ -61,7 +61,7 @@ MOST_UTILISED = 0.8
 # The name of the widest kind of run, which contains all runs.
 ANY = "any"
 # The bits of a GEMM's operands, by training precision.
-BITS: Mapping[Precision, int] = {"fp4": 4, "fp8": 8, "fp16": 16, "bf16": 16, "fp32": 32}
+BITS: Mapping[Precision, int] = {"fp4": 4, "fp8": 8, "fp16": 16, "bf16": 16, "fp32": 32, "tf32": 32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,9 @@ def training(
     return replace(
         engine,
         kernels=(*_FROZEN, *_of_adapters(engine), *engine.kernels),
+        kernels_in_32_bits=None
+        if engine.kernels_in_32_bits is None
+        else (*_FROZEN, *_of_adapters(engine), *engine.kernels_in_32_bits),
         memory={
             name: replace(
                 row,

@@ -8,7 +8,7 @@ of Megatron-LM's models, which all of these systems train.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mistlab.engines.engine import Engine, EngineMemory, KernelRule, OtherSums
+from mistlab.engines.engine import SINGLE, Engine, EngineMemory, KernelRule, OtherSums
 from mistlab.engines.fitted import fitted
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.schedule.orders import INTERLEAVED, SPLIT
@@ -228,12 +228,15 @@ DEEPSPEED = Engine(
     overlapped=OVERLAPPED,
     afterwards=AFTERWARDS,
     kernels=KERNELS,
-    memory={"fp16": _of_deepspeed(2), "bf16": _of_deepspeed(2), "fp32": _of_deepspeed(4)},
+    memory={
+        **dict.fromkeys(("fp16", "bf16"), _of_deepspeed(2)),
+        **dict.fromkeys(SINGLE, _of_deepspeed(4)),
+    },
     # Bytes per parameter that the optimizer step moves: gradients are converted to 32 bits (6),
     # unscaled and checked for infinities (8; fp16 only), their norm is computed (4), they are
     # clipped (8) and applied (28); weights are written and gradients cleared (8). In full precision
     # gradients (8) and weights (8) are copied too.
-    step_moved={"fp16": 62, "bf16": 54, "fp32": 60},
+    step_moved={"fp16": 62, "bf16": 54, "fp32": 60, "tf32": 60},
     # Gradients that are accumulated in 32 bits need no conversion before the step (6 bytes less),
     # and 2 more bytes to clear.
     other_sums={
@@ -257,9 +260,11 @@ DEEPSPEED_PIPE = replace(
     DEEPSPEED,
     name="deepspeed-pipe",
     memory={
-        "fp16": _OUTPUTS_OF_16_BITS,
-        "bf16": _OUTPUTS_OF_16_BITS,
-        "fp32": replace(DEEPSPEED.memory["fp32"], optimizer=8, step_scratch=0, wide_logits=1),
+        **dict.fromkeys(("fp16", "bf16"), _OUTPUTS_OF_16_BITS),
+        **dict.fromkeys(
+            SINGLE,
+            replace(DEEPSPEED.memory["fp32"], optimizer=8, step_scratch=0, wide_logits=1),
+        ),
     },
     other_sums={
         name: replace(row, memory=replace(row.memory, wide_logits=5))

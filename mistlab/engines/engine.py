@@ -13,7 +13,10 @@ from mistlab.schedule.slots import Sends, Template
 # The precisions of training: those of GEMMs and activations, and those of AdamW's two moments.
 
 
-Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
+Precision = Literal["fp16", "bf16", "fp32", "tf32", "fp8", "fp4"]
+# The precisions whose weights, activations and gradients have 32 bits: GEMMs multiply all of them,
+# or in TF32 the 19 bits that tensor cores take.
+SINGLE: tuple[Precision, ...] = ("fp32", "tf32")
 Optimizer = Literal["adamw", "adamw-bf16", "adamw-8bit"]
 # The bits in which gradients are accumulated over micro-batches and reduced over ranks: the
 # engine's default ("usual"), 32 or 16.
@@ -287,7 +290,8 @@ class Engine:
     reach their experts.
 
     Kernels: ``kernels`` are the rules by which they differ from a layer graph's operators;
-    ``kernels_of_wide_sums`` precede them if 16-bit gradients are accumulated in 32 bits. GEMMs,
+    ``kernels_of_wide_sums`` precede them if 16-bit gradients are accumulated in 32 bits;
+    ``kernels_in_32_bits`` replace them where all values have 32 bits, if they differ there. GEMMs,
     fused attention and memory-bound kernels reach ``products_share``, ``attention_share`` and
     ``memory_share`` of the rates that the hardware sustains, which were fitted to other engines'
     runs. ``shares_on`` has the three shares for hardware on which they differ, ``eight_bit_on`` the
@@ -329,6 +333,7 @@ class Engine:
     step_moved: Mapping[Precision, int]
     other_sums: Mapping[Precision, OtherSums] = field(default_factory=dict)
     kernels_of_wide_sums: tuple[KernelRule, ...] = ()
+    kernels_in_32_bits: tuple[KernelRule, ...] | None = None
     cached_share: float | None = None
     host: HostTime | None = None
     products_share: float = 1.0
@@ -412,6 +417,8 @@ class Engine:
 
     def rules_in(self, precision: Precision) -> tuple[KernelRule, ...]:
         """The kernel rules that apply to the engine in a precision."""
+        if precision in SINGLE and self.kernels_in_32_bits is not None:
+            return self.kernels_in_32_bits
         memory = self.memory[precision]
         is_wide = memory.weight == HALF_BYTES and memory.sums == "32bit"
         return (*self.kernels_of_wide_sums, *self.kernels) if is_wide else self.kernels
@@ -517,6 +524,7 @@ _ROWS = (
     ("fsdp", ("fsdp-eager", "fsdp-compiled", "fsdp-compiled-blocks")),
     ("fsdp", ("fsdp-eager-whole-logits", "fsdp-compiled-blocks-whole-logits")),
     ("fsdp", ("fsdp-eager-rowwise", "fsdp-compiled-rowwise", "fsdp-compiled-blocks-rowwise")),
+    ("ddp", ("ddp",)),
     ("trainers", ("trainer", "trainer-loop", "trainer-wide-logits", "trainer-autocast")),
     ("trainers", ("deepspeed-trainer", "trainer-fused", "trainer-tiled", "trainer-c", "llmq")),
     ("mistlab", ("mist",)),

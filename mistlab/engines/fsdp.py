@@ -10,6 +10,7 @@ from typing import Any
 
 from mistlab.engines.baselines import LOSS_IN_32_BITS, OVERLAPPED
 from mistlab.engines.engine import (
+    SINGLE,
     Engine,
     EngineMemory,
     HostTime,
@@ -31,6 +32,9 @@ from mistlab.schedule.slots import Phase, Task, evict, fetch
 # memory holds log-probabilities, their gradient and the logits' gradient, 14 bytes per logit.
 # Workspaces are cuBLAS's, one for each of torch's two threads.
 _MEMORY = EngineMemory(weight=2, gradient=4, optimizer=10, wide_logits=5, fixed_mib=64)
+# In 32 bits the weights are also those that are gathered, and a logit takes 16 bytes: itself, its
+# log-probability, and both gradients.
+_IN_32_BITS = EngineMemory(weight=4, gradient=4, optimizer=8, wide_logits=2, fixed_mib=64)
 _REDUCED_IN_16_BITS = OtherSums(memory=replace(_MEMORY, reduced=2), step_moved=50)
 
 # Activations may be offloaded after a block's forward pass and prefetched before its backward pass,
@@ -41,6 +45,14 @@ _LEAVING: dict[Phase, tuple[Task, ...]] = {
     if phase != "step"
 }
 _OVERLAPPED = replace(OVERLAPPED, phases={**OVERLAPPED.phases, **_LEAVING})
+
+# In 32 bits the loss converts nothing. Log-probabilities read and write 8 bytes per logit, their
+# gradient is filled (4), and the logits' gradient reads both and is written (12): 24 bytes instead
+# of the layer graph's 40.
+_LOSS_AS_IT_IS = tuple(
+    KernelRule(kind=kind, module="head", bytes_factor=24 / 40)
+    for kind in ("elementwise", "reduction")
+)
 
 _FITTED = fitted("fsdp")
 FSDP = Engine(
@@ -55,8 +67,13 @@ FSDP = Engine(
     context_exchanges=(RING, GATHER),
     overlapped=_OVERLAPPED,
     kernels=LOSS_IN_32_BITS,
-    memory=dict.fromkeys(("bf16", "fp8", "fp4"), _MEMORY),
-    step_moved={"bf16": 50, "fp8": 50, "fp4": 50},
+    kernels_in_32_bits=_LOSS_AS_IT_IS,
+    memory={
+        **dict.fromkeys(("bf16", "fp8", "fp4"), _MEMORY),
+        **dict.fromkeys(SINGLE, _IN_32_BITS),
+    },
+    # 50 bytes with the copy of weights to 16 bits, which takes 6.
+    step_moved={"bf16": 50, "fp8": 50, "fp4": 50, "fp32": 44, "tf32": 44},
     # Even if ``MixedPrecisionPolicy.reduce_dtype`` has 16 bits, shards of gradients are accumulated
     # in 32 bits.
     other_sums=dict.fromkeys(("bf16", "fp8", "fp4"), _REDUCED_IN_16_BITS),
@@ -115,6 +132,21 @@ _EAGER = (
     _COPIES,
     *LOSS_IN_32_BITS,
 )
+# In 32 bits nothing is converted, and values that were read or written in 16 bits take twice as
+# many. RMSNorm forward: square (8), mean (4), multiplication (8), weights (8), instead of 8; the
+# copies of FSDP2 read and write weights (16 in both passes) and gradients (8), instead of 12.
+_COPIES_IN_32_BITS = KernelRule(kind="accumulate", adds="weight", bytes_factor=24 / 12)
+_EAGER_IN_32_BITS = (
+    KernelRule(name="mistlab.rms_norm", bytes_factor=28 / 8),
+    KernelRule(name="mistlab.rms_norm_backward", bytes_factor=92 / 12),
+    *(
+        rule
+        for rule in _EAGER
+        if rule.name in ("mistlab.swiglu", "mistlab.swiglu_backward", "aten.add")
+    ),
+    _COPIES_IN_32_BITS,
+    *_LOSS_AS_IT_IS,
+)
 _BLOCKS = (
     # One kernel adds the residual and normalises; in the backward pass one kernel computes the
     # norm's gradient and adds the residual's.
@@ -138,7 +170,7 @@ def _keeping(kept_by: str, wide_logits: int) -> dict[str, Any]:
     """
 
     def kept(row: EngineMemory) -> EngineMemory:
-        return replace(row, kept_by=kept_by, wide_logits=wide_logits)
+        return replace(row, kept_by=kept_by, wide_logits=min(wide_logits, row.wide_logits))
 
     memory: dict[Precision, EngineMemory] = {name: kept(row) for name, row in FSDP.memory.items()}
     others = {name: replace(row, memory=kept(row.memory)) for name, row in FSDP.other_sums.items()}
@@ -151,6 +183,7 @@ FSDP_EAGER = replace(
     FSDP,
     name="fsdp-eager",
     kernels=_EAGER,
+    kernels_in_32_bits=_EAGER_IN_32_BITS,
     **_keeping("eager", _WIDE),
     orders=(*FSDP.orders, *INTERLEAVED),
     memory_share=_MEMORY_SHARE,
@@ -173,6 +206,7 @@ FSDP_COMPILED = replace(
     name="fsdp-compiled",
     runs_lean=False,
     kernels=(*_BLOCKS, *_LOSS),
+    kernels_in_32_bits=(*_BLOCKS[:-1], _COPIES_IN_32_BITS, *_LOSS),
     # A compiled loss keeps only logits and their gradient, in 16 bits.
     **_keeping("compiled", 0),
 )
@@ -180,6 +214,7 @@ FSDP_COMPILED_BLOCKS = replace(
     FSDP_COMPILED,
     name="fsdp-compiled-blocks",
     kernels=(*_BLOCKS, *LOSS_IN_32_BITS),
+    kernels_in_32_bits=(*_BLOCKS[:-1], _COPIES_IN_32_BITS, *_LOSS_AS_IT_IS),
     **_keeping("compiled", _WIDE),
 )
 FSDP_EAGER_ROWWISE, FSDP_COMPILED_ROWWISE, FSDP_COMPILED_BLOCKS_ROWWISE = (

@@ -10,6 +10,7 @@ from dataclasses import replace
 from mistlab.engines.baselines import SEQUENCE_FIRST
 from mistlab.engines.engine import (
     BATCHED_PRODUCTS,
+    SINGLE,
     Engine,
     EngineMemory,
     KernelRule,
@@ -164,12 +165,16 @@ MISTLAB = Engine(
     # Accumulation in bf16, with 8 significant bits, would lose addends below a 256th of the sum, so
     # bf16 gradients are accumulated in 32 bits. Gradients of fp16 stay in 16 bits, as in measured
     # runs.
-    memory={"fp16": _own_memory(2), "bf16": _own_memory(2, 4), "fp32": _own_memory(4)},
+    memory={
+        "fp16": _own_memory(2),
+        "bf16": _own_memory(2, 4),
+        **dict.fromkeys(SINGLE, _own_memory(4)),
+    },
     # Bytes per parameter that the optimizer step moves: 16-bit gradients are copied to 32 (6), one
     # kernel reads gradient, master weight and moments and writes master weight and moments (28),
     # and weights are copied from master weights (6). Under fp16 the kernel also writes unscaled
     # gradients (4). In full precision the copy of weights moves 8.
-    step_moved={"fp16": 44, "bf16": 34, "fp32": 36},
+    step_moved={"fp16": 44, "bf16": 34, "fp32": 36, "tf32": 36},
     other_sums={
         "fp16": OtherSums(memory=_own_memory(2, 4), step_moved=38),
         "bf16": OtherSums(memory=_own_memory(2), step_moved=40),

@@ -10,7 +10,14 @@ sequence (Snowflake's ALST). ``llmq`` is a trainer in C++ whose step is a CUDA g
 from dataclasses import replace
 
 from mistlab.engines.baselines import DEEPSPEED, OVERLAPPED
-from mistlab.engines.engine import Engine, EngineMemory, HostTime, Optimizer, Precision
+from mistlab.engines.engine import (
+    SINGLE,
+    Engine,
+    EngineMemory,
+    HostTime,
+    Optimizer,
+    Precision,
+)
 from mistlab.engines.fitted import fitted
 from mistlab.engines.fsdp import FSDP, FSDP_EAGER
 from mistlab.engines.megatron_core import MEGATRON_CORE
@@ -21,10 +28,20 @@ from mistlab.engines.megatron_core import MEGATRON_CORE
 # stay gathered beside a block and the prefetched next one; a block's gradients are whole in
 # autograd and again in the reduce-scatter's input (torch/distributed/fsdp). Quantised GEMMs of
 # bitsandbytes keep their inputs.
-_MEMORY = replace(FSDP_EAGER.memory["bf16"], gathered_blocks=2, quantised_inputs=1)
+_MEMORY, _IN_32_BITS = (
+    replace(FSDP_EAGER.memory[name], gathered_blocks=2, quantised_inputs=1)
+    for name in ("bf16", "fp32")
+)
 _PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "fp4")
-_STEP_MOVED = dict.fromkeys(_PRECISIONS, FSDP.step_moved["bf16"])
+_MOVED_IN_16_BITS = dict.fromkeys(_PRECISIONS, FSDP.step_moved["bf16"])
+_STEP_MOVED = {**_MOVED_IN_16_BITS, **dict.fromkeys(SINGLE, FSDP.step_moved["fp32"])}
 _OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "adamw-bf16", "adamw-8bit")
+
+
+def _memory(row: EngineMemory, wide: EngineMemory) -> dict[Precision, EngineMemory]:
+    """The memory of an engine in each precision, ``wide`` that in 32 bits."""
+    return {**dict.fromkeys(_PRECISIONS, row), **dict.fromkeys(SINGLE, wide)}
+
 
 # These frameworks run FlashAttention or cuDNN at the rates of the hardware file, so the share of
 # attention's rate is not taken from FSDP.
@@ -41,7 +58,7 @@ TRAINER = replace(
     name="trainer",
     system="trainer",
     family="trainer",
-    memory=dict.fromkeys(_PRECISIONS, _MEMORY),
+    memory=_memory(_MEMORY, _IN_32_BITS),
     step_moved=_STEP_MOVED,
     other_sums={},
     optimizers=_OPTIMIZERS,
@@ -58,21 +75,22 @@ TRAINER = replace(
 TRAINER_LOOP = replace(
     TRAINER,
     name="trainer-loop",
-    memory=dict.fromkeys(_PRECISIONS, replace(_MEMORY, quantised_inputs=2)),
+    memory=_memory(*(replace(row, quantised_inputs=2) for row in (_MEMORY, _IN_32_BITS))),
 )
 
 # Until the end of 2024, Hugging Face models returned 32-bit logits, which stayed in memory beside
 # log-probabilities and both gradients.
 _WIDE = replace(_MEMORY, wide_logits=6)
 TRAINER_WIDE_LOGITS = replace(
-    TRAINER, name="trainer-wide-logits", memory=dict.fromkeys(_PRECISIONS, _WIDE)
+    TRAINER, name="trainer-wide-logits", memory=_memory(_WIDE, _IN_32_BITS)
 )
 
 # Models are loaded in 32 bits and run under torch.autocast, so weights are stored and gathered in
-# 32 bits.
+# 32 bits. Without autocast that is training in 32 bits, engine ``trainer``.
 TRAINER_AUTOCAST = replace(
     TRAINER,
     name="trainer-autocast",
+    step_moved=_MOVED_IN_16_BITS,
     memory=dict.fromkeys(
         _PRECISIONS,
         replace(_WIDE, weight=4, optimizer=8, kept_by="autocast"),
@@ -85,9 +103,11 @@ DEEPSPEED_TRAINER = replace(
     DEEPSPEED,
     name="deepspeed-trainer",
     kernels=TRAINER.kernels,
+    kernels_in_32_bits=TRAINER.kernels_in_32_bits,
     memory={
-        name: replace(row, kept_by=_MEMORY.kept_by, wide_logits=_MEMORY.wide_logits)
+        name: replace(row, kept_by=TRAINER.memory[name].kept_by, wide_logits=wide_logits)
         for name, row in DEEPSPEED.memory.items()
+        for wide_logits in (TRAINER.memory[name].wide_logits,)
     },
     other_sums={},
     host=TRAINER.host,
@@ -99,14 +119,23 @@ DEEPSPEED_TRAINER = replace(
 
 # Quantised GEMMs in fused kernels need not keep their inputs. As many weights stay gathered as
 # DeepSpeed's ``stage3_max_live_parameters`` says.
-_FUSED = replace(_MEMORY, quantised_inputs=0, gathered_blocks=0, gathered_elements=1_000_000_000)
+_FUSED, _FUSED_IN_32_BITS = (
+    replace(row, quantised_inputs=0, gathered_blocks=0, gathered_elements=1_000_000_000)
+    for row in (_MEMORY, _IN_32_BITS)
+)
 # Norms, rotary embedding, activations and loss are one kernel each, as in Unsloth and Liger,
 # launched from Python through adapter modules.
 TRAINER_FUSED = replace(
     TRAINER,
     name="trainer-fused",
     kernels=MEGATRON_CORE.kernels,
-    memory=dict.fromkeys(_PRECISIONS, replace(_FUSED, kept_by="", wide_logits=0, fuses_loss=True)),
+    kernels_in_32_bits=None,
+    memory=_memory(
+        *(
+            replace(row, kept_by="", wide_logits=0, fuses_loss=True)
+            for row in (_FUSED, _FUSED_IN_32_BITS)
+        )
+    ),
     host=HostTime(**fitted("trainer-fused")["host"]),
     runs_lean=False,
 )
@@ -115,7 +144,10 @@ TRAINER_FUSED = replace(
 TRAINER_TILED = replace(
     TRAINER_FUSED,
     name="trainer-tiled",
-    memory=dict.fromkeys(_PRECISIONS, replace(_FUSED, kept_by="tiled", wide_logits=1)),
+    memory=_memory(
+        replace(_FUSED, kept_by="tiled", wide_logits=1),
+        replace(_FUSED_IN_32_BITS, kept_by="tiled", wide_logits=0),
+    ),
 )
 
 # llm.c: weights and gradients in 16 bits, master weights and moments in 32 bits.

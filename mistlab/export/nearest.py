@@ -99,6 +99,8 @@ def _sayable_workload(workload: Workload, target: Target) -> Workload:
     """
     if workload.precision not in target.precisions:
         workload = _with_wide_products(workload)
+        if workload.precision == "tf32":
+            workload = replace(workload, precision="fp32")
     if workload.optimizer not in target.optimizers:
         workload = replace(workload, optimizer="adamw")
     if not _says_sums(workload, target):

@@ -103,6 +103,7 @@ def read_sharing(
         draft.precision = precision or draft.precision
     if top.get("deepspeed") not in _OFF:
         _deepspeed(top, source, given, command)
+        _tensor_cores(top)
         return deepspeed_read.ENGINES
     if top.get("fsdp") not in _OFF:
         _fsdp(top, source, given, command)
@@ -115,7 +116,16 @@ def read_sharing(
     if draft.precision is None:
         draft.precision = "fp32"
         draft.remark("assumed", "precision", f"fp32, because the run of {title} gives no other")
+    _tensor_cores(top)
     return engines
+
+
+def _tensor_cores(top: Section) -> None:
+    """Let 32-bit GEMMs run in TF32 if the Trainer's argument ``tf32`` says so; it has no effect on
+    other precisions.
+    """
+    if str(top.get("tf32")).lower() in ("true", "1") and top.found.precision == "fp32":
+        top.found.precision = "tf32"
 
 
 def _deepspeed(top: Section, source: LaunchFile, given: Given, command: Command | None) -> None:

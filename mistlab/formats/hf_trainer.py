@@ -297,6 +297,7 @@ def _lengths(top: Section, trainer: Trainer, draft: Found) -> None:
 
 
 def _precision(top: Section, draft: Found) -> None:
+    """Read the precision; without any it is 32 bits, which ``read_sharing`` decides."""
     for name in ("bf16", "fp16"):
         word = str(top.content.get(name)).lower()
         top.get(name)

@@ -25,6 +25,8 @@ ATTENTION, NETWORKS = "attention.", ("mlp.", "shared.", "experts.")
 # values of the feed-forward network. Tensor-parallel ranks split each of these matrices.
 _QUERIES, _FIRST = ("attention.qkv", 3), ".up"
 _WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4}
+# The bytes and the data type of a value in each precision of a traced graph.
+_TYPES = {"half": (2, "bfloat16"), "single": (4, "float32")}
 # Adapters compute in 16 bits even where their GEMMs compute in 8 or 4 bits.
 _OF_FEW_BITS, _OF_ADAPTERS = (DTYPE, DTYPE_OF_4), "bfloat16"
 
@@ -204,13 +206,11 @@ TILED = "tiled"
 _TILES = (("b*f*s", "f*h"), ("A*b*j*s", "A*j*h"))
 
 # The further bytes per value that eager RMSNorm keeps: for a 32-bit input and a 16-bit result,
-# instead of a 16-bit input.
+# instead of a 16-bit input. In 32 bits its result, as the input is kept anyway.
 _OF_NORM = 4
 # The further bytes per value that RMSNorm keeps under autocast: for a 32-bit input, a 32-bit
 # result, and on average half a 16-bit copy of the result (each GEMM after the first makes one).
 _OF_CAST_NORM = 9
-# The further bytes per value that the activation of a gate keeps: its 16-bit result.
-_OF_GATE = 2
 
 
 @made_once
@@ -236,22 +236,23 @@ def kept_by_torch(stored: StoredGraph, kept_by: str) -> StoredGraph:
     move are rules of engines (``mistlab.engines.engine``).
     """
     graph = stored.mapping
-    mapping = {**graph, "block": _changed(graph["block"], kept_by)}
+    value = _TYPES[graph["precision"]]
+    mapping = {**graph, "block": _changed(graph["block"], kept_by, value)}
     if further := graph.get("further_blocks"):
-        mapping["further_blocks"] = [_changed(block, kept_by) for block in further]
+        mapping["further_blocks"] = [_changed(block, kept_by, value) for block in further]
     return StoredGraph.of(mapping, stored.where)
 
 
-def _changed(block: Plain, kept_by: str) -> Plain:
-    return _tiled(block) if kept_by == TILED else _keeping(block, kept_by)
+def _changed(block: Plain, kept_by: str, value: tuple[int, str]) -> Plain:
+    return _tiled(block) if kept_by == TILED else _keeping(block, kept_by, value)
 
 
-def _keeping(layer: Plain, kept_by: str) -> Plain:
+def _keeping(layer: Plain, kept_by: str, value: tuple[int, str]) -> Plain:
     """A layer's graph with the further tensors that eager, compiled or autocast torch keeps for the
     backward pass.
     """
     forward = [one for one in layer["operators"] if one["phase"] == "forward"]
-    kept = [tensor for one in forward for tensor in _kept_more(one, kept_by)]
+    kept = [tensor for one in forward for tensor in _kept_more(one, kept_by, *value)]
     if kept_by == AUTOCAST:
         layer = {**layer, "input_bytes": f"2*({layer['input_bytes']})"}
     if not kept:
@@ -273,39 +274,38 @@ def _tiled(layer: Plain) -> Plain:
     return {**layer, **{name: [tile(one) for one in layer[name]] for name in ("saved", "peaks")}}
 
 
-def _kept_more(operator: Plain, kept_by: str) -> Iterator[Plain]:
-    """The further tensors that torch keeps for a forward operator, beyond those of the layer
-    graph.
+def _kept_more(operator: Plain, kept_by: str, width: int, dtype: str) -> Iterator[Plain]:
+    """The further tensors that torch keeps for a forward operator, beyond those of the layer graph,
+    whose values have ``width`` bytes.
     """
+
+    def tensor(shape: Sequence[str], width: int, less: Sequence[str] = ()) -> Plain:
+        size = f"{width}*{numel(shape)}" + (f" - {width}*{numel(less)}" if less else "")
+        return {
+            "module": operator["module"],
+            "shape": [*shape],
+            "dtype": dtype,
+            "size_bytes": size,
+            "is_input": False,
+        }
+
     is_eager = kept_by in (EAGER, AUTOCAST)
     if is_eager and operator["name"] == "mistlab.rms_norm":
-        width = _OF_CAST_NORM if kept_by == AUTOCAST else _OF_NORM
-        yield _tensor(operator, operator["outputs"][0], width)
+        of_norm = _OF_CAST_NORM if kept_by == AUTOCAST else _OF_NORM
+        yield tensor(operator["outputs"][0], of_norm)
     if is_eager and operator["name"] == "mistlab.swiglu":
-        yield _tensor(operator, operator["outputs"][0], _OF_GATE)
+        yield tensor(operator["outputs"][0], width)
     if operator["kind"] == "attention":
         queries, *others = operator["inputs"][:3]
         for other in others:
             if other != queries:
-                yield _tensor(operator, queries, 2, less=other)
-
-
-def _tensor(operator: Plain, shape: Sequence[str], width: int, less: Sequence[str] = ()) -> Plain:
-    size = f"{width}*{numel(shape)}" + (f" - {width}*{numel(less)}" if less else "")
-    return {
-        "module": operator["module"],
-        "shape": [*shape],
-        "dtype": "bfloat16",
-        "size_bytes": size,
-        "is_input": False,
-    }
+                yield tensor(queries, width, less=other)
 
 
 # Adds multi-token prediction to a model's head, as in DeepSeek V3 (arXiv 2412.19437).
 
 
 MODULE = "head.further"
-_TYPES = {"half": (2, "bfloat16"), "single": (4, "float32")}
 
 
 def with_further_tokens(stored: StoredGraph, tokens: int, *, tied: bool) -> StoredGraph:

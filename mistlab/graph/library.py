@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from mistlab.core.arrays import Bools
 from mistlab.core.files import read_json
 from mistlab.core.values import InputError, reject
+from mistlab.engines.engine import SINGLE
 from mistlab.graph.adapted import kept_by_torch, with_adapters, with_further_tokens
 from mistlab.graph.compiled import Compiled, compile_expressions, compile_sums, kept
 from mistlab.graph.graph import ModelGraph
@@ -288,18 +289,18 @@ class Variant:
 
 @cache
 def variants() -> tuple[Variant, ...]:
-    """The variants of models whose layer graphs are shipped with the package, each also with
-    sequence parallelism.
-
-    They are each family, GPT with and without biases and dropout, current models, and encoders.
+    """The variants of models whose layer graphs are shipped, each also with sequence parallelism:
+    each family, GPT with and without biases and dropout (in 32 bits only with biases, as GPT-2),
+    current models, and encoders.
     """
     plain = [
         Variant(family=family, attention=attention, precision=precision)
         for family, attention, precision in product(FAMILIES, ("flash", "math"), ("half", "single"))
     ]
     switched = [
-        Variant(family="gpt", attention=attention, precision="half", biases=biases, dropout=dropout)
-        for attention, biases, dropout in product(("flash", "math"), (False, True), (False, True))
+        Variant(family="gpt", attention=attention, precision=bits, biases=biases, dropout=dropout)
+        for attention, bits in product(("flash", "math"), ("half", "single"))
+        for biases, dropout in product((False, True)[bits == "single" :], (False, True))
         if biases or dropout
     ]
     of_today = [
@@ -307,9 +308,9 @@ def variants() -> tuple[Variant, ...]:
         for family, attention, biases, parts in _OF_TODAY
     ]
     encoders = [
-        Variant(family="bert", attention=attention, precision=precision, biases=True, dropout=drops)
-        for attention in ("flash", "math")
-        for precision, drops in (("half", False), ("half", True), ("single", False))
+        Variant(family="bert", attention=attention, precision=bits, biases=True, dropout=dropout)
+        for attention, bits in product(("flash", "math"), ("half", "single"))
+        for dropout in (False, True)
     ]
     whole = (*plain, *switched, *of_today, *encoders)
     return (*whole, *(replace(variant, sequence_parallel=True) for variant in whole))
@@ -424,7 +425,7 @@ def graph_of(
     not the graph's own.
     """
     model = workload.model
-    precision = "single" if workload.precision == "fp32" else "half"
+    precision = "single" if workload.precision in SINGLE else "half"
     if model.family == "custom":
         traced = _traced(workload, precision)
         return _kept_by(traced, workload, kept_by)
@@ -444,7 +445,7 @@ def sequence_graph_of(
     """
     if workload.model.family == "custom":
         return None
-    precision = "single" if workload.precision == "fp32" else "half"
+    precision = "single" if workload.precision in SINGLE else "half"
     graph = _of_family(workload, precision, sequence_parallel=True, kept_by=kept_by)
     return as_trained(graph, workload, fuses_loss=fuses_loss, quantised_inputs=quantised_inputs)
 

@@ -44,6 +44,7 @@ _GIB, _HOST_GIB, _HOST_GIB_OF_GPU = (1, 1500), (4, 8192), (1, 1024)
 _AGREEING: tuple[tuple[str, float, float, str, str], ...] = (
     ("peak_tflops.bf16", 1 / 64, 8, "peak_tflops.fp16", OF_PEAK),
     ("peak_tflops.fp32", 1 / 256, 1, "peak_tflops.fp16", OF_PEAK),
+    ("peak_tflops.tf32", 1 / 8, 1.25, "peak_tflops.fp16", OF_PEAK),
     ("peak_tflops.fp8", 0.9, 16, "peak_tflops.fp16", OF_PEAK),
     ("peak_tflops.fp4", 0.9, 32, "peak_tflops.fp16", OF_PEAK),
     ("memory_gbytes_per_s", 0, 120, "memory_gib", OF_MEMORY),

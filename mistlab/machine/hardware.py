@@ -341,7 +341,7 @@ class OwnRuns(Checked):
 
 
 ProvenanceKind = Literal["datasheet", "measured", "borrowed", "scaled", "restated"]
-_PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp8", "fp4", "fp32")
+_PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp8", "fp4", "tf32", "fp32")
 # Nodes with more GPUs than this are racks of trays, such as NVL72.
 MOST_IN_BOX = 16
 CALIBRATED = ("interference", "transfers", "compute", "allocator", "engines")
@@ -360,6 +360,7 @@ class PeakTflops(Checked):
     fp16: float = field(metadata=quantity(usual=OF_PEAK))
     bf16: float | None = field(metadata=quantity(usual=OF_PEAK))
     fp32: float = field(metadata=quantity(usual=OF_PEAK))
+    tf32: float | None = field(default=None, metadata=quantity(usual=OF_PEAK))
     fp8: float | None = field(default=None, metadata=quantity(usual=OF_PEAK))
     fp4: float | None = field(default=None, metadata=quantity(usual=OF_PEAK))
 

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from mistlab.core.values import reject
-from mistlab.engines.engine import Precision
+from mistlab.engines.engine import SINGLE, Precision
 from mistlab.plan.workload import Attention
 
 AttentionKernel = Literal["flash", "cudnn", "flash-attn"]
@@ -39,10 +39,10 @@ def check_kernel(
             f"--attention-kernel {kernel}: this kernel runs only on GPUs: give --device cuda, or "
             "leave --attention-kernel out"
         )
-    if precision == "fp32":
+    if precision in SINGLE:
         reject(
-            f"--attention-kernel {kernel}: this kernel has no 32-bit arithmetic (fp32): give "
-            "workload.precision: bf16, or leave --attention-kernel out"
+            f"--attention-kernel {kernel}: this kernel has no 32-bit arithmetic ({precision}): "
+            "give workload.precision: bf16, or leave --attention-kernel out"
         )
     if kernel == "flash-attn" and not _is_installed("flash_attn"):
         reject(

@@ -9,14 +9,18 @@ from typing import Any, Literal
 
 import torch
 
-from mistlab.engines.engine import ENGINES
+from mistlab.engines.engine import ENGINES, SINGLE
 from mistlab.graph.library import kinds_of
 from mistlab.plan.rotary import RotaryScaling
 from mistlab.plan.routers import Router
 from mistlab.plan.workload import ROTARY_BASE, Attention, ModelSpec, Workload
 from runtime.models.ranks import Size, space_of
 
-TYPE_OF_PRECISION = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+TYPE_OF_PRECISION = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    **dict.fromkeys(SINGLE, torch.float32),
+}
 
 
 def sums_of(workload: Workload) -> torch.dtype:

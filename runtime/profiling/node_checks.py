@@ -31,6 +31,8 @@ def check_gpus(
 
     ``option`` is the field that asks for the precision.
     """
+    if precision == "tf32" and gpus and gpus[0].type == "cpu":
+        _refuse_tf32_on_cpu(option)
     if not gpus or gpus[0].type != "cuda":
         return
     if ranks > 1 and not distributed.is_nccl_available():
@@ -42,6 +44,15 @@ def check_gpus(
         _check_kernels(gpu)
         if precision == "bf16":
             check_bf16(gpu, option)
+        if precision == "tf32" and not DRIVERS[gpu.type].has_bf16(gpu):
+            reject(
+                f"{option}: tf32, but {DRIVERS[gpu.type].name(gpu)} has no TF32 arithmetic: give "
+                "fp32, or use a GPU of compute capability 8.0 or above"
+            )
+
+
+def _refuse_tf32_on_cpu(option: str) -> None:
+    reject(f"{option}: tf32, but a CPU has no tensor cores: give fp32, or --device cuda")
 
 
 def check_bf16(gpu: torch.device, option: str) -> None:
@@ -135,6 +146,8 @@ def _taken(gpu: torch.device) -> Iterator[str]:
 
 def check_devices(devices: Devices, *, precision: Precision, option: str) -> Iterator[str]:
     """Raise an error if the devices of a node cannot run ranks in a precision; returns warnings."""
+    if precision == "tf32" and devices.kind == "cpu":
+        _refuse_tf32_on_cpu(option)
     if devices.kind != "cuda":
         return iter(())
     gpus = [torch.device("cuda", number) for number in range(devices.count)]

@@ -223,7 +223,7 @@ def test_a_precision_that_no_plan_has_is_refused_with_an_engine_that_has_it(
 ) -> None:
     options = ("--hardware", "h100-80gb", "--precision", "fp8")
     assert tuned(tmp_path / "plan.yaml", *options) == 2
-    assert "fp16, bf16 or fp32, or --engine megatron-core" in capsys.readouterr().err
+    assert "fp16, bf16, fp32 or tf32, or --engine megatron-core" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

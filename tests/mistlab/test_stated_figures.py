@@ -23,10 +23,10 @@ from tests.workloads import workload_of
 
 Path = tuple[str | int, ...]
 # Names of shapes and of the places of measured runs, and what is kept for readers alone. 16-bit
-# curves are measured with one peak: those of bf16 and fp32 count by the peaks that are stated.
+# curves are measured with one peak: those of bf16, fp32 and TF32 count by the stated peaks.
 DOUBLINGS = (0.0, 0.1, 0.5, 1.0, 2.0, 3.0)
 KEYS = ("gpus_in_node", "nodes", "smallest_mib", "largest_mib", "runs", "at")
-NOT_READ = (("measured_with", "peak_tflops", "bf16"), ("measured_with", "peak_tflops", "fp32"))
+NOT_READ = tuple(("measured_with", "peak_tflops", name) for name in ("bf16", "fp32", "tf32"))
 OFFLOAD = {"weights": 0.5, "gradients": 0.5, "optimizer": 1.0, "activations": 0.5}
 
 
@@ -63,6 +63,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "dense": {"model": "gpt3-1.3b", "attention": "flash", "precision": "fp16"},
     "written out": {"model": "gpt3-1.3b", "attention": "math", "precision": "fp16"},
     "of 32 bits": {"model": "gpt3-1.3b", "attention": "math", "precision": "fp32"},
+    "of TF32": {"model": "gpt3-1.3b", "attention": "math", "precision": "tf32"},
     "bf16": {"model": "gpt3-1.3b", "attention": "flash", "precision": "bf16"},
     "experts": {"model": "qwen3-30b-a3b", "attention": "flash", "precision": "fp16"},
     "experts of 8 bits": {"model": "qwen3-30b-a3b", "attention": "flash", "precision": "fp8"},
@@ -159,7 +160,9 @@ def questions(name: str, path: Path) -> Iterator[Any]:
         stages += [("8 bits", "megatron-core", {}), ("experts of 8 bits", "megatron-core", {})]
     if precisions.fp4:
         stages.append(("4 bits", "megatron-core", {}))
-    stages.append(("of 32 bits", "mistlab", {}))
+    stages += [
+        (kind, "mistlab", {}) for kind in ("of 32 bits", "of TF32")[: 1 + bool(precisions.tf32)]
+    ]
     for kind, engine, stage in stages:
         yield lambda hardware, of=(kind, engine), stage=stage: answers(
             hardware, *of, shape, **stage

@@ -37,7 +37,7 @@ STATED: list[tuple[str, Units, str]] = [
     ("gpu.memory_gbytes_per_s", {"TB/s": 1e-3, "MB/s": 1e3, "Tb/s": 8e-3}, REFUSED),
     ("gpu.memory_gbytes_per_s", {"Gb/s": 8.0}, ASKED),
     *((f"gpu.peak_tflops.{name}", THOUSANDS, REFUSED) for name in ("fp16", "bf16", "fp32")),
-    *((f"gpu.peak_tflops.{name}", THOUSANDS, REFUSED) for name in ("fp8", "fp4")),
+    *((f"gpu.peak_tflops.{name}", THOUSANDS, REFUSED) for name in ("tf32", "fp8", "fp4")),
     ("gpu.board_watts", {"kW": 1e-3, "mW": 1e3}, REFUSED),
     ("node.host_memory_gib", SIZES, REFUSED),
     ("node.intra_node_gbytes_per_s", {"TB/s": 1e-3, "TB/s both": 2e-3, "MB/s": 1e3}, REFUSED),

@@ -15,10 +15,11 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 from mistlab import catalog  # noqa: E402
 from mistlab.cost.kernels import rule_of  # noqa: E402
 from mistlab.cost.layers import bytes_factor  # noqa: E402
-from mistlab.engines.engine import ENGINES  # noqa: E402
+from mistlab.engines.engine import ENGINES, Precision  # noqa: E402
 from mistlab.graph.graph import Operator  # noqa: E402
 from mistlab.graph.library import graph_of  # noqa: E402
 from mistlab.plan.workload import Workload  # noqa: E402
+from runtime.models.config import TYPE_OF_PRECISION  # noqa: E402
 
 B, S, H, N, K, F = 1, 64, 512, 8, 2, 1792
 D = H // N
@@ -57,20 +58,24 @@ def block(x: Tensor, weights: list[Tensor], turns: Tensor) -> Tensor:
 SIZES = {"b": B, "s": S, "h": H, "n": N, "k": K, "d": D, "r": D, "f": F, "tp": 1}
 
 
-def given() -> tuple[Tensor, list[Tensor], Tensor]:
+PRECISIONS: tuple[Precision, ...] = ("bf16", "fp32")
+
+
+def given(precision: Precision) -> tuple[Tensor, list[Tensor], Tensor]:
     """A block's input, weights and turns."""
+    dtype = TYPE_OF_PRECISION[precision]
     sizes = [(H,), (H, H), (K * D, H), (K * D, H), (H, H), (H,), (F, H), (F, H), (H, F)]
-    weights: list[Tensor] = [nn.Parameter(torch.randn(size).bfloat16()) for size in sizes]
+    weights: list[Tensor] = [nn.Parameter(torch.randn(size).to(dtype)) for size in sizes]
     turns = torch.polar(torch.ones(S, 1, D // 2), torch.ones(S, 1, D // 2))
-    return torch.randn(B, S, H).bfloat16().requires_grad_(), weights, turns
+    return torch.randn(B, S, H).to(dtype).requires_grad_(), weights, turns
 
 
-def work() -> Workload:
+def work(precision: Precision) -> Workload:
     model = replace(
         catalog.model("llama3-8b"), hidden=H, heads=N, kv_heads=K, ffn=F, head_dim=D, name=""
     )
     return Workload(
-        model=model, sequence_length=S, global_batch=B, attention="flash", precision="bf16"
+        model=model, sequence_length=S, global_batch=B, attention="flash", precision=precision
     )
 
 
@@ -78,8 +83,9 @@ def number(expression: object) -> float:
     return float(eval(str(expression), {"__builtins__": {}}, SIZES))
 
 
-def test_eager_torch_keeps_what_the_graph_says() -> None:
-    x, weights, turns = given()
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_eager_torch_keeps_what_the_graph_says(precision: Precision) -> None:
+    x, weights, turns = given(precision)
     known = {one.untyped_storage().data_ptr() for one in (*weights, turns)}
     found: dict[int, Tensor] = {}
 
@@ -90,7 +96,7 @@ def test_eager_torch_keeps_what_the_graph_says() -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         block(x, weights, turns)
     kept = sum(one.untyped_storage().nbytes() for at, one in found.items() if at not in known)
-    assert kept == number(graph_of(work(), "eager").counts.block.saved_bytes)
+    assert kept == number(graph_of(work(precision), "eager").counts.block.saved_bytes)
 
 
 class Moved(TorchDispatchMode):
@@ -117,13 +123,15 @@ def _bytes(one: object) -> int:
     return math.prod(sizes) * one.element_size()
 
 
-def test_eager_operators_move_what_the_engine_s_rules_say() -> None:
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_eager_operators_move_what_the_engine_s_rules_say(precision: Precision) -> None:
     """Within 3 % for both passes together; rules give copies of keys to the backward pass."""
-    x, weights, turns = given()
+    x, weights, turns = given(precision)
     gradient = torch.ones_like(x)
     with Moved() as moved:
         torch.autograd.backward(block(x, weights, turns), gradient)
-    layer, rules = graph_of(work()).counts.block, ENGINES["fsdp-eager"].kernels
+    layer = graph_of(work(precision)).counts.block
+    rules = ENGINES["fsdp-eager"].rules_in(precision)
 
     def of(operator: Operator) -> float:
         factor = bytes_factor(rule_of(operator, layer, rules, "flash"))

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import get_args
 
-from mistlab.engines.engine import Optimizer, Precision
+from mistlab.engines.engine import Optimizer
 from mistlab.export.megatron.megatron_model import model_options, sayable_model
 from mistlab.export.megatron.megatron_parts import (
     hybrid_notes,
@@ -51,7 +51,7 @@ from mistlab.export.rules import (
     whole_experts,
     with_values,
 )
-from mistlab.export.target import OFFLOADED_STEP, Row, Target
+from mistlab.export.target import NARROW, OFFLOADED_STEP, Row, Target
 from mistlab.job.job import Job
 from mistlab.plan.workload import Workload
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED
@@ -315,7 +315,7 @@ MEGATRON = Target(
         **dict.fromkeys(_OF_BRIDGE, "megatron-core"),
     },
     engines_of_today=ENGINES_OF_TODAY,
-    precisions=get_args(Precision),
+    precisions=("fp16", "bf16", "fp32", *NARROW),
     optimizers=get_args(Optimizer),
     drops_tokens=True,
 )

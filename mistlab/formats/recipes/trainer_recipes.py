@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from mistlab.core.files import format_yaml
+from mistlab.engines.engine import SINGLE
 from mistlab.export.accelerate import Sharing
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import ENGINES
@@ -65,6 +66,7 @@ class _Words:
             "packing": True,
             "bf16": workload.precision == "bf16" and not is_pure,
             "fp16": workload.precision == "fp16",
+            **of_switches({"tf32": workload.precision == "tf32"}),
             "optim": _optimizer(workload, sharing),
             key: _attention(workload, written_out, fused),
         }
@@ -250,6 +252,7 @@ def _target(name: str, title: str, package: str, write: _Write, read: _Read) -> 
         write=write,
         read=lambda text, given: read(LaunchFile(text=text), given),
         notes=partial(_notes, liger=name != "trl"),
+        precisions=("fp16", "bf16", *SINGLE),
         optimizers=("adamw", "adamw-8bit"),
         beside=("model", "nodes", "gpus_per_node"),
         always_overlaps=True,
