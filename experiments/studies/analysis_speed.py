@@ -20,6 +20,7 @@ from experiments.pages.charts import Bars
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import TIMING, Row, table_of
 from experiments.studies.survey import candidates_of, meshes, rows_of_mesh
+from mistlab.engines.engine import SINGLE
 from mistlab.graph.library import Variant
 from mistlab.graph.stage_model import StageModel
 from mistlab.graph.symbols import constants_of
@@ -141,7 +142,7 @@ def _concrete_s(workload: Workload, rounds: int) -> dict[str, float]:
     variant = Variant(
         family=model.family,
         attention=workload.attention,
-        precision="single" if workload.precision == "fp32" else "half",
+        precision="single" if workload.precision in SINGLE else "half",
         biases=model.biases,
         dropout=model.dropout > 0,
     )

@@ -4,15 +4,15 @@ published figures.
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 from experiments.cli.commandline import DONE
 from experiments.pages.charts import Bars
 from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study, beside
-from experiments.pages.tables import Row, table, table_of
+from experiments.pages.tables import Row, table_of
 from mistlab import catalog
 from mistlab.core.units import GIB_BYTES, MIB_BYTES
 from mistlab.engines.engine import Precision
@@ -24,12 +24,21 @@ from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Attention, Workload
 from simulators.symbolic import SymbolicPredictor
 
-# The engine of every plan, which was chosen before any prediction was made: eager PyTorch in 16
-# bits with the separate operators that Tempo replaced; unfused attention, which was usual then; one
-# micro-batch a step.
-ENGINE = "fsdp-eager"
-PRECISION: Precision = "bf16"
-ATTENTIONS: tuple[Attention, ...] = ("math", "flash")
+# How Tempo's authors launched pretraining (scripts/tempo/tempo_benchmarking_pretraining.sh and
+# run_pretraining.py of their repository): 32 bits without tensor cores, as torch 1.12 has them by
+# default; all GPUs of a node, each with a whole model; one bucket, so that gradients are reduced
+# after the backward pass; one micro-batch a step, nothing recomputed, attention written out.
+LAUNCHED_BY = "ddp"
+LAUNCHED_IN: Precision = "fp32"
+# Other conditions on the same GPU: its number, the engine and the precision. The last ones were
+# those of all predictions before the launch script was read.
+CONDITIONS: Mapping[str, tuple[bool, str, Precision]] = {
+    "alone": (False, "ddp", "fp32"),
+    "tensor cores": (True, "ddp", "tf32"),
+    "16 bits": (False, "fsdp-eager", "bf16"),
+}
+IN_16_BITS = "16 bits"
+# The GPU was chosen before any prediction was made.
 HARDWARE = "a100-40gb"
 GPUS = ("a100-40gb", "h100-80gb", "l4-24gb")
 # For each model: the tokens of its sequences, the lengths for which a map is drawn, and its
@@ -48,18 +57,18 @@ SHARES = tuple(part / 12 for part in range(13))
 MOST = 1 << 14
 # In further cases, the memory of a GPU is reduced to these sizes in GiB.
 LESS_GIB = (10.0, 12.0, 16.0, 24.0)
-# A machine like the second one of the authors: four V100 of 16 GB connected by NVLink, which reduce
-# gradients in every step. A V100 has no bf16, and a plain training loop takes the place of FSDP.
-OTHERS, OTHER_GPUS, OTHER_ENGINE = "v100-16gb", 4, "trainer"
-OTHER_PRECISION: Precision = "fp16"
-# Steps with plain operators are also predicted at the largest batch divided by these numbers.
-PARTS = (1, 2, 4, 8)
+# A machine of the authors: four V100 of 16 GB. Their script of fine-tuning there
+# (tempo_benchmarking_squad_v100.sh) has sequences of this length, and these batches of a GPU.
+OTHERS, OTHER_GPUS = "v100-16gb", 4
+TUNED, TUNED_LENGTH, TUNED_BATCHES = "bert-large", 384, {"plain": 8, "lean": 13}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneGpu:
     """Predicts the steps of a model on one GPU, or on several data-parallel GPUs, at any batch
     size.
+
+    The engine ``ddp`` reduces gradients after the backward pass, as Tempo's authors launched it.
     """
 
     model: str
@@ -68,6 +77,14 @@ class OneGpu:
     attention: Attention = "math"
     memory_gib: float | None = None
     gpus: int = 1
+    engine: str = LAUNCHED_BY
+    precision: Precision = LAUNCHED_IN
+
+    @classmethod
+    def launched(cls, model: str, hardware: str, length: int, **others: Any) -> Self:
+        """The case as Tempo's authors launched it, on all GPUs of the hardware's node."""
+        gpus = catalog.hardware(hardware).node.gpus
+        return cls(model=model, hardware=hardware, length=length, **{"gpus": gpus, **others})
 
     @property
     def layers(self) -> int:
@@ -78,8 +95,8 @@ class OneGpu:
         """The prediction of a step with this many sequences per GPU and these values of the stage's
         dimensions.
         """
-        engine = ENGINE if self.gpus == 1 else OTHER_ENGINE
-        plan = Plan.of_one_gpu(self.layers, sequences, engine, values, self.gpus)
+        plan = Plan.of_one_gpu(self.layers, sequences, self.engine, values, self.gpus)
+        plan = replace(plan, overlap_communication=self.engine != LAUNCHED_BY)
         return _predictor(self, sequences).predict(plan)
 
 
@@ -90,7 +107,7 @@ def _predictor(case: OneGpu, sequences: int) -> SymbolicPredictor:
         sequence_length=case.length,
         global_batch=sequences * case.gpus,
         attention=case.attention,
-        precision=PRECISION if case.gpus == 1 else OTHER_PRECISION,
+        precision=case.precision,
     )
     cluster = Cluster(
         hardware=catalog.hardware(case.hardware),
@@ -119,12 +136,14 @@ def largest(case: OneGpu, values: Mapping[str, float]) -> tuple[int, Prediction 
 
 def tempo(options: argparse.Namespace) -> int:
     """Predict the gain of operators that keep less for the backward pass (Tempo, NeurIPS 2022): the
-    largest batch and the throughput of BERT Large, GPT-2 and RoBERTa Large on one GPU, with and
-    without them, and with recomputation.
+    largest batch and the throughput of BERT Large, GPT-2 and RoBERTa Large, with and without them,
+    and with recomputation.
 
-    GPU, sequence lengths and models were chosen before anything was predicted; predicted gains
-    stand beside the published ones. Further sections show each kind of operator by itself, fused
-    attention, and a map over three GPUs and three lengths.
+    Precision, number of GPUs and reduction of gradients are as the authors launched pretraining;
+    GPU, sequence lengths and models were chosen before anything was predicted. Predicted gains
+    stand beside the published ones. Further sections show other conditions, what of a step a larger
+    batch saves, each kind of operator by itself, fused attention, and a map over three GPUs and
+    three lengths.
     """
     study = Study.begin("tempo", options)
     models = [*MODELS][: 1 if options.quick else None]
@@ -132,8 +151,8 @@ def tempo(options: argparse.Namespace) -> int:
         ways = WAYS if chapter == "ways" else (PLAIN, LEAN, AGAIN)
         for way in ways:
             study.add({"chapter": chapter, **_of_way(case, way)})
-        if chapter == "ways":
-            study.add_all(_at_parts(case))
+        if chapter in ("ways", "others"):
+            study.add(_shares(case))
         for number in range(1, len(KINDS) + 1) if chapter == "ways" else ():
             way = f"lean {' and '.join(SETS[number])}"
             study.add({"chapter": "kinds", **_row(case, way, _lean(case, number))})
@@ -144,15 +163,22 @@ def _cases(models: Sequence[str], *, quick: bool) -> Iterator[tuple[OneGpu, str]
     """The cases to predict, each with the section of the page to which it belongs."""
     for model in models:
         length, lengths, _ = MODELS[model]
-        yield OneGpu(model=model, hardware=HARDWARE, length=length), "ways"
-        yield OneGpu(model=model, hardware=HARDWARE, length=length, attention="flash"), "fused"
+        case = OneGpu.launched(model, HARDWARE, length)
+        yield case, "ways"
+        for is_node, engine, precision in CONDITIONS.values():
+            gpus = case.gpus if is_node else 1
+            yield replace(case, engine=engine, precision=precision, gpus=gpus), "conditions"
+        is_node, engine, precision = CONDITIONS[IN_16_BITS]
+        in_16_bits = replace(case, engine=engine, precision=precision, gpus=1)
+        yield replace(in_16_bits, attention="flash"), "fused"
         for memory_gib in LESS_GIB[: 1 if quick else None]:
-            case = OneGpu(model=model, hardware=HARDWARE, length=length, memory_gib=memory_gib)
-            yield case, "less memory"
-        yield OneGpu(model=model, hardware=OTHERS, length=length, gpus=OTHER_GPUS), "others"
+            yield replace(case, memory_gib=memory_gib), "less memory"
+        yield OneGpu.launched(model, OTHERS, length, gpus=OTHER_GPUS), "others"
+        if model == TUNED:
+            yield OneGpu.launched(model, OTHERS, TUNED_LENGTH, gpus=OTHER_GPUS), "tuned"
         for hardware in GPUS[: 1 if quick else None]:
             for each in lengths[: 1 if quick else None]:
-                yield OneGpu(model=model, hardware=hardware, length=each), "map"
+                yield OneGpu.launched(model, hardware, each), "map"
 
 
 def _lean(case: OneGpu, number: int = ALL, share: float = 0.0) -> dict[str, float]:
@@ -168,9 +194,9 @@ def _again(case: OneGpu, share: float) -> dict[str, float]:
 
 
 # The fields of a row that identify a case.
-CASE = ("model", "hardware", "length", "attention", "memory_gib", "gpus")
+CASE = tuple(field.name for field in fields(OneGpu))
 # The sections of the page whose cases are compared.
-COMPARED = ("ways", "fused", "less memory", "others", "map")
+COMPARED = ("ways", "conditions", "fused", "less memory", "others", "tuned", "map")
 # The names of two ways to save memory. For each there are several values of the stage's dimensions,
 # of which the fastest counts.
 SOME_AGAIN, LEAN_AND_AGAIN = "some recomputed", "lean and recomputed"
@@ -189,26 +215,35 @@ def _of_way(case: OneGpu, way: str) -> Row:
     return max((_row(case, way, values) for values in tried), key=lambda row: row["rate"])
 
 
-def _at_parts(case: OneGpu) -> Iterator[Row]:
-    """Steps with plain operators at the largest batch and at parts of it, which show what a larger
-    batch alone gains.
+def _shares(case: OneGpu) -> Row:
+    """What of a step with plain operators does not grow with the batch, from the largest batch with
+    plain operators to that with lean ones; and how much longer lean operators take a sequence.
     """
-    most, _ = largest(case, _again(case, 0.0))
-    for part in PARTS:
-        batch = max(1, most // part)
-        rate = batch / case.predicted(batch, _again(case, 0.0)).iteration_s
-        yield {"chapter": "parts", "model": case.model, "part": part, "batch": batch, "rate": rate}
+    none = _again(case, 0.0)
+    (few, plain), (many, lean) = (largest(case, values) for values in (none, _lean(case)))
+    assert plain is not None
+    assert lean is not None
+    beyond = case.predicted(many, none).iteration_s
+    a_sequence_s = (beyond - plain.iteration_s) / (many - few)
+    fixed_s = plain.iteration_s - few * a_sequence_s
+    return {
+        "chapter": "shares",
+        "model": case.model,
+        "hardware": case.hardware,
+        "gpus": case.gpus,
+        "plain_ms": 1000 * plain.iteration_s,
+        "fixed_ms": 1000 * fixed_s,
+        "fixed": fixed_s / plain.iteration_s,
+        "most": fixed_s / (plain.iteration_s - fixed_s),
+        "by_batch": many / beyond * plain.iteration_s / few - 1,
+        "by_operators": beyond / lean.iteration_s - 1,
+    }
 
 
 def _row(case: OneGpu, way: str, values: Mapping[str, float]) -> Row:
     batch, step = largest(case, values)
     row: Row = {
-        "model": case.model,
-        "hardware": case.hardware,
-        "length": case.length,
-        "attention": case.attention,
-        "memory_gib": case.memory_gib,
-        "gpus": case.gpus,
+        **{name: getattr(case, name) for name in CASE},
         "way": way,
         "recomputed": values.get(RECOMPUTED, 0),
         "batch": batch,
@@ -267,7 +302,7 @@ def beside_published(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 _GAIN = {
     "model": "{model}",
-    "GPU": "{hardware}",
+    "GPUs": "{gpus} {hardware}",
     "tokens": "{length}",
     "attention": "{attention}",
     "batch plain": "{plain_batch}",
@@ -301,25 +336,24 @@ def _report(rows: Sequence[Row]) -> Report:
     near = sum(abs(row["points"]) <= POINTS for row in published)
     of = {chapter: [r for r in gained if r["chapter"] == chapter] for chapter in COMPARED}
     ways = [row for row in rows if row["chapter"] == "ways"]
+    shares = [row for row in rows if row["chapter"] == "shares"]
     return Report(
         title="Operators that keep less (Tempo)",
         words=[
             *(SETTING, "## Published beside predicted"),
             table_of(published, *_BATCHES, *_BESIDE),
             f"Within {POINTS} points: {near} of {len(published)}.",
-            *("## What a larger batch brings", _of_parts(rows)),
+            *("## What a larger batch brings", table_of(shares, *_SHARES.items())),
+            *("## Under other conditions", IN_A_FILE, table_of(of["conditions"], *_CONDITIONS)),
             *("## Alone and together", IN_A_FILE, table_of(ways, *_WAY.items())),
             *("## Each kind of operator alone", IN_A_FILE),
             table_of([r for r in rows if r["chapter"] == "kinds"], *_WAY.items()),
-            *("## With fused attention", table_of(of["fused"], *_GAIN.items())),
+            *("## With fused attention", "One GPU in 16 bits.", IN_A_FILE),
+            table_of(of["fused"], *_BATCHES, *_FASTER),
             *("## With less memory", IN_A_FILE),
             table_of(of["less memory"], ("GiB", "{memory_gib:.0f}"), *_BATCHES, *_FASTER),
-            *(
-                "## On four V100 of 16 GB",
-                IN_A_FILE,
-                FOUR,
-                table_of(of["others"], *_BATCHES, *_FASTER),
-            ),
+            *("## On four V100 of 16 GB", *_of_tuned(of["tuned"]), IN_A_FILE),
+            table_of(of["others"], *_BATCHES, *_FASTER),
             *("## Three GPUs and three lengths", IN_A_FILE, table_of(of["map"], *_GAIN.items())),
         ],
         beside=beside("tempo"),
@@ -327,7 +361,7 @@ def _report(rows: Sequence[Row]) -> Report:
         pictures=[
             Bars(
                 name="tempo",
-                caption=f"Throughput at the largest batch, {HARDWARE}, sequences a second.",
+                caption=f"Throughput of one {HARDWARE} at the largest batch, sequences a second.",
                 groups=[*dict.fromkeys(row["model"] for row in ways)],
                 series={way: [r["rate"] for r in ways if r["way"] == way] for way in WAYS},
                 y="sequences/s",
@@ -337,28 +371,41 @@ def _report(rows: Sequence[Row]) -> Report:
     )
 
 
-def _of_parts(rows: Sequence[Row]) -> str:
-    """The throughput of plain operators at parts of the largest batch, relative to that at the
-    largest.
-    """
-    of_parts = [row for row in rows if row["chapter"] == "parts"]
-    rates = {(row["model"], row["part"]): row["rate"] for row in of_parts}
-    lines = [
-        [model, *(f"{rates[model, part] / rates[model, 1]:.1%}" for part in PARTS)]
-        for model in dict.fromkeys(row["model"] for row in of_parts)
+def _of_tuned(rows: Sequence[Row]) -> list[str]:
+    """The batches of the authors' script of fine-tuning beside the largest that are predicted."""
+    batches = " and ".join(str(batch) for batch in TUNED_BATCHES.values())
+    return [
+        f"The authors' script of fine-tuning BERT Large there ({TUNED_LENGTH} tokens, fp32) takes "
+        f"{batches} sequences; predicted are {row['plain_batch']} and {row['lean_batch']}, with "
+        "logits of the vocabulary, which it does not compute."
+        for row in rows
     ]
-    return table(["plain sequences/s at a part of the largest batch", *HEADS], lines)
 
 
-FOUR = (
-    f"Engine `{OTHER_ENGINE}`, {OTHER_PRECISION}, {OTHER_GPUS} data-parallel ranks over NVLink; "
-    "batches of one GPU."
+_SHARES = {
+    "model": "{model}",
+    "GPUs": _GAIN["GPUs"],
+    "ms a step": "{plain_ms:,.0f}",
+    "of them whatever the batch": "{fixed_ms:,.0f}",
+    "share": "{fixed:.1%}",
+    "gain by any batch at most": "{most:+.1%}",
+    "by the lean batch": "{by_batch:+.1%}",
+    "by the operators": "{by_operators:+.1%}",
+}
+_CONDITIONS = (
+    ("GPUs", "{gpus}"),
+    ("engine", "{engine}"),
+    ("precision", "{precision}"),
+    *_BATCHES,
+    *_FASTER,
 )
-HEADS = ("whole", *(f"1/{part}" for part in PARTS[1:]))
 SETTING = (
-    f"One GPU, engine `{ENGINE}`, {PRECISION}, attention written out unless said otherwise, "
-    "dropout 0.1, AdamW. A step is one micro-batch, as large as fits. Lean operators are GELU, "
-    "LayerNorm, attention's core and dropout, one kernel each in each pass. Recomputed blocks keep "
-    "their input alone; where some are recomputed, it is the fastest number of "
-    f"{len(SHARES)}. GPT-2 is GPT-2 medium. All figures are predictions; no GPU has run them."
+    f"As the authors' launch script of pretraining has it: {LAUNCHED_IN} without tensor cores, all "
+    f"GPUs of a node (engine `{LAUNCHED_BY}`), one bucket of gradients, reduced after the backward "
+    "pass, one micro-batch a step, as large as fits, attention written out, dropout 0.1, nothing "
+    "recomputed. It gives BERT Large 8 sequences of 512 tokens, and has no GPT-2 (here medium) and "
+    "RoBERTa. Otherwise than there: AdamW in place of fused LAMB (44 for 52 bytes a parameter); "
+    "logits of all tokens, not of masked ones alone; no next-sentence head; lean operators of one "
+    "kernel a pass. Batches and throughput are of one GPU; recomputed blocks are the fastest "
+    f"number of {len(SHARES)}. All figures are predictions; no GPU has run them."
 )
