@@ -79,7 +79,8 @@ def asked_words(workload: Workload, cluster: Cluster) -> str:
     """
     model = workload.model
     size = f"{model_parameters(workload) / 1e9:.2f} billion parameters in {model.layers} blocks"
-    gpus = f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.name}"
+    nodes = "1 node" if cluster.nodes == 1 else f"{cluster.nodes:,} nodes"
+    gpus = f"{nodes} of {cluster.gpus_per_node} {cluster.name}"
     batch = f"{workload.global_batch:,} sequences of {workload.sequence_length:,} tokens a step"
     return f"{model.name}: {size}; {gpus}; {batch}, {workload.precision}"
 

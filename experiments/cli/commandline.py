@@ -221,6 +221,11 @@ OWN_WORDS: Mapping[tuple[str, str], str] = {
         for word in ("torchtune", "automodel", "torchtitan", "pytorch", "torch", "fsdp2")
     },
     ("--engine", "megatron-lm"): "--engine megatron-core",
+    **{
+        ("--attention", word): "--attention flash"
+        for word in ("sdpa", "fa2", "fa3", "flash2", "flash_attention_2", "flash-attn")
+    },
+    ("--attention", "eager"): "--attention math",
     **{("--states", word): "--states 16bit" for word in ("16", "bf16", "fp16")},
 }
 # Options of other programs, each with the option here that has its meaning.

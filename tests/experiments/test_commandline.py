@@ -59,6 +59,7 @@ def test_what_ends_a_command(
     [
         (["--train", "qlora"], "): qlora is --train lora --base 4bit here ("),
         (["--base", "NF4"], "): NF4 is --base 4bit here ("),
+        (["--attention", "sdpa"], "): sdpa is --attention flash here ("),
         (["--precision", "int4"], "): int4 is --train lora --base 4bit here ("),
         (["--train", "some"], "'some' (choose from"),
     ],
@@ -66,7 +67,8 @@ def test_what_ends_a_command(
 def test_a_value_of_another_program_is_told_in_words_of_these_options(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parser = parser_of("python -m experiments.some", None, train="all", base=None, precision=None)
+    names = ("train", "base", "precision", "attention")
+    parser = parser_of("python -m experiments.some", None, **dict.fromkeys(names))
     with pytest.raises(SystemExit):
         parser.parse_args(words)
     said = capsys.readouterr().err

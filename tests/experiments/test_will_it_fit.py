@@ -59,9 +59,9 @@ def test_a_plan_is_asked_about_on_other_hardware_and_nothing_else_of_it_changes(
     assert found["rows"][0]["room_bytes"] > 35 * 2**30
     page = (tmp_path / "report.md").read_text(encoding="utf-8")
     # What was asked, defaults among it, stands before the verdict.
-    assert page.index("1 x 4 a100-40gb; 8 sequences of 4,096 tokens a step, fp16") < page.index(
-        "Yes: the fullest GPU"
-    )
+    assert page.index(
+        "1 node of 4 a100-40gb; 8 sequences of 4,096 tokens a step, fp16"
+    ) < page.index("Yes: the fullest GPU")
     # The hardware that is no option's default is the plan's.
     assert run(will_it_fit.main, [str(FITS), "--out", str(tmp_path / "own"), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
