@@ -16,7 +16,7 @@ from experiments.runs.kept_elsewhere import ALL_KEPT, KeptElsewhere
 from experiments.runs.named_recomputation import redone_of
 from experiments.runs.run_row import Recomputation, RunRow
 from experiments.runs.runs_table import TableRow, counts_of
-from experiments.runs.sequences import sequences_of, tokens_of
+from experiments.runs.sequences import batches_at_once, sequences_of, tokens_of
 from experiments.runs.shapes import Shape, replicated, shape_of
 from mistlab import catalog
 from mistlab.core.values import FieldError, refuse, shown
@@ -89,6 +89,7 @@ class Configuration:
     loss: Loss = "whole"
     states: States = "mixed"
     optimizer: Optimizer = "adamw"
+    choices: tuple[tuple[str, int], ...] = ()
     unsaid: tuple[str, ...] = ()
     elsewhere: KeptElsewhere = ALL_KEPT
 
@@ -195,6 +196,7 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
         loss=row.loss,
         states=row.states,
         optimizer=_optimizer(row, engine),
+        choices=tuple(row.choices.items()),
         elsewhere=KeptElsewhere.of_row(
             row,
             of_step,
@@ -347,7 +349,9 @@ def _ranks(
     """
     split = degrees["tp"] * degrees["pp"] * degrees["cp"]
     product = f"tp {degrees['tp']} x pp {degrees['pp']} x cp {degrees['cp']}"
-    gpus, data = row.count("gpus"), row.count("dp")
+    gpus, data = row.devices or row.count("gpus"), row.count("dp")
+    if row.devices is not None and row.devices != row.count("gpus"):
+        notes.append(f"gpus {row.count('gpus')} are those of the machine: the run uses {gpus}")
     if gpus is None and data is None:
         data = row.data_ranks or _data_of_batch(row, notes)
     if gpus is None:
@@ -583,16 +587,3 @@ def _weights(model: ModelSpec) -> float:
     networks, width = (experts.count, experts.ffn) if experts else (1, model.ffn)
     share = sum(letter in "EGA" for letter in pattern) / len(pattern) if pattern else 1.0
     return model.layers * model.hidden * (4 * model.hidden + 3 * share * networks * width)
-
-
-def batches_at_once(row: RunRow, micro_batch: int, of_step: int, stages: int) -> int:
-    """The number of micro-batches with which the pipeline is filled and drained once: all
-    ``of_step`` micro-batches of a step or, in AutoModel, only those of a rank's local batch.
-    """
-    if row.local_batch is None or stages == 1:
-        return of_step
-    at_once = max(1, row.local_batch // micro_batch)
-    if of_step % at_once:
-        problem = f"local batch size LBS {row.local_batch} is {at_once} micro-batches"
-        refuse("notes", f"{problem}, which do not divide a step's {of_step}: give a divisor")
-    return at_once

@@ -299,7 +299,9 @@ def job_of(
     }
     on_host = run.elsewhere.of_stages if _leaves_inputs_alone(run) else {}
     stages = tuple(
-        StagePlan.of_values({"layers": layers, **mesh, **on_host, **recomputed(run, layers)})
+        StagePlan.of_values(
+            {"layers": layers, **mesh, **dict(run.choices), **on_host, **recomputed(run, layers)}
+        )
         for layers in blocks
     )
     network = run.node_gbytes_per_s

@@ -3,7 +3,7 @@ interpreted.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from experiments.runs.attention_kernels import AttentionKernel
@@ -79,6 +79,8 @@ class RunRow:
     by_pipeline_engine: bool = False
     adapters: bool = False
     targets: AdapterTargets = "all"
+    # What the software chooses for every stage, by the name of a plan's dimension.
+    choices: Mapping[str, int] = field(default_factory=dict)
     # Whether the inputs of LoRA adapters pass through a dropout.
     drops_adapter_inputs: bool = False
     # Whether the query, key and value projections are one GEMM.
@@ -131,6 +133,8 @@ class RunRow:
     # The sequences of a rank for which the pipeline is filled and drained once.
     local_batch: int | None = None
     data_ranks: int | None = None
+    # The GPUs that the run's configuration file uses, for rows that state those of the machine.
+    devices: int | None = None
 
     # The ZeRO level at which model states are sharded.
     zero_level: int | None = None
@@ -163,6 +167,9 @@ class RunRow:
     # The tokens of the longest sample in a well-known data set, for rows that only state the length
     # at which samples are cut.
     longest_sample: int | None = None
+    # The thousands of tokens of a sequence in the run's script, for a row that has copied another
+    # length.
+    thousands: int | None = None
     # The sequence length in the software's example files, in tokens; it is used if the row states
     # none.
     usual_length: int | None = None

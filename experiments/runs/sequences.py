@@ -1,5 +1,5 @@
-"""The number of sequences in a micro-batch of a measured run, and the assumptions made if its row
-does not state it.
+"""The sequences and tokens of a measured run's micro-batch, and what is assumed if its row does not
+state them.
 """
 
 from experiments.runs.run_row import RunRow
@@ -35,6 +35,9 @@ def _undivided(row: RunRow, ranks: int) -> int | None:
 def tokens_of(row: RunRow, context: int, notes: list[str]) -> int:
     """The tokens of a sequence that each context-parallel rank has."""
     length, longest = row.count("sequence_length"), row.longest_sample
+    if row.thousands and length is not None:
+        stated, length, longest = length, row.thousands * 1000, None
+        notes.append(f"sequence_length {stated:,} is {length:,} in the run's script")
     if length is None and row.usual_length is not None:
         length = row.usual_length
         notes.append(f"sequence_length is empty: {length} {AS_USUAL}")
@@ -48,3 +51,16 @@ def tokens_of(row: RunRow, context: int, notes: list[str]) -> int:
         length = -(-length // parts) * parts
         notes.append(f"sequences are padded to {length} tokens for {context} ranks")
     return length
+
+
+def batches_at_once(row: RunRow, sequences: int, of_step: int, stages: int) -> int:
+    """The number of micro-batches with which the pipeline is filled and drained once: all
+    ``of_step`` micro-batches of a step or, in AutoModel, only those of a rank's local batch.
+    """
+    if row.local_batch is None or stages == 1:
+        return of_step
+    at_once = max(1, row.local_batch // sequences)
+    if of_step % at_once:
+        problem = f"local batch size LBS {row.local_batch} is {at_once} micro-batches"
+        refuse("notes", f"{problem}, which do not divide a step's {of_step}: give a divisor")
+    return at_once

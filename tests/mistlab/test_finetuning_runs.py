@@ -13,6 +13,7 @@ from mistlab.core.units import GIB_BYTES
 from mistlab.engines.engine import ENGINES
 from mistlab.graph.library import graph_of
 from mistlab.job.prediction import Prediction
+from mistlab.schedule.context_ways import GATHER, RING
 from simulators.symbolic import SymbolicPredictor
 
 ROW = {
@@ -74,6 +75,26 @@ def test_software_is_told_by_its_name(engine: str, more: dict[str, str], name: s
 def test_litgpt_recomputes_where_it_shards(gpus: str, said: str, way: str) -> None:
     found = run(engine="litgpt (Fabric)", gpus=gpus, recompute=said)
     assert (found.recompute.way, found.saves_unsaid) == (way, False)
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus", "way"),
+    [("gemma-2b/lora", 1, "none"), ("phi-2/full", 2, "full"), ("gemma-2b/full", 4, "full")],
+)
+def test_litgpt_runs_on_the_gpus_of_its_file(config: str, gpus: int, way: str) -> None:
+    notes = f"epochs 2; config file {config}.yaml"
+    small = run(engine="litgpt (Fabric)", gpus="4", recompute="", notes=notes)
+    assert (small.num_gpus, small.recompute.way) == (gpus, way)
+    text = f"gpus 4 are those of the machine: the run uses {gpus}"
+    assert (text in small.notes) == (gpus < 4)
+
+
+@pytest.mark.parametrize(
+    ("cells", "way"), [({"cp": "8"}, GATHER), ({"sp_ulysses": "8"}, RING), ({}, RING)]
+)
+def test_torch_gathers_keys_of_context_parallel_ranks(cells: dict[str, str], way: int) -> None:
+    sharded = job_of(run(gpus="8", zero="fsdp", **cells))
+    assert sharded.job.plan.stages[0].context_exchange == way
 
 
 @pytest.mark.parametrize(
@@ -161,6 +182,30 @@ def stage_of(one: Configuration) -> float:
 )
 def test_a_cap_is_no_length(kind: str, tokens: int) -> None:
     assert run(sequence_length="8192", length_kind=kind).sequence_length == tokens
+
+
+@pytest.mark.parametrize(
+    ("notebook", "cap", "tokens"),
+    [
+        ("nb/Llama3_(8B)-Alpaca.ipynb", "2048", 1304),
+        ("nb/Llama3_(8B)-Conversational.ipynb", "2048", 2048),
+        ("nb/Gemma4_(31B)-Text.ipynb", "8192", 4096),
+        ("", "2048", 1304),
+    ],
+)
+def test_conversations_fill_a_cap_and_instructions_do_not(
+    notebook: str, cap: str, tokens: int
+) -> None:
+    kind = "cap; variable (dataset of the notebook)"
+    chat = run(engine="Unsloth", source_url=notebook, length_kind=kind, sequence_length=cap)
+    assert chat.sequence_length == tokens
+
+
+def test_a_length_copied_wrong_is_that_of_the_script() -> None:
+    cells = {"source_url": "nb/gpt_oss_(20B)_500K_Context_Fine_tuning.ipynb"}
+    long = run(engine="Unsloth", sequence_length="500", **cells)
+    assert (long.sequence_length, long.engine, long.loss) == (500_000, "trainer-tiled", "chunked")
+    assert "sequence_length 500 is 500,000 in the run's script" in long.notes
 
 
 def test_sequences_are_padded_for_the_ranks_that_share_them() -> None:
