@@ -4,7 +4,7 @@ Axes: C candidates, S strategies, K kinds of slots, P phases, N slots; the four 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 
 import numpy as np
@@ -21,7 +21,11 @@ from mistlab.cost.beside_sends import (
     longest_slots,
     slots_beside_sends,
 )
-from mistlab.cost.offloaded_weights import ends_if_gathered, least_ends_if_gathered
+from mistlab.cost.layer_recurrences import (
+    ends_if_gathered,
+    least_ends_if_gathered,
+    without_leaving_s,
+)
 from mistlab.cost.side_by_side import AHEAD, LINK, until
 from mistlab.cost.slot_work import (
     HERE,
@@ -29,6 +33,8 @@ from mistlab.cost.slot_work import (
     NOTHING,
     UPPER,
     SlotWork,
+    gathers_each_pass,
+    in_slots,
     shared_turns,
     slot_ends,
     slots_of_first_layers,
@@ -38,147 +44,7 @@ from mistlab.cost.slot_work import (
 )
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.schedule.slots import PHASES, SHARDED_GRADIENTS, SHARDED_WEIGHTS, Phase
-
-# Computes the first forward pass, in which a stage also runs the optimizer steps of its layers.
-
-# These kinds of tasks belong to a layer's optimizer step.
-OF_STEPS = frozenset({"S", "P", "G", "O"})
-
-_AWAY = STREAMS.index("device_to_host")
-_NOT_AWAY: Sequence[str] = [stream for stream in STREAMS if stream != STREAMS[_AWAY]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FirstPass:
-    """The seconds of each candidate's first forward pass, with and without the optimizer steps that
-    run in it.
-
-    ``unawaited`` are seconds of copies at the ends of time slots, for which no layer waits; of
-    these the stage's next pass waits for ``after``. ``stepped`` is the time of the pass if all
-    optimizer steps had run before, for stages that offload states or weights. ``block_steps`` and
-    ``end_steps`` are the arithmetic of the steps of blocks with offloaded weights, and of other
-    layers, without the first layer. ``passing`` is the pass's arithmetic, in lower bounds. ``late``
-    is the time of the pass if its micro-batch comes late, zero where the other fields give it.
-    """
-
-    unawaited: Floats
-    after: Floats
-    stepped: Floats
-    block_steps: Floats
-    end_steps: Floats
-    passing: Floats
-    late: Floats
-
-    def chosen(self, rows: Rows | slice) -> "FirstPass":
-        """Select the candidates with these indices."""
-        parts = (getattr(self, entry.name) for entry in fields(self))
-        # A stage that offloads nothing has a single zero for all candidates.
-        return FirstPass(*(part if len(part) == 1 else part[rows] for part in parts))
-
-    @classmethod
-    def least(cls, ends: Sequence["FirstPass"]) -> "FirstPass":
-        """The smallest times of the candidates, for lower bounds of the first forward pass."""
-        names = [entry.name for entry in fields(cls)]
-        return cls(*(np.minimum(*(getattr(end, name) for end in ends)) for name in names))
-
-    def within_s(
-        self,
-        whole_s: Floats,
-        forward_s: Floats,
-        blocks: Ints,
-        offloads_weights: Bools,
-    ) -> Floats:
-        """By how many seconds the first micro-batch's forward pass takes longer than a steady one.
-
-        The first pass takes ``whole_s``, a steady one ``forward_s``. Optimizer steps need no
-        activations, so they may run before a first micro-batch that comes late. With offloaded
-        weights only two blocks can step before it, since buffers have no room for more; meanwhile
-        the states of a third block are fetched. The other blocks step during the pass.
-        """
-        others = np.maximum(blocks - 1, 1)
-        ahead = np.minimum(1.0, AHEAD / others)
-        held_s = np.where(blocks > AHEAD, self.block_steps / others + ahead * self.end_steps, 0.0)
-        steps_s = np.maximum(whole_s - self.stepped, 0.0) * (1 - ahead) + held_s
-        stepping_s = self.block_steps * (1 - 1 / others) + self.end_steps
-        least_s = self.passing + np.where(blocks > AHEAD, stepping_s, 0.0)
-        steps_s = np.where(self.passing > 0, least_s - self.stepped, steps_s)
-        passed_s = self.stepped + np.where(offloads_weights, steps_s, 0.0)
-        passed_s = np.where(self.late > 0, self.late, passed_s)
-        return np.where(self.stepped > 0, passed_s - forward_s, np.zeros_like(forward_s))
-
-
-# The number of fields of ``FirstPass`` that are sums over layers: all but ``late``.
-PARTS = len(fields(FirstPass)) - 1
-
-
-def first_slots(
-    seconds: TaskSeconds,
-    kinds: Ints,
-    whole: tuple[Floats, Floats],
-    stepped: Floats,
-    usual: Floats,
-    *,
-    is_least: bool,
-) -> Floats:
-    """The seconds of layers in the first forward pass: the fields of ``FirstPass``, for each
-    combination of a layer's type and its neighbours' types.
-
-    ``whole`` has the tasks' seconds and their ends in each layer's time slot, ``stepped`` the
-    seconds without optimizer steps (4, K, S). A steady slot takes ``usual`` seconds (K, S). The
-    result is (6, K, S). In lower bounds (``is_least``) the next pass waits for nothing.
-    """
-    columns, (below, here, above) = seconds.columns, kinds.T
-    parts = np.zeros((PARTS, *usual.shape))
-    unawaited, after, stepped_s, block_steps, end_steps, passing = parts
-    weights, state = (with_nothing(seconds.alone(kind, ">")) for kind in ("P", "O"))
-    chosen = np.flatnonzero((weights + state).any(axis=0))
-    if not len(chosen):
-        return parts
-    weights, state = weights[:, chosen], state[:, chosen]
-    swaps, keeps = (columns[f"offload_{kind}"][chosen] > 0 for kind in ("weights", "activations"))
-
-    # Offloaded activations queue behind the last block's optimizer states, and the head waits for
-    # both.
-    is_last = (above == NOTHING)[:, None] | (~keeps & ((weights + state)[above] == 0))
-    last = np.flatnonzero(is_last.any(axis=1))
-    at_last = np.ix_(last, chosen)
-    work, ends = (one[:, last[:, None], chosen] for one in whole)
-    without_weights = work.copy()
-    without_weights[_AWAY] = np.maximum(work[_AWAY] - weights[here[last]], 0.0)
-    # Weights that every rank holds whole are gathered with their optimizer step, not with the
-    # forward pass.
-    kept = stepped[:, :, chosen]
-    kept[LINK] *= seconds.zero[chosen] >= SHARDED_WEIGHTS
-    both = np.concatenate([kept, without_weights], axis=1)
-    both_ends = slot_ends(seconds, both, is_least, chosen)
-    kept_ends, left_ends = both_ends[:, : len(kinds)], both_ends[:, len(kinds) :]
-
-    computed = until(_NOT_AWAY, ends, work)
-    # While the last block's states are offloaded, the block before it and the head compute.
-    forward = with_nothing(seconds.alone("F", ""))[:, chosen]
-    hidden = (forward[below] + forward[above])[last]
-    left = until(STREAMS, left_ends, without_weights)
-    is_last = is_last[last]
-    unawaited[at_last] = np.where(is_last, until(STREAMS, ends, work) - computed, 0.0)
-    if not is_least:
-        after[at_last] = np.where(is_last, np.maximum(left - computed - hidden, 0.0), 0.0)
-    stepped_s[:, chosen] = np.where(swaps, until(STREAMS, kept_ends, kept), usual[:, chosen])
-    kept_computed = until(_NOT_AWAY, kept_ends[:, last], kept[:, last])
-    stepped_s[at_last] = np.where(is_last, kept_computed, stepped_s[at_last])
-
-    stepping, swapped = with_nothing(seconds.alone("S", ""))[above][:, chosen], weights[above] > 0
-    block_steps[:, chosen] = np.where(swapped, stepping, 0.0)
-    end_steps[:, chosen] = np.where(swapped, 0.0, stepping)
-    if is_least:
-        passed_s = with_nothing(seconds.alone("F", "") + seconds.tensor_s["forward"])
-        passing[:, chosen] = passed_s[here][:, chosen]
-        if len(seconds.model.types.kinds) > 1:
-            # The blocks that run their optimizer steps before the micro-batch arrives may be the
-            # largest ones, so in a lower bound no block's step lengthens the pass.
-            block_steps[:] = 0.0
-    return parts
-
+from mistlab.schedule.slots import PHASES, Phase
 
 # Computes the seconds of each layer in a pass, with the transfers that overlap with it.
 
@@ -189,7 +55,9 @@ _FIRST, _FORWARD, _BACKWARD, _LAST = (
 # The number of the phase between two passes (the "turn"), in which one pass ends while the next
 # begins.
 _TURN = len(PHASES)
+_AWAY = STREAMS.index("device_to_host")
 _COMPUTING = ("compute",)
+_NOT_AWAY = tuple(stream for stream in STREAMS if stream != STREAMS[_AWAY])
 _NOT_REDUCING = tuple(stream for stream in STREAMS if stream != "gpu_to_gpu")
 
 
@@ -250,6 +118,9 @@ class PassSlots:
             part.reshape(*shaped.shape, lasting.shape[1])
             for part, shaped in zip(np.split(lasting, [first, last]), places, strict=True)
         )
+        if kept == "least":
+            # Reductions of the last pass may be hidden beside longer copies.
+            self.inside[_LAST][:, self.work.evicts] = self.inside[_BACKWARD][:, self.work.evicts]
 
     def last_computed(self) -> Floats:
         """The seconds of each layer in the last backward pass, without gradient reductions."""
@@ -261,7 +132,9 @@ class PassSlots:
         """The seconds of each layer in a steady backward pass until its gradient can be sent back.
 
         Of the last slot, only the time until its layer has computed counts; but if gradients are
-        offloaded or layers are fetched further ahead, the whole slot counts. The result is (K', S).
+        offloaded or layers are fetched further ahead, the whole slot counts. In lower bounds no
+        layer waits for gradients that leave, since these may leave in any slot. The result is
+        (K', S).
         """
         if self._seconds.model.template.depth != 1:
             return np.asarray(self.inside[_BACKWARD])
@@ -272,6 +145,13 @@ class PassSlots:
         lengths[last, stay] = until(
             _COMPUTING, self._ends[:, rows, stay], self._alone[:, rows, stay]
         )
+        evicts = self.work.evicts
+        if self._kept == "least" and len(evicts):
+            inside = np.flatnonzero(self.is_inside)[:, None]
+            alone = self.work.alone(("backward",), without={"R"})[:, 0, inside, evicts]
+            fetched_s = self._fetched_s[:, self._rows_inside(_BACKWARD, _BACKWARD)][..., evicts]
+            slowed = in_slots(self._seconds.slowed_by("least"), alone, evicts)
+            lengths[:, evicts] = without_leaving_s(alone, fetched_s, slowed)
         return np.asarray(lengths)
 
     def arithmetic(self) -> Floats:
@@ -371,9 +251,10 @@ class PassSlots:
         first, is_least = self._rows_inside(_FIRST, _FIRST), self._kept == "least"
         lasting[first] = slots_of_stepping(work, lasting[first], is_least=is_least)
         if self._kept == "own":
-            rows = self._rows_inside(_FORWARD, _LAST)
-            inside_s = slots_of_leaving(work, self._alone[:, rows], lasting[rows])
-            lasting[rows] = slots_of_first_layers(work, inside_s)
+            rows = self._rows_inside(_FORWARD, _BACKWARD)
+            lasting[rows] = slots_of_leaving(work, self._alone[:, rows], lasting[rows])
+            forward = self._rows_inside(_FORWARD, _FORWARD)
+            lasting[forward] = slots_of_first_layers(work, lasting[forward])
 
     def _rows_inside(self, first: int, last: int) -> slice:
         """The row numbers of layers inside passes from phase ``first`` to ``last``, in a table."""
@@ -382,6 +263,140 @@ class PassSlots:
 
 
 # Computes the times of a stage's passes as sums over the layers of each phase.
+
+# These kinds of tasks belong to a layer's optimizer step.
+OF_STEPS = frozenset({"S", "P", "G", "O"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FirstPass:
+    """The seconds of each candidate's first forward pass, with and without the optimizer steps that
+    run in it.
+
+    ``unawaited`` are seconds of copies at the ends of time slots, for which no layer waits; of
+    these the stage's next pass waits for ``after``. ``stepped`` is the time of the pass if all
+    optimizer steps had run before, for stages that offload states or weights. ``block_steps`` and
+    ``end_steps`` are the arithmetic of the steps of blocks with offloaded weights, and of other
+    layers, without the first layer. ``passing`` is the pass's arithmetic, in lower bounds. ``late``
+    is the time of the pass if its micro-batch comes late, zero where the other fields give it.
+    """
+
+    unawaited: Floats
+    after: Floats
+    stepped: Floats
+    block_steps: Floats
+    end_steps: Floats
+    passing: Floats
+    late: Floats
+
+    def chosen(self, rows: Rows | slice) -> "FirstPass":
+        """Select the candidates with these indices."""
+        parts = (getattr(self, entry.name) for entry in fields(self))
+        # A stage that offloads nothing has a single zero for all candidates.
+        return FirstPass(*(part if len(part) == 1 else part[rows] for part in parts))
+
+    @classmethod
+    def least(cls, ends: Sequence["FirstPass"]) -> "FirstPass":
+        """The smallest times of the candidates, for lower bounds of the first forward pass."""
+        names = [entry.name for entry in fields(cls)]
+        return cls(*(np.minimum(*(getattr(end, name) for end in ends)) for name in names))
+
+    def within_s(
+        self,
+        whole_s: Floats,
+        forward_s: Floats,
+        blocks: Ints,
+        offloads_weights: Bools,
+    ) -> Floats:
+        """By how many seconds the first micro-batch's forward pass takes longer than a steady one.
+
+        The first pass takes ``whole_s``, a steady one ``forward_s``. Optimizer steps need no
+        activations, so they may run before a first micro-batch that comes late. With offloaded
+        weights only two blocks can step before it, since buffers have no room for more; meanwhile
+        the states of a third block are fetched. The other blocks step during the pass.
+        """
+        others = np.maximum(blocks - 1, 1)
+        ahead = np.minimum(1.0, AHEAD / others)
+        held_s = np.where(blocks > AHEAD, self.block_steps / others + ahead * self.end_steps, 0.0)
+        steps_s = np.maximum(whole_s - self.stepped, 0.0) * (1 - ahead) + held_s
+        stepping_s = self.block_steps * (1 - 1 / others) + self.end_steps
+        least_s = self.passing + np.where(blocks > AHEAD, stepping_s, 0.0)
+        steps_s = np.where(self.passing > 0, least_s - self.stepped, steps_s)
+        passed_s = self.stepped + np.where(offloads_weights, steps_s, 0.0)
+        passed_s = np.where(self.late > 0, self.late, passed_s)
+        return np.where(self.stepped > 0, passed_s - forward_s, np.zeros_like(forward_s))
+
+
+# The number of fields of ``FirstPass`` that are sums over layers: all but ``late``.
+PARTS = len(fields(FirstPass)) - 1
+
+
+def first_slots(
+    seconds: TaskSeconds,
+    kinds: Ints,
+    whole: tuple[Floats, Floats],
+    stepped: Floats,
+    usual: Floats,
+    *,
+    is_least: bool,
+) -> Floats:
+    """The seconds of layers in the first forward pass: the fields of ``FirstPass``, for each
+    combination of a layer's type and its neighbours' types.
+
+    ``whole`` has the tasks' seconds and their ends in each layer's time slot, ``stepped`` the
+    seconds without optimizer steps (4, K, S). A steady slot takes ``usual`` seconds (K, S). The
+    result is (6, K, S). In lower bounds (``is_least``) the next pass waits for nothing.
+    """
+    columns, (below, here, above) = seconds.columns, kinds.T
+    parts = np.zeros((6, *usual.shape))
+    unawaited, after, stepped_s, block_steps, end_steps, passing = parts
+    weights, state = (with_nothing(seconds.alone(kind, ">")) for kind in ("P", "O"))
+    chosen = np.flatnonzero((weights + state).any(axis=0))
+    if not len(chosen):
+        return parts
+    weights, state = weights[:, chosen], state[:, chosen]
+    swaps, keeps = (columns[f"offload_{kind}"][chosen] > 0 for kind in ("weights", "activations"))
+
+    # Offloaded activations queue behind the last block's optimizer states, and the head waits for
+    # both.
+    is_last = (above == NOTHING)[:, None] | (~keeps & ((weights + state)[above] == 0))
+    last = np.flatnonzero(is_last.any(axis=1))
+    at_last = np.ix_(last, chosen)
+    work, ends = (one[:, last[:, None], chosen] for one in whole)
+    without_weights = work.copy()
+    without_weights[_AWAY] = np.maximum(work[_AWAY] - weights[here[last]], 0.0)
+    # Weights that every rank holds whole are gathered with their optimizer step, not with the
+    # forward pass.
+    kept = stepped[:, :, chosen]
+    kept[LINK] *= gathers_each_pass(seconds)[chosen]
+    both = np.concatenate([kept, without_weights], axis=1)
+    both_ends = slot_ends(seconds, both, is_least, chosen)
+    kept_ends, left_ends = both_ends[:, : len(kinds)], both_ends[:, len(kinds) :]
+
+    computed = until(_NOT_AWAY, ends, work)
+    # While the last block's states are offloaded, the block before it and the head compute.
+    forward = with_nothing(seconds.alone("F", ""))[:, chosen]
+    hidden = (forward[below] + forward[above])[last]
+    left = until(STREAMS, left_ends, without_weights)
+    is_last = is_last[last]
+    unawaited[at_last] = np.where(is_last, until(STREAMS, ends, work) - computed, 0.0)
+    if not is_least:
+        after[at_last] = np.where(is_last, np.maximum(left - computed - hidden, 0.0), 0.0)
+    stepped_s[:, chosen] = np.where(swaps, until(STREAMS, kept_ends, kept), usual[:, chosen])
+    kept_computed = until(_NOT_AWAY, kept_ends[:, last], kept[:, last])
+    stepped_s[at_last] = np.where(is_last, kept_computed, stepped_s[at_last])
+
+    stepping, swapped = with_nothing(seconds.alone("S", ""))[above][:, chosen], weights[above] > 0
+    block_steps[:, chosen] = np.where(swapped, stepping, 0.0)
+    end_steps[:, chosen] = np.where(swapped, 0.0, stepping)
+    if is_least:
+        passed_s = with_nothing(seconds.alone("F", "") + seconds.tensor_s["forward"])
+        passing[:, chosen] = passed_s[here][:, chosen]
+        if len(seconds.model.types.kinds) > 1:
+            # The blocks that run their optimizer steps before the micro-batch arrives may be the
+            # largest ones, so in a lower bound no block's step lengthens the pass.
+            block_steps[:] = 0.0
+    return parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -392,7 +407,8 @@ class PassSeconds:
 
     ``through`` is the time from when a micro-batch arrives at an idle stage until its output (in a
     backward pass, its gradient) can be sent. ``last_computed`` is the time inside the last backward
-    pass without reductions, which go on after it. ``opening`` comes before a steady forward pass by
+    pass without reductions, which go on after it; where gradients are offloaded, those go on for
+    ``reducing``. ``opening`` comes before a steady forward pass by
     itself, ``first_opening`` before the first forward pass, ``last_closing`` after the last
     backward pass. A forward pass that follows a backward pass is longer by ``turn_at_first_layer``.
     ``beside_sends`` says how much sends slow passes and the time between them; it is empty if no
@@ -407,6 +423,7 @@ class PassSeconds:
     first: FirstPass
     through: Mapping[Phase, Floats]
     last_computed: Floats
+    reducing: Floats
     opening: Floats
     first_opening: Floats
     last_closing: Floats
@@ -430,16 +447,16 @@ class PassSeconds:
             inside=inside,
             first=self.first.chosen(rows),
             through={phase: seconds[rows] for phase, seconds in self.through.items()},
-            **{name: getattr(self, name)[rows] for name in (*_ONCE, *_ALONE)},
+            **{name: getattr(self, name)[rows] for name in (*ONCE, *ALONE)},
             beside_sends={phase: one.chosen(rows) for phase, one in self.beside_sends.items()},
         )
 
 
-_ONCE = (
-    *("last_computed", "opening", "first_opening", "last_closing"),
+ONCE = (
+    *("last_computed", "reducing", "opening", "first_opening", "last_closing"),
     *("turn_at_first_layer", "turn_at_last_layer"),
 )
-_ALONE = "computing", "step_computing", "computed_forward", "computed_backward"
+ALONE = "computing", "step_computing", "computed_forward", "computed_backward"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -455,12 +472,15 @@ class PassSums:
     computed: bool
     queued: Floats | None = None
     late: Floats | None = None
+    backwards: Floats | None = None
 
     def chosen(self, rows: Rows) -> "PassSums":
         """Select the candidates with these indices."""
-        queued = None if self.queued is None else self.queued.take(rows, axis=1)
-        late = None if self.late is None else self.late.take(rows)
-        return PassSums(self.values.take(rows, axis=1), self.steps, self.computed, queued, late)
+        columns = {name: getattr(self, name) for name in ("values", "queued", "late", "backwards")}
+        chosen = {
+            name: of_all.take(rows, -1) for name, of_all in columns.items() if of_all is not None
+        }
+        return replace(self, **chosen)
 
     def passes(self) -> PassSeconds:
         """Compute the pass times of each candidate from the sums over its layers."""
@@ -478,6 +498,7 @@ class PassSums:
         late = np.zeros(1) if self.late is None else self.late
         first = FirstPass(*(*parts, late))
         inside_s["first_forward"] = inside_s["first_forward"] - first.unawaited
+        reducing = nothing
         if self.queued is not None:
             last_computed, inside_s["last_backward"] = (
                 np.where(queued_s > 0, queued_s, of_slots)
@@ -485,11 +506,25 @@ class PassSums:
                     self.queued, (last_computed, inside_s["last_backward"]), strict=True
                 )
             )
+        if self.backwards is not None:
+            # Gradients leave while later layers compute, for which slots as barriers are too long.
+            steady_s, last_s, over_s, reducing_s = self.backwards
+            has, steady_s = steady_s > 0, np.minimum(steady_s, inside_s["backward"])
+            whole_s = inside_s["last_backward"] + last_closing
+            # Lower bounds take the last pass for at least as long as a steady one.
+            least_s = np.maximum(whole_s, inside_s["backward"] + last_closing)
+            whole_s = np.where(has, np.maximum(least_s, over_s), whole_s)
+            through_backward_s = np.where(has, steady_s, through_backward_s)
+            of_last = inside_s["backward"] + last_s - steady_s
+            inside_s["last_backward"] = np.where(has, of_last, inside_s["last_backward"])
+            last_closing = whole_s - inside_s["last_backward"]
+            reducing = reducing_s
         return PassSeconds(
             inside=inside_s,
             first=first,
             through={"forward": inside_s["forward"], "backward": through_backward_s},
             last_computed=last_computed,
+            reducing=reducing,
             opening=opening,
             first_opening=first_opening,
             last_closing=last_closing,
@@ -560,39 +595,3 @@ def longest_beside_sends(seconds: TaskSeconds, kinds: Ints, summed: Sums) -> Map
         longest_s = longest_slots(seconds, turns[:, where])
         longest.append(((beside_sends(seconds, turns[:, where]) * longest_s)[None], where))
     return dict(zip((*STEADY, *TURNS), summed(longest), strict=True))
-
-
-def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Floats]) -> PassSeconds:
-    """Lower bounds of the pass times of all candidates with choices in given ranges.
-
-    They are made from two ``ends`` of the ranges, with the smallest offload ratios; ``longest_s``
-    is from ``longest_beside_sends``.
-
-    The number of each kind of slot is linear in the number of recomputed blocks. So each sum of
-    slots rises or falls all the way between the two ends, and is least at one of them.
-    """
-
-    def least(sums: Sequence[Mapping[Phase, Floats]]) -> Mapping[Phase, Floats]:
-        return {phase: np.minimum(*(own[phase] for own in sums)) for phase in sums[0]}
-
-    inside = least([end.inside for end in ends])
-    return PassSeconds(
-        inside=inside,
-        first=FirstPass.least([end.first for end in ends]),
-        through=least([end.through for end in ends]),
-        **{name: np.minimum(*(getattr(end, name) for end in ends)) for name in _ONCE},
-        beside_sends={
-            phase: BesideSend.of_box(
-                [end.beside_sends[phase] for end in ends],
-                longest_s.get(phase, 0.0),
-            )
-            for phase in ends[0].beside_sends
-        },
-        **{name: getattr(ends[0], name) for name in _ALONE},
-    )
-
-
-def reduces_in_place(seconds: TaskSeconds) -> Bools:
-    """Whether gradients are reduced without holding up any layer, for each strategy."""
-    in_place = (seconds.zero < SHARDED_GRADIENTS) & (seconds.columns["offload_gradients"] == 0)
-    return np.asarray(in_place)

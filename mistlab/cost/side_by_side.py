@@ -1,7 +1,7 @@
-"""Computes how much the concurrent streams of a GPU (arithmetic, collectives, host copies) slow one
-another down, and how long overlapping work then takes.
+"""Computes how long overlapping work takes on the concurrent streams of a GPU (arithmetic,
+collectives, host copies), which slow one another down.
 
-Axes: G measured shapes, J streams of a set, C cases, B blocks; the four streams first.
+Axes: C cases, B blocks; the four streams first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,91 +15,7 @@ from numpy.typing import NDArray
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.core.distinct import distinct_rows
-from mistlab.machine.slowdowns import (
-    COMPUTE,
-    SHARED_SETS,
-    STREAMS,
-    GroupSlowdowns,
-    Interference,
-    Slowdown,
-)
-
-# Derives how much streams slow one another down while a group of ranks of any size communicates,
-# from the sizes that were measured.
-
-# Of the measured sizes of groups, nearer ones count more: a size that is this many doublings away
-# has its weight divided by e.
-NEAR_DOUBLINGS = 0.5
-# The ridge penalty of the regression of slowdown factors on the size of the group; it limits
-# extrapolation far from all measured sizes.
-DAMPING = 0.02
-
-
-def slowdowns_of_group(machine: Interference, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
-    """The slowdown factors of streams while a group of ranks of this shape (GPUs in a node, nodes)
-    communicates: measured, or derived from other shapes.
-    """
-    for group in machine.groups:
-        if (group.gpus_in_node, group.nodes) == (gpus_in_node, nodes):
-            return group
-    return _derived(
-        machine.groups,
-        gpus_in_node=gpus_in_node,
-        nodes=nodes,
-        shared_links=machine.shared_links,
-    )
-
-
-def _derived(
-    groups: Sequence[GroupSlowdowns], *, gpus_in_node: int, nodes: int, shared_links: bool
-) -> GroupSlowdowns:
-    """The slowdown factors of streams while a group of this shape communicates, derived from those
-    of the measured shapes.
-    """
-    alike = [group for group in groups if (group.nodes > 1) == (nodes > 1)] or groups
-    influence = _influence([(g.gpus_in_node, g.nodes) for g in alike], (gpus_in_node, nodes))
-    slowdowns = []
-    for streams in SHARED_SETS:
-        factors = np.array([group.factors(streams) for group in alike])
-        work = [_work(streams, g.gpus_in_node * g.nodes, shared_links) for g in alike]
-        capacities = np.sum(work / factors, axis=1)
-        expected = np.exp(influence @ np.log(factors))
-        capacity = np.exp(influence @ np.log(capacities))
-        of_shape = _work(streams, gpus_in_node * nodes, shared_links)
-        scaled = expected * np.where(of_shape > 0, np.sum(of_shape / expected) / capacity, 1)
-        slowdowns.append(
-            Slowdown(streams=streams, factors=tuple(float(f) for f in np.maximum(scaled, 1)))
-        )
-    return GroupSlowdowns(gpus_in_node=gpus_in_node, nodes=nodes, slowdowns=tuple(slowdowns))
-
-
-def _work(streams: tuple[str, ...], gpus: int, shared_links: bool) -> Floats:
-    """How much each stream of a set loads the links if it runs alone; a host copy counts as 1.
-
-    Communication uses both directions, and sends all but the GPU's own part of a message.
-    """
-    copies = sum(stream in ("host_to_device", "device_to_host") for stream in streams)
-    traffic = (1 - 1 / gpus) if shared_links and copies else 1
-    work = {"compute": 0, "gpu_to_gpu": traffic * max(copies, 1)}
-    return np.array([work.get(stream, 1) for stream in streams], dtype=np.float64)
-
-
-def _influence(measured: Sequence[tuple[int, int]], shape: tuple[int, int]) -> Floats:
-    """The weights by which values of measured shapes are averaged to get one of another shape."""
-    sizes, size = _sizes(measured), _sizes([shape])[0]
-    doublings = np.abs(np.log2(np.array(measured) / shape)).sum(axis=1)
-    near = np.exp(-doublings / NEAR_DOUBLINGS)
-    mean = near / near.sum()
-    centred = sizes - mean @ sizes
-    weighted = near * centred.T
-    slopes = np.linalg.solve(weighted @ centred + DAMPING * np.eye(len(size)), weighted)
-    # The slopes have no effect on a value that is equal for all measured shapes.
-    return np.asarray(mean + (size - mean @ sizes) @ slopes)
-
-
-def _sizes(shapes: Iterable[tuple[int, int]]) -> Floats:
-    return np.array([(gpus / 2, np.log2(nodes)) for gpus, nodes in shapes])
-
+from mistlab.machine.slowdowns import COMPUTE, STREAMS, GroupSlowdowns
 
 # Computes how long work takes on the four streams of a GPU that run at the same time.
 
@@ -152,6 +68,12 @@ class SlowedBy:
     def chosen(self, cases: Rows) -> Self:
         """Select the cases with these indices."""
         return type(self)(self.table, self.first[cases], self.size)
+
+    @property
+    def beside_any(self) -> Self:
+        """The factors of a table of ``lowered`` ones if any streams may have work at first."""
+        first = self.place(np.full(self.first.shape, len(BESIDE) - 1, dtype=np.uint8))
+        return type(self)(self.table, first, len(BESIDE))
 
     def place(self, begun: NDArray[np.uint8]) -> Rows:
         """The column of the table that has the factors for no busy streams, for each case.
@@ -370,52 +292,96 @@ def slots_in_turn(
     left, lasts = (np.zeros_like(reduced[0]), np.zeros_like(reduced[0])), []
     for number in range(slots):
         here, after = number % 2, (number + 1) % 2
-        gathered = np.maximum(alone[here][LINK] - reduced[here], 0.0)
-        on_link = left[0], gathered, reduced[after]
-        leaving = left[1], alone[after][AWAY]
-        lasts_s, left = slot_after(alone[here], slowed_by, on_link, leaving)
-        lasts.append(lasts_s[distinct.index])
+        leaves = reduced[after], alone[after][AWAY]
+        work = work_of_slot(alone[here], reduced[here], left, leaves)
+        lasts.append(slot_after(work, slowed_by)[distinct.index])
+        left = work[REDUCED], work[LEAVES]
     return lasts, (left[0][distinct.index], left[1][distinct.index])
 
 
-def slot_after(
-    alone: Floats,
-    slowed_by: SlowedBy,
-    on_link: tuple[Floats, Floats, Floats],
-    leaving: tuple[Floats, Floats],
-) -> tuple[Floats, tuple[Floats, Floats]]:
-    """The seconds of one layer, and the seconds of its own gradient reduction and offload that are
-    left when its time slot ends.
+# The work in the time slot of a layer, in the order in which each stream does it: arithmetic;
+# on the link the reduction of the layer before, the gather of the next layer's weights and the
+# layer's own reduction; from the host the weights that are then gathered, and all else; to the host
+# what the layer before has left, and what this layer leaves.
+COMPUTED, BEFORE, GATHERED, REDUCED, COPIED, FETCHED, LEFT, LEAVES = range(8)
+SLOT_WORK = 8
+_STREAM_OF_WORK = np.array([COMPUTE, LINK, LINK, LINK, _FROM_HOST, _FROM_HOST, AWAY, AWAY])
+# Sets of work that is not done, twice: in the second half, the layer's own reduction has begun.
+_HALF = 1 << SLOT_WORK
+_SETS = np.arange(2 * _HALF)
 
-    The link finishes the previous layer's reduction, gathers weights, and reduces the gradients of
-    this layer, which are then offloaded. A layer's time slot ends when the work that it began with
-    has ended. The offload of its own data, and the reduction before it, start as soon as the layer
-    has computed. If the slot lasts longer, because it waits for copies, part of that work is done
-    before the next slot, which may then be shorter.
+
+def _of_sets() -> tuple[Bools, Bools, Ints]:
+    """For each set of a slot's work that is not done: which work runs (8, sets), whether the slot
+    goes on (four ways, one after another), and which streams are busy.
+
+    The slot does not close the pass, or does; reductions do not hold layers up, or do.
     """
-    (before, gathered, reduced), (left, offload) = on_link, leaving
-    elapsed, rest = np.zeros(alone.shape[1]), alone.copy()
+    is_left: Bools = _SETS >> np.arange(SLOT_WORK)[::-1, None] & 1 > 0
+    computes, reduces, gathers, reduced, copies, fetches, leaves, _ = is_left
+    runs = is_left.copy()
+    # No gather interrupts a reduction.
+    runs[GATHERED] &= ~(reduces | copies | (reduced & (_SETS >= _HALF)))
+    runs[REDUCED] &= ~(reduces | computes | runs[GATHERED])
+    runs[FETCHED] &= ~copies
+    runs[LEFT] &= ~reduces
+    runs[LEAVES] &= ~(leaves | computes | reduced)
+    waits = computes | gathers | copies | fetches | leaves
+    goes_on = np.concatenate([waits, waits | reduces, computes, computes])
+    return runs, goes_on, np.bitwise_or.reduce(runs * BITS[_STREAM_OF_WORK][:, None], axis=0)
+
+
+_RUNNING, _GOING_ON, _BUSY = _of_sets()
+
+
+def work_of_slot(
+    alone: Floats, reduced: Floats, left: tuple[Floats, Floats], leaves: tuple[Floats, Floats]
+) -> Floats:
+    """The work of a time slot (8, C) whose streams work for ``alone`` (4, C), of which the link
+    reduces for ``reduced`` seconds.
+
+    The reduction and the offload of the layer before have ``left`` seconds left; those of the
+    slot's own layer, in ``leaves``, follow its arithmetic.
+    """
+    none, gathered = np.zeros_like(reduced), np.maximum(alone[LINK] - reduced, 0.0)
+    on_link, to_host = (left[0], gathered, leaves[0]), (left[1], leaves[1])
+    return np.stack([alone[COMPUTE], *on_link, none, alone[_FROM_HOST], *to_host])
+
+
+def slot_after(
+    work: Floats,
+    slowed_by: SlowedBy,
+    *,
+    closes: Bools | bool = False,
+    holds: Bools | bool = True,
+) -> Floats:
+    """The seconds of one layer's time slot (C); afterwards ``work`` (8, C) has what is left of it.
+
+    A slot ends when its layer has computed, the next layer's data is there, and the layer before is
+    reduced and offloaded. The reduction and then the offload of its own layer start as soon as the
+    layer has computed. If the slot lasts longer, because it waits for copies, part of that work is
+    done before the next slot, which may then be shorter. Weights that are copied from the host are
+    gathered afterwards.
+
+    A slot that ``closes`` a pass ends when its layer has computed. Where reductions do not
+    ``hold`` layers up, none waits for the reduction of a layer that offloads nothing.
+    """
+    factors, elapsed = slowed_by.table[_STREAM_OF_WORK], np.zeros(work.shape[1])
+    ways = len(_SETS) * (2 * np.asarray(closes, dtype=np.intp) + holds)
+    begun = np.zeros(work.shape[1], dtype=np.intp)
     while True:
-        reduces, gathers, leaves = before > 0, gathered > 0, left > 0
-        computes = rest[COMPUTE] > 0
-        reduction = np.where(computes, 0.0, reduced)
-        rest[LINK] = np.where(reduces, before, np.where(gathers, gathered, reduction))
-        offloads = ~leaves & ~computes & (reduced <= 0)
-        rest[AWAY] = np.where(leaves & ~reduces, left, np.where(offloads, offload, 0.0))
-        goes_on = computes | (rest[_FROM_HOST] > 0) | reduces | gathers | leaves
+        is_left = np.packbits(work > 0, axis=0)[0] + begun
+        goes_on = _GOING_ON.take(ways + is_left)
         if not goes_on.any():
-            return elapsed, (reduced, offload)
-        busy = rest > 0
-        slowed = slowed_by.table.take(slowed_by.first + sets_of(busy), axis=1)
-        ahead = np.where(busy, rest * slowed, np.inf)
+            return elapsed
+        runs = _RUNNING.take(is_left, axis=1)
+        slowed = factors.take(slowed_by.first + _BUSY.take(is_left), axis=1)
+        ahead = np.where(runs, work * slowed, np.inf)
         step = np.where(goes_on, ahead.min(axis=0), 0.0)
-        is_link, is_away = busy[LINK], busy[AWAY]
-        rest = np.where(busy & (ahead <= step), 0.0, np.maximum(rest - step / slowed, 0.0))
-        before = np.where(reduces, rest[LINK], before)
-        gathered = np.where(is_link & ~reduces & gathers, rest[LINK], gathered)
-        reduced = np.where(is_link & ~reduces & ~gathers, rest[LINK], reduced)
-        left = np.where(is_away & leaves, rest[AWAY], left)
-        offload = np.where(is_away & ~leaves, rest[AWAY], offload)
+        work -= np.where(runs, step / slowed, 0.0)
+        np.maximum(work, 0.0, out=work)
+        work[ahead <= step] = 0.0
+        begun |= _HALF * runs[REDUCED]
         elapsed += step
 
 
@@ -452,6 +418,7 @@ TASKS = (
     StepTask("A>", "device_to_host", -1, (("F", 0),)),
 )
 NAMES = tuple(task.name for task in TASKS)
+ROWS = {name: row for row, name in enumerate(NAMES)}
 # The numbers of equal blocks that are simulated, that fill the streams at first, and whose time is
 # then measured.
 _BLOCKS, _FILLING, MEASURED = 10, 4, 4

@@ -16,8 +16,8 @@ from mistlab.core.distinct import Sums
 from mistlab.cost.side_by_side import (
     AWAY,
     BITS,
-    LINK,
-    NAMES,
+    LEAVES,
+    ROWS,
     TASKS,
     SlowedBy,
     ends_of_streams,
@@ -26,6 +26,7 @@ from mistlab.cost.side_by_side import (
     slots_in_turn,
     stepping_s,
     until,
+    work_of_slot,
 )
 from mistlab.cost.tasks import TaskSeconds
 from mistlab.graph.layer_types import LayerTypes, type_of
@@ -363,8 +364,8 @@ _SINGULAR, _ROUNDING = 1e-9, 1e-9
 # The number of layers in a row that are simulated, and the number of last ones whose time is
 # measured.
 _SLOTS, _MEASURED = 8, 4
-# What each phase offloads: activations (A) or gradients (G).
-_LEAVING: Mapping[Phase, str] = {"forward": "A", "backward": "G", "last_backward": "G"}
+# What each steady phase offloads: activations (A) or gradients (G).
+_LEAVING: Mapping[Phase, str] = {"forward": "A", "backward": "G"}
 
 
 def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
@@ -388,7 +389,7 @@ def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
     places = phase * len(kinds) + rows[:, None], strategy
     following = SlotWork(seconds, turns[1]).alone(tuple(_LEAVING)).swapaxes(1, 2)
     slots = np.stack([alone[:, *places], following[..., phase, strategy]], axis=1)
-    from_zero = np.array([np.inf, SHARDED_GRADIENTS, 0])[phase]
+    from_zero = np.array([np.inf, SHARDED_GRADIENTS])[phase]
     reduced_s = seconds.alone("R", "")[:, strategy] * (seconds.zero[strategy] >= from_zero)
     reduced = [of_layers(reduced_s, turn[:, LOWER]) for turn in turns]
     works = [one.reshape(len(one), -1) for one in slots.swapaxes(0, 1)]
@@ -406,58 +407,46 @@ def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
 
 
 def slots_of_first_layers(work: SlotWork, usual_s: Floats) -> Floats:
-    """The seconds of each layer if its offload starts as soon as it has computed, which lengthens
-    the first layer of a pass.
+    """The seconds of each layer in a steady forward pass if its activations leave as soon as it has
+    computed, which lengthens the first layer of the pass.
 
-    Layers take ``usual_s`` (N, S) if the offload starts with the next slot, in each phase of
-    ``_LEAVING``.
-
-    While its own data is offloaded, the first slot of a pass waits longer for its copies, and the
-    time between passes has less left to offload. If a pass through equal layers and the time after
-    it together take longer, the first slot gets all of the difference. Steady backward passes are
-    not changed: their lower bounds would be loose (docs/decisions/0058-what-played-plans-have.md).
+    Layers take ``usual_s`` (K, S) if they leave with the next slot. While its own activations are
+    offloaded, the first slot of a pass waits longer for its copies, and the time between passes has
+    less left to offload. If a pass through equal layers and the time after it together take longer,
+    the first slot gets all of the difference.
     """
     seconds, kinds, longer = work.seconds, work.kinds, usual_s.copy()
-    for number, (phase, kind) in enumerate(_LEAVING.items()):
-        if phase == "backward":
-            continue
-        chosen = np.flatnonzero(seconds.alone(kind, ">").any(axis=0))
-        before, after = (LOWER, UPPER) if phase == "forward" else (UPPER, LOWER)
-        rows = np.flatnonzero((kinds[:, before] == NOTHING) & (kinds[:, after] == kinds[:, HERE]))
-        if not len(rows) or not len(chosen) or seconds.model.template.depth != 1:
-            continue
-        layers = kinds[rows, HERE]
-        # Four rows give the types of layers around the first layer of a pass, around one inside it,
-        # around its last layer, and between this pass and the next.
-        slots = np.tile(layers[:, None], (4, 1, 3))
-        slots[0, :, before] = slots[2, :, after] = slots[3, :, [HERE, after]] = NOTHING
-        alone = SlotWork(seconds, slots.reshape(-1, 3)).alone((phase, "forward", "backward"))
-        alone = alone.reshape(*alone.shape[:2], 4, len(rows), -1)[..., chosen]
-        tasks = alone[:, 0]
-        if phase == "forward":
-            tasks[:, 3] = alone[:, 1, 3] + alone[:, 2, 3]
-        reduced_s = seconds.alone("R", "") * (phase == "last_backward")
-        reduced, offloaded = (
-            of_layers(of_type, layers)[:, chosen].ravel()
-            for of_type in (reduced_s, seconds.alone(kind, ">"))
-        )
-        slowed = in_slots(seconds.slowed_by(), tasks[:, 0], chosen)
-        first, inner, last, turn = tasks.reshape(len(tasks), 4, -1).swapaxes(0, 1)
-        # The first layer of a pass has no layer before it whose data would be left to offload.
-        lasts, left = slots_in_turn([inner] * 2, [reduced] * 2, slowed, slots=_SLOTS)
-        on_link = left[0], np.maximum(last[LINK] - reduced, 0.0), reduced
-        last_s, left = slot_after(last, slowed, on_link, (left[1], offloaded))
-        rest = turn.copy()
-        rest[LINK] -= reduced - left[0]
-        rest[AWAY] -= offloaded - left[1]
-        barriers = np.stack([first, inner, last, turn, np.maximum(rest, 0.0)], axis=1)
-        barriers = barriers.reshape(len(tasks), 5, len(rows), -1)
-        ends = slot_ends(seconds, barriers, False, chosen)
-        first_s, inner_s, whole_last_s, turn_s, rest_s = until(STREAMS, ends, barriers)
-        mean_s = np.mean(lasts[-_MEASURED:], axis=0).reshape(first_s.shape)
-        slots_s = first_s + (_SLOTS - 1) * np.maximum(inner_s, mean_s) + whole_last_s + turn_s
-        played_s = (np.sum(lasts, axis=0) + last_s).reshape(first_s.shape) + rest_s
-        longer[number * len(kinds) + rows[:, None], chosen] += np.maximum(played_s - slots_s, 0.0)
+    chosen = np.flatnonzero(seconds.alone("A", ">").any(axis=0))
+    rows = np.flatnonzero((kinds[:, LOWER] == NOTHING) & (kinds[:, UPPER] == kinds[:, HERE]))
+    if not len(rows) or not len(chosen) or seconds.model.template.depth != 1:
+        return longer
+    layers = kinds[rows, HERE]
+    # Four rows give the types of layers around the first layer of a pass, around one inside it,
+    # around its last layer, and between this pass and the next.
+    slots = np.tile(layers[:, None], (4, 1, 3))
+    slots[0, :, LOWER] = slots[2, :, UPPER] = slots[3, :, [HERE, UPPER]] = NOTHING
+    alone = SlotWork(seconds, slots.reshape(-1, 3)).alone(("forward", "backward"))
+    alone = alone.reshape(*alone.shape[:2], 4, len(rows), -1)[..., chosen]
+    tasks = alone[:, 0]
+    tasks[:, 3] += alone[:, 1, 3]
+    offloaded = of_layers(seconds.alone("A", ">"), layers)[:, chosen].ravel()
+    none = np.zeros_like(offloaded)
+    slowed = in_slots(seconds.slowed_by(), tasks[:, 0], chosen)
+    first, inner, last, turn = tasks.reshape(len(tasks), 4, -1).swapaxes(0, 1)
+    # The first layer of a pass has no layer before it whose data would be left to offload.
+    lasts, left = slots_in_turn([inner] * 2, [none] * 2, slowed, slots=_SLOTS)
+    work_of_last = work_of_slot(last, none, left, (none, offloaded))
+    last_s = slot_after(work_of_last, slowed)
+    rest = turn.copy()
+    rest[AWAY] -= offloaded - work_of_last[LEAVES]
+    barriers = np.stack([first, inner, last, turn, np.maximum(rest, 0.0)], axis=1)
+    barriers = barriers.reshape(len(tasks), 5, len(rows), -1)
+    ends = slot_ends(seconds, barriers, False, chosen)
+    first_s, inner_s, whole_last_s, turn_s, rest_s = until(STREAMS, ends, barriers)
+    mean_s = np.mean(lasts[-_MEASURED:], axis=0).reshape(first_s.shape)
+    slots_s = first_s + (_SLOTS - 1) * np.maximum(inner_s, mean_s) + whole_last_s + turn_s
+    played_s = (np.sum(lasts, axis=0) + last_s).reshape(first_s.shape) + rest_s
+    longer[rows[:, None], chosen] += np.maximum(played_s - slots_s, 0.0)
     return longer
 
 
@@ -482,7 +471,7 @@ def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Flo
     if not steps_in_turn(seconds) or not len(rows):
         return usual_s
     shape = len(rows), len(chosen)
-    of_tasks = of_first_pass(seconds)[..., chosen]
+    of_tasks = of_pass(seconds, "first_forward", ROWS)[..., chosen]
     blocks = np.stack([of_tasks[:, kinds[rows, place]] for place in (HERE, UPPER)], axis=1)
     both = np.zeros((len(STREAMS), *shape))
     for task, turns in zip(TASKS, blocks, strict=True):
@@ -491,23 +480,23 @@ def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Flo
     least_s = least_together(both.reshape(len(STREAMS), -1), slowed).reshape(shape) / 2
     if not is_least:
         least_s = np.where(are_alike[:, None], usual_s[rows[:, None], chosen], least_s)
-        in_turn_s = stepping_s(blocks.reshape(len(NAMES), 2, -1), slowed).reshape(shape)
+        in_turn_s = stepping_s(blocks.reshape(len(ROWS), 2, -1), slowed).reshape(shape)
         least_s = np.maximum(in_turn_s, least_s)
     slots_s = usual_s.copy()
     slots_s[rows[:, None], chosen] = least_s
     return slots_s
 
 
-def of_first_pass(seconds: TaskSeconds) -> Floats:
-    """The seconds that each task of a first forward pass takes alone (names, T + 1, S), by type of
-    layer and strategy; the last type stands for no layer.
+def of_pass(seconds: TaskSeconds, phase: Phase, rows: Mapping[str, int]) -> Floats:
+    """The seconds that the tasks of a pass take alone (rows, T + 1, S), by type of layer and
+    strategy; the last type stands for no layer. ``rows`` has the row of each task's name.
     """
-    of_tasks = np.zeros((len(NAMES), len(seconds.model.types.names) + 1, len(seconds.zero)))
-    for task in seconds.model.template.phases["first_forward"]:
+    types, way = len(seconds.model.types.names) + 1, "forward" if "forward" in phase else "backward"
+    of_tasks = np.zeros((max(rows.values()) + 1, types, len(seconds.zero)))
+    for task in seconds.model.template.phases[phase]:
         alone = seconds.alone(task.kind, task.direction or "") * (seconds.zero >= task.from_zero)
-        if task.kind == "F":
-            alone = alone + seconds.tensor_s["forward"]
-        of_tasks[NAMES.index(f"{task.kind}{task.direction or ''}")] = with_nothing(alone)
+        alone = alone + seconds.tensor_s[way] if task.kind in ("F", "B") else alone
+        of_tasks[rows[f"{task.kind}{task.direction or ''}"]] += with_nothing(alone)
     return of_tasks
 
 
@@ -516,11 +505,22 @@ def gathers_each_pass(seconds: TaskSeconds) -> Bools:
     return np.asarray(seconds.zero >= SHARDED_WEIGHTS)
 
 
+def reduces_each_pass(seconds: TaskSeconds) -> Bools:
+    """A mask of the strategies (S) whose layers wait for reductions in each pass."""
+    return np.asarray(seconds.zero >= SHARDED_GRADIENTS)
+
+
+def reduces_in_place(seconds: TaskSeconds) -> Bools:
+    """Whether gradients are reduced without holding up any layer, for each strategy."""
+    in_place = (seconds.zero < SHARDED_GRADIENTS) & (seconds.columns["offload_gradients"] == 0)
+    return np.asarray(in_place)
+
+
 def steps_in_turn(seconds: TaskSeconds) -> bool:
     """Whether a first forward pass has only tasks that ``mistlab.cost.side_by_side`` simulates."""
     template = seconds.model.template
     names = {f"{task.kind}{task.direction or ''}" for task in template.phases["first_forward"]}
-    return template.depth == 1 and names <= {*NAMES}
+    return template.depth == 1 and names <= ROWS.keys()
 
 
 def _take_turns(types: LayerTypes, kinds: Ints) -> Bools:

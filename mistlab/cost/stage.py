@@ -4,7 +4,7 @@ kernels, of sends, and of work once an iteration.
 Axes: C candidates, S strategies, J sets of layers, K kinds of slots, R runs of equal layers.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Self
@@ -21,6 +21,7 @@ from mistlab.core.distinct import (
     summed_slots,
 )
 from mistlab.cost.beside_sends import (
+    BesideSend,
     OutsidePasses,
     Pass,
     sends_beside_arithmetic,
@@ -29,23 +30,22 @@ from mistlab.cost.beside_sends import (
 )
 from mistlab.cost.chains import ISSUED
 from mistlab.cost.kernels import of_ranks
+from mistlab.cost.layer_recurrences import backwards_s, late_first_s, queued_reductions
 from mistlab.cost.links import peculiar_s
-from mistlab.cost.offloaded_weights import late_first_s
 from mistlab.cost.pass_seconds import (
+    ALONE,
+    ONCE,
+    FirstPass,
     PassSeconds,
     PassSums,
-    least_passes,
     longest_beside_sends,
     pass_sums,
-    reduces_in_place,
 )
-from mistlab.cost.side_by_side import LINK, LINK_BIT, link_behind
-from mistlab.cost.slot_work import slot_counts, split_pass_seconds
+from mistlab.cost.slot_work import reduces_in_place, slot_counts, split_pass_seconds
 from mistlab.cost.tasks import Kept, TaskModel, TaskSeconds, task_columns, weight_gradients_s
 from mistlab.engines.engine import HostTime
 from mistlab.graph.treatments import TREATMENTS
 from mistlab.machine.cluster import Cluster
-from mistlab.machine.slowdowns import COMPUTE
 from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED, num_gpus
 from mistlab.schedule.slots import IN_TURN, Phase
 from mistlab.stages.stage_batch import LOST, SENDS, StageBatch, StageSeconds
@@ -372,6 +372,8 @@ class StageTimeModel:
         exposed_s = times["forward_s"] + times["backward_s"] - passes.computing
         if passes.beside_sends:
             rest_s = passes.inside["last_backward"] + passes.last_closing - passes.last_computed
+            rest_s = np.where(in_place, rest_s, passes.reducing)
+            outside = replace(outside, in_place=rest_s > 0)
             times = times_beside_sends(times, passes.beside_sends, outside, batch.in_flight, rest_s)
         delta_backward_s = times["delta_backward_s"] + outside.after_s
         of_host = issued.times(
@@ -443,9 +445,13 @@ class StageSlots:
         ``sends``.
         """
         sums = pass_sums(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
-        offloads = kept == "own" and self.seconds.alone("P", ">").any()
-        late = late_first_s(self.seconds, self.strategies, self.stages) if offloads else None
-        return replace(sums, queued=self.queued_reductions(kept), late=late)
+        late, backwards = (
+            simulated_s(self.seconds, self.strategies, self.stages)
+            if kept == "own" and self.seconds.alone(leaving, ">").any()
+            else None
+            for leaving, simulated_s in (("P", late_first_s), ("G", backwards_s))
+        )
+        return replace(sums, queued=self.queued_reductions(kept), late=late, backwards=backwards)
 
     def queued_reductions(self, kept: Kept) -> Floats | None:
         """The seconds of last backward passes in which gradient reductions of blocks queue; None if
@@ -555,46 +561,31 @@ def _times(
     }
 
 
-# Computes the last backward pass where gradient reductions of different blocks queue.
+def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Floats]) -> PassSeconds:
+    """Lower bounds of the pass times of all candidates with choices in given ranges.
 
+    They are made from two ``ends`` of the ranges, with the smallest offload ratios; ``longest_s``
+    is from ``longest_beside_sends``.
 
-def queued_reductions(
-    seconds: TaskSeconds,
-    runs: tuple[Floats, Ints],
-    strategy: Rows,
-    stage: Rows,
-    kept: Kept,
-) -> Floats:
-    """The seconds of last backward passes until all layers have computed, and until all gradients
-    but the last layer's are reduced.
-
-    The arguments are pairs of a ``strategy`` and a set of layers ``stage`` (indices, C), and the
-    sizes and types of the layers in ``runs`` (R, J); the result is (2, C). It is zero if a strategy
-    has host copies, or if layers wait for reductions.
-
-    If a block's reduction takes longer than the next block's computation, further blocks are slowed
-    too.
+    The number of each kind of slot is linear in the number of recomputed blocks. So each sum of
+    slots rises or falls all the way between the two ends, and is least at one of them.
     """
-    columns = seconds.columns
-    copies = np.logical_or.reduce([columns[name] > 0 for name in OFFLOADS])
-    queues = reduces_in_place(seconds) & ~copies
-    rows = np.flatnonzero(queues[strategy])
-    last_s = np.zeros((2, len(strategy)))
-    if not len(rows):
-        return last_s
-    strategy, stage, (sizes, types) = strategy[rows], stage[rows], runs
-    computed_s = seconds.alone("B", "") + seconds.tensor_s["backward"]
-    reduced_s = seconds.alone("R", "")
 
-    def of_layers_s() -> Iterator[tuple[Floats, Floats]]:
-        for size, of_type in zip(sizes[::-1], types[::-1], strict=True):
-            kinds, layers = (of_type[stage], strategy), size[stage]
-            for layer in range(int(layers.max())):
-                has = layers > layer
-                yield computed_s[kinds] * has, reduced_s[kinds] * has
+    def least(sums: Sequence[Mapping[Phase, Floats]]) -> Mapping[Phase, Floats]:
+        return {phase: np.minimum(*(own[phase] for own in sums)) for phase in sums[0]}
 
-    slowed = seconds.slowed_by(kept).chosen(strategy)
-    both = np.full(len(rows), (1 << COMPUTE) + LINK_BIT, dtype=np.uint8)
-    computing, reducing = slowed.table[[COMPUTE, LINK]][:, slowed.place(both) + both]
-    last_s[:, rows] = link_behind(of_layers_s(), computing, reducing)
-    return last_s
+    inside = least([end.inside for end in ends])
+    return PassSeconds(
+        inside=inside,
+        first=FirstPass.least([end.first for end in ends]),
+        through=least([end.through for end in ends]),
+        **{name: np.minimum(*(getattr(end, name) for end in ends)) for name in ONCE},
+        beside_sends={
+            phase: BesideSend.of_box(
+                [end.beside_sends[phase] for end in ends],
+                longest_s.get(phase, 0.0),
+            )
+            for phase in ends[0].beside_sends
+        },
+        **{name: getattr(ends[0], name) for name in ALONE},
+    )

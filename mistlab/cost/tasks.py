@@ -44,7 +44,7 @@ from mistlab.cost.layers import (
 )
 from mistlab.cost.links import Copy, LinkTimes, exchanged_s, late_s
 from mistlab.cost.reductions import ReductionTimes
-from mistlab.cost.side_by_side import SlowedBy, factors_of, lowered, raised, slowdowns_of_group
+from mistlab.cost.side_by_side import SlowedBy, factors_of, lowered, raised
 from mistlab.engines.engine import Engine, EngineMemory, ExpertExchange, HostTime
 from mistlab.graph.adapted import with_loss_again
 from mistlab.graph.compiled import Compiled, compile_sums, kept
@@ -59,6 +59,7 @@ from mistlab.graph.symbols import GraphChoice, by_graph, layer_columns, size_col
 from mistlab.graph.treatments import TREATMENTS, Treatment
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import OperatorClass
+from mistlab.machine.slowdowns import slowdowns_of_group
 from mistlab.network.link_times import GroupSpread, LinkTime
 from mistlab.network.tiers import NETWORK, NODE
 from mistlab.plan.dimensions import DIMENSIONS, names_of, states_as_changed
@@ -163,16 +164,15 @@ class TaskModel:
         key = gpus_in_node, nodes, kept
         if key not in self._factors:
             hardware = self.cluster.hardware
-            if hardware.interference is None:
+            machine = hardware.interference
+            if machine is None:
                 message = (
                     f"cluster.hardware: {hardware.name} has no measured slowdowns of concurrent "
                     "streams: run python -m experiments.profile_hardware, or give a table "
                     "to python -m experiments.calibrate --interference TABLE.csv"
                 )
                 raise UncalibratedError(message)
-            group = slowdowns_of_group(
-                hardware.interference, gpus_in_node=gpus_in_node, nodes=nodes
-            )
+            group = slowdowns_of_group(machine, gpus_in_node=gpus_in_node, nodes=nodes)
             factors = factors_of(group)
             self._factors[key] = _CHANGED[kept](factors) if kept in _CHANGED else factors
         return self._factors[key]

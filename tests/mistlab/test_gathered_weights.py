@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mistlab.core.arrays import Floats
-from mistlab.cost.offloaded_weights import ends_if_gathered, least_ends_if_gathered
+from mistlab.cost.layer_recurrences import ends_if_gathered, least_ends_if_gathered
 from mistlab.cost.side_by_side import SlowedBy, lowered
 from mistlab.machine.slowdowns import STREAMS
 

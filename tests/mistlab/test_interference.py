@@ -22,9 +22,15 @@ from mistlab.cost.side_by_side import (
     factors_of,
     overlapped,
     slots_in_turn,
+)
+from mistlab.machine.slowdowns import (
+    SHARED_SETS,
+    STREAMS,
+    GroupSlowdowns,
+    Interference,
+    Slowdown,
     slowdowns_of_group,
 )
-from mistlab.machine.slowdowns import SHARED_SETS, STREAMS, GroupSlowdowns, Interference, Slowdown
 
 NO_SLOWDOWN = GroupSlowdowns(gpus_in_node=2, nodes=1, slowdowns=())
 

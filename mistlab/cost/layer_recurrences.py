@@ -1,0 +1,465 @@
+"""Computes the times of passes layer by layer: of layers whose weights are copied from the host and
+gathered, of first forward passes with optimizer steps, of backward passes from which gradients
+leave, and of last backward passes in which gradient reductions queue.
+
+Axes: C candidates or cases, S strategies, J sets of layers, R rows of equal layers, L layers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Self
+
+import numpy as np
+
+from mistlab.core.arrays import Bools, Floats, Ints, Rows
+from mistlab.core.distinct import Distinct, distinct_rows
+from mistlab.cost.side_by_side import (
+    AHEAD,
+    AWAY,
+    BEFORE,
+    COMPUTED,
+    COPIED,
+    FETCHED,
+    GATHERED,
+    LEAVES,
+    LEFT,
+    LINK,
+    LINK_BIT,
+    MEASURED,
+    ONE_MORE,
+    REDUCED,
+    ROWS,
+    SLOT_WORK,
+    STEPPED_AHEAD,
+    Lanes,
+    SlowedBy,
+    ends_of_several,
+    ends_of_streams,
+    lanes_of,
+    link_behind,
+    played,
+    sets_of,
+    slot_after,
+    until,
+)
+from mistlab.cost.slot_work import (
+    NOTHING,
+    gathers_each_pass,
+    of_pass,
+    reduces_each_pass,
+    reduces_in_place,
+    steps_in_turn,
+)
+from mistlab.cost.tasks import Kept, TaskSeconds
+from mistlab.machine.slowdowns import COMPUTE, STREAMS
+from mistlab.plan.dimensions import OFFLOADS
+from mistlab.schedule.slots import Phase
+
+# Computes the time of layers whose weights are copied from the host and then gathered from ranks.
+
+
+_FROM_HOST = STREAMS.index("host_to_device")
+
+
+def ends_if_gathered(alone: Floats, slowed: SlowedBy, copied: Floats, gathered: Floats) -> Floats:
+    """The time at which each stream ends if weights are gathered only after they were copied from
+    the host.
+
+    All work would take ``alone`` (4, C). The gather is the last ``gathered`` seconds (C) of the
+    link's work, the copy the first ``copied`` seconds (C) of the host's; both are positive. Until
+    both the copy and the link's other work have ended, the host copy slows the other streams, and
+    afterwards the link does.
+    """
+    left, offset = alone.copy(), slowed.place(sets_of(alone > 0))
+    left[LINK], left[_FROM_HOST] = np.maximum(alone[LINK] - gathered, 0.0), copied
+    ends, elapsed = np.zeros_like(alone), np.zeros(alone.shape[1])
+    for _ in STREAMS:
+        busy = left > 0
+        factors = slowed.table.take(offset + sets_of(busy), axis=1)
+        ahead = np.where(busy, left * factors, np.inf)
+        step = np.where(busy[_FROM_HOST], ahead.min(axis=0), 0.0)
+        is_done = busy & (ahead <= step)
+        left = np.where(is_done, 0.0, np.maximum(left - step / factors, 0.0))
+        elapsed += step
+        ends += is_done * elapsed
+    left[LINK] += gathered
+    left[_FROM_HOST] = np.maximum(alone[_FROM_HOST] - copied, 0.0)
+    return np.maximum(ends, np.where(left > 0, ends_of_several(left, slowed) + elapsed, 0.0))
+
+
+def least_ends_if_gathered(
+    alone: Floats, slowed: SlowedBy, copied: Floats, gathered: Floats
+) -> Floats:
+    """Lower bounds of the time at which each stream ends if weights are gathered only after they
+    were copied from the host, for this work and for any with longer copies.
+
+    The slowdown factors are ``lowered`` (docs/decisions/0035-searches-that-prove.md).
+
+    If the copies are longer, the gather may come at any later time. So in the bound no gather slows
+    the copies, and arithmetic is slowed only as much as by a gather, whatever else runs.
+    """
+    left, offset = alone.copy(), slowed.place(sets_of(alone > 0))
+    left[LINK] = np.maximum(alone[LINK] - gathered, 0.0)
+    copying, gathering = copied.copy(), gathered.copy()
+    ends, elapsed = np.zeros_like(alone), np.zeros(alone.shape[1])
+    # At most six events follow: the ends of the four streams, of the copy and of the gather.
+    for _ in range(len(STREAMS) + 2):
+        busy = left > 0
+        factors = slowed.table.take(offset + sets_of(busy), axis=1)
+        on_link = slowed.table[LINK].take(offset + (sets_of(busy) | LINK_BIT))
+        gathers = ~busy[LINK] & (copying <= 0) & (gathering > 0)
+        ahead = np.where(busy, left * factors, np.inf)
+        copied_s = np.where(copying > 0, copying * factors[_FROM_HOST], np.inf)
+        gathered_s = np.where(gathers, gathering * on_link, np.inf)
+        step = np.minimum(ahead.min(axis=0), np.minimum(copied_s, gathered_s))
+        step = np.where(np.isfinite(step), step, 0.0)
+        is_done, is_gathered = busy & (ahead <= step), gathers & (gathered_s <= step)
+        left = np.where(is_done, 0.0, np.maximum(left - step / factors, 0.0))
+        copying = np.where(copied_s <= step, 0.0, copying - step / factors[_FROM_HOST])
+        gathering -= np.where(gathers, step / on_link, 0.0)
+        gathering[is_gathered] = 0.0
+        elapsed += step
+        ends += is_done * elapsed
+        ends[LINK] = np.where(is_gathered, elapsed, ends[LINK])
+    slower = slowed.table[COMPUTE].take(offset + (1 << COMPUTE) + LINK_BIT)
+    slowed_s = alone[COMPUTE] + gathered * (1 - 1 / slower)
+    computes = alone[COMPUTE] > 0
+    ends[COMPUTE] = np.where(computes, np.maximum(ends[COMPUTE], slowed_s), 0.0)
+    return ends
+
+
+# Computes the first forward pass of a micro-batch that comes late.
+# When the micro-batch arrives, two blocks have run their optimizer steps and the states of a third
+# block have been fetched; the buffers have no room for more. The other blocks run their steps while
+# the micro-batch passes through. Of a long row of equal layers only some are simulated: the others
+# take as long as the mean of these.
+
+
+# The most layers that are simulated in a row of equal layers, and in a whole stage. In a longer
+# row, the mean time of ``MEASURED`` layers stands for each layer that is left out; the last ones
+# are not measured, since they may have run their optimizer steps before the others.
+_OF_RUN, _OF_STAGE = 10, 60
+# Cases are simulated so many at a time, which keeps intermediate results in the CPU's cache.
+_AT_ONCE = 8192
+
+
+def late_first_s(seconds: TaskSeconds, strategies: Distinct, stages: Distinct) -> Floats:
+    """The seconds from the arrival of a first micro-batch that comes late until the stage has
+    computed its forward pass, for each candidate (C) that offloads weights and waits for its
+    micro-batch.
+
+    Zero for other candidates, and for stages with very many different layers.
+    """
+    types, strategy, stage = seconds.model.types, strategies.index, stages.index
+    columns = dict(zip(types.columns, stages.columns, strict=True))
+    sizes, of_runs = types.runs(columns)
+    simulated = np.minimum(sizes, _OF_RUN).astype(np.int64)
+    layers = simulated.sum(axis=0)
+    # The first stage is not simulated, since all of its micro-batches are there from the beginning.
+    is_simulated = (layers > 0) & (layers <= _OF_STAGE) & (columns["has_embedding"] == 0)
+    offloads: Bools = np.logical_or.reduce(seconds.alone("P", ">") > 0)
+    rows = np.flatnonzero(offloads[strategy] & is_simulated[stage])
+    passed_s = np.zeros(len(strategy))
+    if not len(rows) or not steps_in_turn(seconds):
+        return passed_s
+    cases = _Cases.of((sizes, of_runs), strategy[rows], stage[rows], _OF_RUN)
+    of_tasks = of_pass(seconds, "first_forward", ROWS)
+    late_s, more_s = np.empty(len(cases.strategy)), np.zeros((len(sizes), len(cases.strategy)))
+    keeps = ~np.logical_or.reduce(seconds.alone("A", ">") > 0)[cases.strategy]
+    # Cases are simulated together if their stages have equally many layers, since these take about
+    # equally many steps of the simulation.
+    in_order = np.lexsort((cases.layers, keeps))
+    few = int(np.count_nonzero(~keeps))
+    begins = [*range(0, few, _AT_ONCE), *range(few, len(in_order), _AT_ONCE)]
+    for begin, end in pairwise([*begins, len(in_order)]):
+        chosen = in_order[begin:end]
+        part = cases.chosen(chosen)
+        kinds = part.kinds()
+        work = of_tasks[:, kinds, part.strategy]
+        slowed = seconds.slowed_by().chosen(part.strategy)
+        # Where activations stay on the GPU, the task that offloads them (A>) is left out.
+        without = "A>" if begin >= few else ""
+        lanes = lanes_of(len(kinds), len(kinds), without=without)
+        ends_s = _late_ends_s(seconds, work, slowed, lanes, part.strategy, part.layers - 1)
+        column = np.arange(len(chosen))
+        late_s[chosen] = ends_s[part.layers - 1, column]
+        for run, last in enumerate(np.maximum(part.simulated.cumsum(axis=0) - 1 - AHEAD, 0)):
+            measured_s = ends_s[last, column] - ends_s[np.maximum(last - MEASURED, 0), column]
+            more_s[run, chosen] = measured_s / MEASURED
+    passed_s[rows] = cases.of_rows(late_s, more_s)
+    return passed_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cases:
+    """The distinct pairs of a strategy and a stage's layers, of which long rows of equal layers are
+    simulated in part.
+
+    Of its rows of equal layers (R) a stage has layers of these ``types`` (R, C or R, 1), of which
+    ``simulated`` (R, C) are simulated. For each candidate, ``index`` is its case and ``more`` (R)
+    the number of layers that are left out.
+    """
+
+    strategy: Rows
+    types: Ints
+    simulated: Ints
+    index: Rows
+    more: Floats
+
+    @classmethod
+    def of(cls, runs: tuple[Floats, Ints], strategy: Rows, stage: Rows, most: int) -> Self:
+        """Find the cases of candidates, each with a ``strategy`` and a ``stage`` (indices of
+        ``runs``), of which at most ``most`` layers in a row are simulated.
+        """
+        sizes, types = runs
+        simulated = np.minimum(sizes, most).astype(np.int64)
+        of_stages = [*simulated] if types.shape[1] == 1 else [*simulated, *types]
+        alike = distinct_rows(of_stages)
+        table = np.array(alike.columns)
+        code, index = np.unique(strategy * table.shape[1] + alike.index[stage], return_inverse=True)
+        of_strategy, of_stage = np.divmod(code, table.shape[1])
+        return cls(
+            of_strategy,
+            types if types.shape[1] == 1 else table[len(sizes) :, of_stage],
+            table[: len(sizes), of_stage],
+            index,
+            (sizes - simulated)[:, stage],
+        )
+
+    @property
+    def layers(self) -> Ints:
+        """The number of simulated layers of each case."""
+        return np.asarray(self.simulated.sum(axis=0))
+
+    def chosen(self, rows: Rows) -> Self:
+        """Select the cases with these indices."""
+        types = self.types if self.types.shape[1] == 1 else self.types[:, rows]
+        return replace(
+            self, strategy=self.strategy[rows], types=types, simulated=self.simulated[:, rows]
+        )
+
+    def kinds(self) -> Ints:
+        """The type of each simulated layer (layers L, C); ``NOTHING`` after a case's last layer."""
+        ends = self.simulated.cumsum(axis=0)
+        position = np.arange(int(ends[-1].max()))[:, None, None]
+        run = (position >= ends).sum(axis=1)
+        types = np.broadcast_to(self.types, ends.shape)
+        return np.take_along_axis(np.concatenate([types, np.full_like(ends[:1], NOTHING)]), run, 0)
+
+    def of_rows(self, passed_s: Floats, more_s: Floats) -> Floats:
+        """The seconds of each candidate's pass, from those of its case (C) and those of a further
+        layer in each row of equal layers (R, C).
+        """
+        total_s = passed_s[self.index]
+        for run in np.flatnonzero(self.more.any(axis=1)).tolist():
+            total_s += self.more[run] * more_s[run, self.index]
+        return total_s
+
+
+def _late_ends_s(
+    seconds: TaskSeconds,
+    work: Floats,
+    slowed: SlowedBy,
+    lanes: Lanes,
+    strategy: Rows,
+    last: Ints,
+) -> Floats:
+    """The seconds at which each layer has computed (layers L, cases C), up to layer ``last`` of
+    each case, if each task alone takes the seconds in ``work`` (names, L, C).
+    """
+    at = np.repeat(lanes.late[:, None], len(strategy), axis=1)
+    # Sharded weights of the second layer are gathered when the first one computes.
+    is_sharded = gathers_each_pass(seconds)[strategy] & (work.shape[1] > 1)
+    at[LINK] -= is_sharded
+    ended = STEPPED_AHEAD - ONE_MORE["U"] * is_sharded
+    _, ends_s = played(work, slowed, lanes, at, ended, last)
+    return ends_s
+
+
+# Computes backward passes of stages that offload gradients, layer by layer.
+# A gradient leaves as soon as it is computed and reduced, while the next layer's data is fetched.
+# No layer waits for it before the layer after the next one (``mistlab.stages.pass_tasks``), so what
+# is left of it goes on in the next layer's slot. The gradient of the pass's input goes back when
+# the last layer has computed.
+
+
+_BACKWARDS: tuple[Phase, ...] = ("backward", "last_backward")
+# For each kind of task in a backward pass, the work of a slot that it is part of.
+_WORK_OF_TASKS = {
+    "B": COMPUTED,
+    "U": GATHERED,
+    "R": REDUCED,
+    "P<": COPIED,
+    "G<": FETCHED,
+    "A<": FETCHED,
+    "G>": LEAVES,
+}
+_OF_NEXT_LAYER = [GATHERED, COPIED, FETCHED]
+_OF_OWN_LAYER = [COMPUTED, REDUCED, LEAVES]
+# If what a layer leaves to the next slot changes by less than this share of the slot, all further
+# slots of equal layers take as long.
+_ALIKE = 1e-10
+
+
+def backwards_s(seconds: TaskSeconds, strategies: Distinct, stages: Distinct) -> Floats | None:
+    """The seconds of a steady and of the last backward pass that find their stage idle, until its
+    layers have computed; those until the last pass's gradients have left; and those in which its
+    reductions go on, for each candidate (C) that offloads gradients.
+
+    The result is (4, C), zero for other candidates; None if no pass is simulated.
+    """
+    template, types = seconds.model.template, seconds.model.types
+    names = {task.name for phase in _BACKWARDS for task in template.phases[phase]}
+    leave = np.logical_or.reduce(seconds.alone("G", ">") > 0)
+    rows = np.flatnonzero(leave[strategies.index])
+    if not len(rows) or template.depth != 1 or not names <= _WORK_OF_TASKS.keys():
+        return None
+    sizes, of_runs = types.runs(dict(zip(types.columns, stages.columns, strict=True)))
+    work = np.concatenate(
+        [of_pass(seconds, phase, _WORK_OF_TASKS) for phase in _BACKWARDS], axis=-1
+    )
+    # Many strategies have the same work in a pass, and the last pass may be like the others.
+    slowed, holds = seconds.slowed_by(), np.tile(reduces_each_pass(seconds), 2)
+    alike = distinct_rows([*work.reshape(-1, len(holds)), holds, np.tile(slowed.first, 2)])
+    ways = alike.index.reshape(len(_BACKWARDS), -1)
+    # Layers of a backward pass come in the opposite order.
+    runs, most = (sizes[::-1], of_runs[::-1]), int(sizes.max(initial=0))
+    in_phases = ways[:, strategies.index[rows]].ravel(), np.tile(stages.index[rows], len(ways))
+    cases = _Cases.of(runs, *in_phases, most)
+    lengths, kinds = _not_empty(cases.simulated, cases.types, len(types.names))
+    number, (*columns, holds, first) = cases.strategy, alike.columns
+    slowed = replace(slowed, first=first[number])
+    slots = kinds * len(first) + number
+    taken_s, rest = _in_slots(
+        np.reshape(columns, (SLOT_WORK, -1)), slots, lengths, slowed, holds[number]
+    )
+    steady, last = cases.index.reshape(len(ways), -1)
+    left_s, reducing_s = (of_cases[last] for of_cases in _leaving_s(rest, slowed))
+    # Steady passes count what sends take from the reductions of each pass.
+    reducing_s = np.where(steady == last, 0.0, reducing_s)
+    passed_s = np.zeros((4, len(strategies.index)))
+    passed_s[:, rows] = taken_s[steady], taken_s[last], taken_s[last] + left_s, reducing_s
+    return passed_s
+
+
+def _not_empty(sizes: Ints, types: Ints, nothing: int) -> tuple[Ints, Ints]:
+    """The numbers of layers in the rows of equal layers of each case, empty rows last, and their
+    types; ``nothing`` stands for an empty row, of which each case has one at least.
+    """
+    sizes = np.concatenate([sizes, np.zeros_like(sizes[:1])])
+    types = np.concatenate([types, np.zeros_like(types[:1])])
+    order = np.argsort(sizes == 0, axis=0, kind="stable")
+    sizes = np.take_along_axis(sizes, order, axis=0)
+    types = np.take_along_axis(np.broadcast_to(types, sizes.shape), order, axis=0)
+    return sizes, np.where(sizes > 0, types, nothing)
+
+
+def _in_slots(
+    alone: Floats, slots: Ints, sizes: Ints, slowed: SlowedBy, holds: Bools
+) -> tuple[Floats, Floats]:
+    """The seconds until all layers of each case have computed (C), and what is left of the work of
+    the last one's slot (8, C).
+
+    A case has rows of ``sizes`` equal layers (R, C), of which ``slots`` (R, C) are the columns of
+    ``alone`` with the seconds of each work alone.
+    """
+    of_own, of_next = alone[_OF_OWN_LAYER], alone[_OF_NEXT_LAYER]
+    taken_s, rest = np.zeros(sizes.shape[1]), np.zeros((SLOT_WORK, sizes.shape[1]))
+    going, left = np.flatnonzero(sizes[0]), np.zeros((2, 1))
+    row, layers = np.zeros(len(going), dtype=np.intp), sizes[0, going]
+    # Slots with the same work before them and in them are simulated once.
+    same = np.zeros_like(row)
+    while len(going):
+        here, is_last = slots[row, going], layers == 1
+        after = np.where(is_last, slots[row + 1, going], here)
+        closes = is_last & (sizes[row + 1, going] == 0)
+        code = ((same * alone.shape[1] + here) * alone.shape[1] + after) * 2 + closes
+        _, at, index = np.unique(code, return_index=True, return_inverse=True)
+        work, before = np.empty((SLOT_WORK, len(at))), left[:, same[at]]
+        work[_OF_OWN_LAYER], work[[BEFORE, LEFT]] = of_own.take(here[at], axis=1), before
+        work[_OF_NEXT_LAYER] = of_next.take(after[at], axis=1)
+        cases = going[at]
+        slot_s = slot_after(work, slowed.chosen(cases), closes=closes[at], holds=holds[cases])
+        left = np.stack([work[BEFORE] + work[REDUCED], work[LEAVES]])
+        is_alike = np.logical_and.reduce(np.abs(left - before) <= _ALIKE * slot_s)
+        # All slots but the last one of a row have the same work.
+        slots_alike = 1 + np.where(is_alike[index], np.maximum(layers - 2, 0), 0)
+        taken_s[going] += slot_s[index] * slots_alike
+        layers, row, same = layers - slots_alike, row + is_last, index
+        layers = np.where(is_last, sizes[row, going], layers)
+        if closes.any():
+            rest[:, going[closes]] = work[:, index[closes]]
+            others = np.flatnonzero(~closes)
+            going, row, layers, same = (of_case[others] for of_case in (going, row, layers, same))
+    return taken_s, rest
+
+
+def _leaving_s(work: Floats, slowed: SlowedBy) -> tuple[Floats, Floats]:
+    """The seconds in which the gradients of a pass's last two layers leave when all layers have
+    computed, and those in which reductions alone would go on; of the last slot ``work`` is left.
+    """
+    reducing_s = work[BEFORE] + work[REDUCED]
+    left_s = slot_after(work, slowed)
+    work[[BEFORE, LEFT]] = work[[REDUCED, LEAVES]]
+    work[[REDUCED, LEAVES]] = 0.0
+    return left_s + slot_after(work, slowed), reducing_s
+
+
+def without_leaving_s(alone: Floats, fetched_s: Floats, slowed: SlowedBy) -> Floats:
+    """Lower bounds of the seconds of each layer in a backward pass, whatever leaves meanwhile.
+
+    All but reductions takes ``alone`` (4, K', S), of which the next layer's weights are copied and
+    then gathered for ``fetched_s`` (2, K', S). The slowdown factors are ``lowered``.
+    """
+    alone = alone.copy()
+    # Weights that are copied first are gathered at another time than the copies begin.
+    alone[AWAY], alone[LINK, fetched_s[1] > 0] = 0.0, 0.0
+    ends = ends_of_streams(alone.reshape(len(alone), -1), slowed.beside_any)
+    lasting = until(STREAMS, ends.reshape(alone.shape), alone)
+    return np.asarray(np.maximum(lasting, fetched_s.sum(axis=0)))
+
+
+# Computes the last backward pass where gradient reductions of different blocks queue.
+
+
+def queued_reductions(
+    seconds: TaskSeconds,
+    runs: tuple[Floats, Ints],
+    strategy: Rows,
+    stage: Rows,
+    kept: Kept,
+) -> Floats:
+    """The seconds of last backward passes until all layers have computed, and until all gradients
+    but the last layer's are reduced.
+
+    The arguments are pairs of a ``strategy`` and a set of layers ``stage`` (indices, C), and the
+    sizes and types of the layers in ``runs`` (R, J); the result is (2, C). It is zero if a strategy
+    has host copies, or if layers wait for reductions.
+
+    If a block's reduction takes longer than the next block's computation, further blocks are slowed
+    too.
+    """
+    columns = seconds.columns
+    copies = np.logical_or.reduce([columns[name] > 0 for name in OFFLOADS])
+    queues = reduces_in_place(seconds) & ~copies
+    rows = np.flatnonzero(queues[strategy])
+    last_s = np.zeros((2, len(strategy)))
+    if not len(rows):
+        return last_s
+    strategy, stage, (sizes, types) = strategy[rows], stage[rows], runs
+    computed_s = seconds.alone("B", "") + seconds.tensor_s["backward"]
+    reduced_s = seconds.alone("R", "")
+
+    def of_layers_s() -> Iterator[tuple[Floats, Floats]]:
+        for size, of_type in zip(sizes[::-1], types[::-1], strict=True):
+            kinds, layers = (of_type[stage], strategy), size[stage]
+            for layer in range(int(layers.max())):
+                has = layers > layer
+                yield computed_s[kinds] * has, reduced_s[kinds] * has
+
+    slowed = seconds.slowed_by(kept).chosen(strategy)
+    both = np.full(len(rows), (1 << COMPUTE) + LINK_BIT, dtype=np.uint8)
+    computing, reducing = slowed.table[[COMPUTE, LINK]][:, slowed.place(both) + both]
+    last_s[:, rows] = link_behind(of_layers_s(), computing, reducing)
+    return last_s
