@@ -31,8 +31,6 @@ from mistlab.core.values import reject, to_mapping
 from mistlab.cost.kernels import mfu_of
 from mistlab.job.job import Job, load_job
 from mistlab.plan.lengths import lengths_from
-from simulators.events import EventSimulator
-from simulators.lengths import LengthCosts
 
 if TYPE_CHECKING:
     from runtime.documents import Documented, Filling
@@ -166,6 +164,9 @@ def _even_tokens(job: Job) -> int:
     """The length of a document at which attention takes as long as all other operators, as
     predicted for the plan.
     """
+    from simulators.events import EventSimulator  # noqa: PLC0415 (needs SimPy)
+    from simulators.lengths import LengthCosts  # noqa: PLC0415 (needs SimPy)
+
     simulator = EventSimulator(workload=job.workload, cluster=job.cluster)
     return LengthCosts.of(simulator, job.plan).even_tokens
 
