@@ -284,6 +284,15 @@ def test_8_bit_products_gain_no_more_than_their_peak(name: str) -> None:
         assert rates[0] / rates[1] <= peaks.fp8 / peaks.bf16
 
 
+@pytest.mark.parametrize("name", catalog.hardware_names())
+def test_tensor_cores_take_32_bits_at_half_the_rate_of_16(name: str) -> None:
+    """All datasheets of these kinds of GPUs have it so."""
+    peaks = catalog.hardware(name).gpu.peak_tflops
+    if peaks.tf32 is not None:
+        assert peaks.bf16 is not None
+        assert peaks.tf32 == pytest.approx(peaks.bf16 / 2, rel=0.012)
+
+
 @pytest.mark.parametrize("name", ["b200-180gb", "gb200-186gb", "b300-288gb", "gb300-288gb"])
 def test_experts_products_keep_up_one_share_of_other_products(name: str) -> None:
     """Both were measured on one machine, which was slower than others of its kind."""
