@@ -29,8 +29,9 @@ from mistlab.calibration.tables import (
 from mistlab.core.files import about
 from mistlab.core.units import GBYTES, GIB_BYTES, MICROSECONDS
 from mistlab.core.values import reject
+from mistlab.cost.kernels import slowdowns_of_group
 from mistlab.machine.hardware import GroupTransfers, Hardware, Line, Source, Transfers
-from mistlab.machine.slowdowns import GroupSlowdowns, Interference, slowdowns_of_group
+from mistlab.machine.slowdowns import GroupSlowdowns, Interference
 
 FEWEST_ROWS = 4
 # The groups of GPUs, each a number of nodes and of GPUs in a node, for which latencies and

@@ -18,6 +18,7 @@ from scipy.optimize import minimize
 
 from mistlab.core.arrays import Bools, Floats
 from mistlab.core.columns import ColumnSet
+from mistlab.cost.kernels import slowdowns_of_group
 from mistlab.cost.side_by_side import BITS, factors_of, overlapped
 from mistlab.machine.slowdowns import (
     COMPUTE,
@@ -26,7 +27,6 @@ from mistlab.machine.slowdowns import (
     GroupSlowdowns,
     Interference,
     Slowdown,
-    slowdowns_of_group,
 )
 
 TRANSFERS = tuple(STREAMS.index(stream) for stream in STREAMS if stream != "compute")

@@ -13,8 +13,7 @@ import numpy as np
 
 from mistlab.core.arrays import Floats
 from mistlab.cost.chains import Chains
-from mistlab.network.busy_links import BusyLinks, PartCollectives
-from mistlab.network.shared_sends import Sends, SharedNetworks
+from mistlab.network.shared_sends import BusyLinks, PartCollectives, Sends, SharedNetworks
 from mistlab.schedule.order_text import PassKind
 from mistlab.schedule.placement import Placement, StageChunk
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn

@@ -28,6 +28,7 @@ from mistlab.cost.kernels import (
     rule_of,
     slowdown_of,
     slowdown_of_8_bits,
+    slowdowns_of_group,
     with_dequantised,
 )
 from mistlab.cost.layers import (
@@ -59,7 +60,6 @@ from mistlab.graph.symbols import GraphChoice, by_graph, layer_columns, size_col
 from mistlab.graph.treatments import TREATMENTS, Treatment
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import OperatorClass
-from mistlab.machine.slowdowns import slowdowns_of_group
 from mistlab.network.link_times import GroupSpread, LinkTime
 from mistlab.network.tiers import NETWORK, NODE
 from mistlab.plan.dimensions import DIMENSIONS, names_of, states_as_changed

@@ -13,9 +13,10 @@ from mistlab import catalog
 from mistlab.calibration import operators
 from mistlab.core.files import read_yaml
 from mistlab.core.values import from_mapping
+from mistlab.cost.kernels import slowdowns_of_group
 from mistlab.cost.side_by_side import factors_of, overlapped
 from mistlab.machine.hardware import Hardware, OperatorClass, Rate
-from mistlab.machine.slowdowns import SHARED_SETS, GroupSlowdowns, Slowdown, slowdowns_of_group
+from mistlab.machine.slowdowns import SHARED_SETS, GroupSlowdowns, Slowdown
 
 HEADER = (
     "generation,intra_group,inter_group,latency_ms,iso_compute_ms,iso_g2g_ms,iso_c2g_ms,iso_g2c_ms"

@@ -15,6 +15,7 @@ from mistlab import catalog
 from mistlab.calibration.fitted_slowdowns import OverlapRows, combined, errors, fit
 from mistlab.calibration.tables import read_overlap_table
 from mistlab.core.values import FieldError, InputError
+from mistlab.cost.kernels import slowdowns_of_group
 from mistlab.cost.side_by_side import (
     BITS,
     BLOCK,
@@ -23,14 +24,7 @@ from mistlab.cost.side_by_side import (
     overlapped,
     slots_in_turn,
 )
-from mistlab.machine.slowdowns import (
-    SHARED_SETS,
-    STREAMS,
-    GroupSlowdowns,
-    Interference,
-    Slowdown,
-    slowdowns_of_group,
-)
+from mistlab.machine.slowdowns import SHARED_SETS, STREAMS, GroupSlowdowns, Interference, Slowdown
 
 NO_SLOWDOWN = GroupSlowdowns(gpus_in_node=2, nodes=1, slowdowns=())
 

@@ -53,9 +53,11 @@ def run(**cells: str) -> Configuration:
 )
 def test_masks_before_adapters_are_kept(cells: dict[str, str], of_token: int) -> None:
     assert run(**LORA, **cells).elsewhere.beside_bytes == TOKENS * LAYERS * of_token
-    # Blocks that are recomputed keep them one after another.
+    # Blocks that are recomputed keep them one after another. Litgpt's files of adapters are of one
+    # GPU, on which litgpt recomputes nothing.
     again = run(**{**LORA, **cells, "recompute": "full"})
-    assert again.elsewhere.beside_bytes == TOKENS * of_token
+    kept = LAYERS if cells["engine"] == "litgpt" else 1
+    assert again.elsewhere.beside_bytes == TOKENS * kept * of_token
 
 
 def test_frozen_products_of_few_bits_keep_their_own_inputs() -> None:

@@ -12,12 +12,12 @@ import pytest
 from mistlab import catalog
 from mistlab.core.values import InputError, from_mapping, to_mapping
 from mistlab.cost.confidence import bounds_of, half_width_at
+from mistlab.cost.kernels import slowdowns_of_group
 from mistlab.cost.memory import room_bytes
 from mistlab.cost.side_by_side import factors_of, overlapped
 from mistlab.job.job import job_from_mapping
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
-from mistlab.machine.slowdowns import slowdowns_of_group
 from simulators.symbolic import SymbolicPredictor
 from tests.sweep import sweep
 from tests.workloads import workload_of
