@@ -2,8 +2,8 @@
 
 Which documents a micro-batch has depends only on the step's documents and on the plan's numbers of
 micro-batches, replicas and sequences. In sorted and balanced micro-batches the number of tokens
-varies. A loss is the mean over all target tokens of a step, so a micro-batch weighs as much as its
-positions, not as its number.
+varies. The loss is the mean over all target tokens of a step, so the mean of a micro-batch is
+weighted by its number of positions.
 
 Axes: D documents.
 """

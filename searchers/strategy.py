@@ -210,8 +210,8 @@ class Ledger:
     def predict_fastest(
         self, plans: Iterable[tuple[float, Plan]], *, most_waiting: float = inf
     ) -> None:
-        """Predict plans by ascending lower bounds, which come with them, until no further one can
-        beat the best.
+        """Predict plans in ascending order of their lower bounds until no further one can beat the
+        best.
 
         Stages on a node share its host memory and its network, so only a prediction shows whether a
         plan fits, and how much longer than its bound it takes because sends wait for one another.

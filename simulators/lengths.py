@@ -203,8 +203,8 @@ class Arranger:
         )
 
     def _dealt(self, bins: Sequence[Sequence[int]]) -> list[list[int]] | None:
-        """Balance the work of a step (``balanced``): the lengths of the documents in each
-        micro-batch. None if there is no space for some document.
+        """The lengths of the documents in each micro-batch of a step, with balanced work; None if
+        there is no space for some document.
         """
         documents = np.array([length for each in bins for length in each])
         count, room = self.ranks * self.micro_batches, self.sequences * self.context

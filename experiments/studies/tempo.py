@@ -216,8 +216,9 @@ def _of_way(case: OneGpu, way: str) -> Row:
 
 
 def _shares(case: OneGpu) -> Row:
-    """What of a step with plain operators does not grow with the batch, from the largest batch with
-    plain operators to that with lean ones; and how much longer lean operators take a sequence.
+    """The share of a step with plain operators that does not grow with the batch, between the
+    largest batches with plain and with lean operators; and how much longer a sequence takes with
+    lean ones.
     """
     none = _again(case, 0.0)
     (few, plain), (many, lean) = (largest(case, values) for values in (none, _lean(case)))
@@ -372,7 +373,7 @@ def _report(rows: Sequence[Row]) -> Report:
 
 
 def _of_tuned(rows: Sequence[Row]) -> list[str]:
-    """The batches of the authors' script of fine-tuning beside the largest that are predicted."""
+    """The batch sizes of the authors' script of fine-tuning, and the largest ones predicted."""
     batches = " and ".join(str(batch) for batch in TUNED_BATCHES.values())
     return [
         f"The authors' script of fine-tuning BERT Large there ({TUNED_LENGTH} tokens, fp32) takes "

@@ -124,8 +124,8 @@ class History:
         return row
 
     def share(self, job: Job) -> float:
-        """The mean tokens of a step without padding, relative to those of whole sequences; of the
-        steps of this process, or of previous ones if it had no step to run.
+        """The mean share of a step's positions that are not padding, over the steps of this
+        process, or of previous processes if it had no step to run.
         """
         rows, tokens = self.rows[self.earlier :] or self.rows, job.workload.tokens
         return statistics.fmean(row.get("tokens", tokens) for row in rows) / tokens

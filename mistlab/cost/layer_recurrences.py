@@ -396,8 +396,8 @@ def _in_slots(
 
 
 def _leaving_s(work: Floats, slowed: SlowedBy) -> tuple[Floats, Floats]:
-    """The seconds in which the gradients of a pass's last two layers leave when all layers have
-    computed, and those in which reductions alone would go on; of the last slot ``work`` is left.
+    """The seconds after all layers have computed until the gradients of the last two are
+    offloaded, and until reductions alone would end; ``work`` is what is left of the last slot.
     """
     reducing_s = work[BEFORE] + work[REDUCED]
     left_s = slot_after(work, slowed)
@@ -409,8 +409,8 @@ def _leaving_s(work: Floats, slowed: SlowedBy) -> tuple[Floats, Floats]:
 def without_leaving_s(alone: Floats, fetched_s: Floats, slowed: SlowedBy) -> Floats:
     """Lower bounds of the seconds of each layer in a backward pass, whatever leaves meanwhile.
 
-    All but reductions takes ``alone`` (4, K', S), of which the next layer's weights are copied and
-    then gathered for ``fetched_s`` (2, K', S). The slowdown factors are ``lowered``.
+    Work without reductions takes ``alone`` (4, K', S); for ``fetched_s`` (2, K', S) of it the next
+    layer's weights are copied and then gathered. The factors in ``slowed`` are ``lowered``.
     """
     alone = alone.copy()
     # Weights that are copied first are gathered at another time than the copies begin.

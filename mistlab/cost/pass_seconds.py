@@ -403,12 +403,12 @@ def first_slots(
 class PassSeconds:
     """The seconds of each candidate stage inside its passes, by phase, and between its passes.
 
-    Copies at the ends of the ``first`` forward pass for which no layer waits are not included.
+    Copies at either end of the ``first`` forward pass that no layer waits for are not included.
 
     ``through`` is the time from when a micro-batch arrives at an idle stage until its output (in a
-    backward pass, its gradient) can be sent. ``last_computed`` is the time inside the last backward
-    pass without reductions, which go on after it; where gradients are offloaded, those go on for
-    ``reducing``. ``opening`` comes before a steady forward pass by
+    backward pass, its gradient) can be sent. ``last_computed`` is the time inside the last
+    backward pass without the reductions that go on after it: for ``reducing`` seconds where
+    gradients are offloaded. ``opening`` comes before a steady forward pass by
     itself, ``first_opening`` before the first forward pass, ``last_closing`` after the last
     backward pass. A forward pass that follows a backward pass is longer by ``turn_at_first_layer``.
     ``beside_sends`` says how much sends slow passes and the time between them; it is empty if no

@@ -71,7 +71,7 @@ class SlowedBy:
 
     @property
     def beside_any(self) -> Self:
-        """The factors of a table of ``lowered`` ones if any streams may have work at first."""
+        """The ``lowered`` factors that hold whichever streams have work at first."""
         first = self.place(np.full(self.first.shape, len(BESIDE) - 1, dtype=np.uint8))
         return type(self)(self.table, first, len(BESIDE))
 
@@ -312,10 +312,11 @@ _SETS = np.arange(2 * _HALF)
 
 
 def _of_sets() -> tuple[Bools, Bools, Ints]:
-    """For each set of a slot's work that is not done: which work runs (8, sets), whether the slot
-    goes on (four ways, one after another), and which streams are busy.
+    """For each set of a slot's work that is not done yet: which work runs (8, sets), whether the
+    slot goes on (for each of four cases), and which streams are busy.
 
-    The slot does not close the pass, or does; reductions do not hold layers up, or do.
+    The cases: the slot closes the pass (no, yes), and for each of both, reductions hold layers up
+    (no, yes).
     """
     is_left: Bools = _SETS >> np.arange(SLOT_WORK)[::-1, None] & 1 > 0
     computes, reduces, gathers, reduced, copies, fetches, leaves, _ = is_left
@@ -337,8 +338,8 @@ _RUNNING, _GOING_ON, _BUSY = _of_sets()
 def work_of_slot(
     alone: Floats, reduced: Floats, left: tuple[Floats, Floats], leaves: tuple[Floats, Floats]
 ) -> Floats:
-    """The work of a time slot (8, C) whose streams work for ``alone`` (4, C), of which the link
-    reduces for ``reduced`` seconds.
+    """The work of a time slot (8, C) from the seconds of each stream alone (4, C); ``reduced`` of
+    the link's seconds are reductions.
 
     The reduction and the offload of the layer before have ``left`` seconds left; those of the
     slot's own layer, in ``leaves``, follow its arithmetic.

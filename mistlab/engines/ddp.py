@@ -18,8 +18,8 @@ _AUTOCAST, _IN_32_BITS = TRAINER_AUTOCAST.memory["bf16"], FSDP_EAGER.memory["fp3
 
 
 def _kernels(rules: tuple[KernelRule, ...], moved: float) -> tuple[KernelRule, ...]:
-    """Kernel rules in which nothing is gathered, and the gradient of a weight is copied into its
-    bucket; ``moved`` is relative to the layer graph's accumulation.
+    """Kernel rules without gathers of weights, where each gradient is copied into its bucket;
+    ``moved`` are bytes, relative to the layer graph's accumulation.
     """
     copied = KernelRule(kind="accumulate", adds="weight", bytes_factor=moved)
     return (*(rule for rule in rules if rule.kind != "accumulate"), copied)

@@ -39,7 +39,7 @@ _OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "adamw-bf16", "adamw-8bit")
 
 
 def _memory(row: EngineMemory, wide: EngineMemory) -> dict[Precision, EngineMemory]:
-    """The memory of an engine in each precision, ``wide`` that in 32 bits."""
+    """The memory of an engine by precision: ``wide`` in 32 bits, ``row`` in the others."""
     return {**dict.fromkeys(_PRECISIONS, row), **dict.fromkeys(SINGLE, wide)}
 
 

@@ -77,8 +77,8 @@ class Sending(NamedTuple):
     """How one kind of output of a stage is sent: in ``alone_s`` at full speed, and ``late_s`` later
     if a pass of the stage runs beside it all the time.
 
-    ``uses`` are the links that other stages may use too; if there are none, passes are taken to run
-    beside all sends.
+    ``uses`` are the links that other stages may use too; without such links, passes are assumed to
+    run beside all sends.
     """
 
     alone_s: float
@@ -129,7 +129,7 @@ def _kinds(times: _Columns, stage: int, uses: Mapping[Route, Uses]) -> list[_Kin
 
 
 def _sending(times: _Columns, lower: int, uses: Uses) -> Sending:
-    """How outputs are sent between a stage and the next one, on links that the send ``uses``."""
+    """How a stage and the next one send each other outputs, on the links in ``uses``."""
     whole_s = times["point_to_point_s"][lower] / 2
     if not uses:
         return Sending(whole_s, 0.0, ())
@@ -161,8 +161,8 @@ class Send:
         self.ends_s = now + self.left_s * slowdown
 
     def late_s(self, span: Span | None) -> float:
-        """By how many seconds the sender's next pass, from its start to its end (None if it begins
-        later than the send ends), makes the send longer.
+        """The seconds by which the sender's next pass makes the send longer; ``span`` is the
+        pass's start and end, None if it begins after the send.
         """
         late_s, lasted_s = self.message[1].late_s, self.ends_s - self.began_s
         if not late_s or span is None or lasted_s <= 0:
@@ -197,7 +197,8 @@ class _Links:
         self._share(send.uses, now, fewest=1)
 
     def _share(self, uses: Uses, now: float, *, fewest: int) -> None:
-        """Set the slowdown of the sends on these links, of those that have this many."""
+        """Set the slowdown of all sends on these links from ``now`` on, where at least ``fewest``
+        share a link."""
         asked = self.asked
         for link, _ in uses:
             users = self.users[link]
@@ -258,7 +259,7 @@ class _Play:
                 return
 
     def _run(self, stage: int) -> None:
-        """Run the passes of a stage until the arrival of an input is not known."""
+        """Run a stage's passes up to the first one whose input has no known arrival."""
         comes_s, kinds, steps = self.comes_s[stage], self.kinds[stage], self.steps[stage]
         free_s, spans = self.free_s[stage], self.spans[stage]
         number = len(spans)
@@ -349,7 +350,7 @@ class _Alone:
 def _in_turn(stages: int, micro_batches: int) -> tuple[tuple[int, int, Step], ...]:
     """The stage and the number of each pass of a pipeline, each after the passes that it waits for.
 
-    In the time of one pass each stage runs a forward or a backward pass, and they take turns.
+    Time is counted in passes: a stage alternates between forward and backward ones.
     """
     steps = steps_of(stages, micro_batches)
     turns = []
@@ -413,10 +414,10 @@ def played_iterations_s(
     the times and the places of its stages; 0 if no sends that may overload a link meet there.
     ``times`` are tables with a row for each pipeline.
 
-    The closed form of the iteration time (``mistlab.cost.pipeline``) leaves every send its links,
-    but knows what hosts delay, and what passes and sends lose side by side while stages wait. A
-    stage that waits for links waits for these meanwhile. So neither is added to the other: an
-    iteration takes the longer of both times. Lower bounds of the closed form still hold.
+    The closed form of the iteration time (``mistlab.cost.pipeline``) gives every send its links
+    alone, but has the delays by hosts, and by passes and sends that slow one another. A stage that
+    waits for a link has these delays meanwhile, so an iteration takes the longer of both times,
+    not their sum. Lower bounds of the closed form still hold.
     """
     uses = [*map(_shared_uses, places)]
     if not any(uses):

@@ -479,8 +479,8 @@ class Hierarchy:
         coarse_to_fine: bool,
         way: Way | None = None,
     ) -> float:
-        """Find the best plan of each group of pipelines, in parallel if joblib is set to that.
-        Returns a lower bound in seconds of all their plans, at most the best plan's time.
+        """Find the best plan of each group of pipelines, in parallel if joblib is set up for it.
+        Returns a lower bound of the seconds of all their plans, at most the best plan's.
         """
         best_s = self.ledger.best_s
         at_once = jobs()

@@ -110,8 +110,8 @@ def _write_torchtune(job: Job) -> str:
 
 
 def _torchtune_loss(job: Job, sharing: Sharing) -> dict[str, Any]:
-    """Return the loss of a torchtune recipe; if in chunks, then of at most as many tokens as are
-    predicted, and in at least as many chunks as by torchtune's default.
+    """Return the loss of a torchtune recipe. Chunks have at most as many tokens as the prediction
+    assumes, and there are at least as many of them as by torchtune's default.
     """
     if job.workload.loss != "chunked":
         return {"_component_": "torch.nn.CrossEntropyLoss"}

@@ -22,8 +22,8 @@ from runtime.models.wide_attention import CurrentDocuments
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SentShape:
     """The shape of the activations that a rank sends or receives for a micro-batch: ``whole``
-    (sequences, tokens, channels), or as the documents of the step say. The rank has one of
-    ``parts`` of each sequence.
+    (sequences, tokens, channels), or as the documents of the step say. Each sequence is split over
+    ``parts`` ranks.
     """
 
     whole: tuple[int, int, int]
@@ -34,7 +34,7 @@ class SentShape:
     def of(
         cls, sequences: int, workload: Workload, parts: int, documents: CurrentDocuments
     ) -> Self:
-        """The shape of what is sent, where ranks have one of ``parts`` of each sequence."""
+        """The shape of sent activations where each sequence is split over ``parts`` ranks."""
         whole = (sequences, workload.sequence_length // parts, workload.model.hidden)
         return cls(whole=whole, parts=parts, documents=documents)
 
