@@ -10,6 +10,10 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
+from mistlab.schedule.order_text import order_from_text
+from mistlab.schedule.orders import one_forward_one_backward
+from mistlab.schedule.slots import Phase
+from mistlab.schedule.stage_passes import StagePass, StagePasses, in_turn, passes_of
 from mistlab.stages.stage_batch import StageTimes
 
 # A send from a stage to the next one or back: the stage, and whether it goes back.
@@ -32,45 +36,34 @@ class Step(NamedTuple):
 
 _FIRST, _FORWARD, _BACKWARD, _LAST = range(4)
 _FORWARDS, _BACKWARDS = (_FIRST, _FORWARD), (_BACKWARD, _LAST)
+_KINDS: dict[Phase, int] = {
+    "first_forward": _FIRST,
+    "forward": _FORWARD,
+    "backward": _BACKWARD,
+    "last_backward": _LAST,
+}
 # The orders of this many pipelines are cached.
 _MOST_KEPT = 64
+
+
+def _passes(stages: int, micro_batches: int) -> tuple[StagePasses, ...]:
+    text = one_forward_one_backward(stages, micro_batches)
+    return passes_of(order_from_text(text, num_stages=stages, micro_batches=micro_batches))
 
 
 @lru_cache(maxsize=_MOST_KEPT)
 def steps_of(stages: int, micro_batches: int) -> tuple[tuple[Step, ...], ...]:
     """The passes of each stage of a 1F1B pipeline in order."""
-    orders = [_order(min(stages - stage, micro_batches), micro_batches) for stage in range(stages)]
-    places = [{turn: needed for needed, turn in enumerate(order)} for order in orders]
+    passes = _passes(stages, micro_batches)
+    needed = {one.needs: one.number for of_stage in passes for one in of_stage}
     return tuple(
-        tuple(
-            Step(_kind(turn, micro_batches), goal, places[goal][turn])
-            if 0 <= (goal := stage - 1 if turn[0] else stage + 1) < stages
-            else Step(_kind(turn, micro_batches), -1, 0)
-            for turn in order
-        )
-        for stage, order in enumerate(orders)
+        tuple(_step(one, needed.get(one.key, 0)) for one in of_stage) for of_stage in passes
     )
 
 
-def _order(ahead: int, micro_batches: int) -> list[tuple[bool, int]]:
-    """Whether each pass of a stage is a backward pass, and its micro-batch; the stage runs this
-    many forward passes ahead of its first backward pass.
-    """
-    forwards = [(False, one) for one in range(micro_batches)]
-    backwards = [(True, one) for one in range(micro_batches)]
-    turns = zip(backwards, forwards[ahead:], strict=False)
-    return [
-        *forwards[:ahead],
-        *(turn for both in turns for turn in both),
-        *backwards[micro_batches - ahead :],
-    ]
-
-
-def _kind(turn: tuple[bool, int], micro_batches: int) -> int:
-    goes_back, index = turn
-    if goes_back:
-        return _LAST if index == micro_batches - 1 else _BACKWARD
-    return _FORWARD if index else _FIRST
+def _step(stage_pass: StagePass, needed: int) -> Step:
+    goal = stage_pass.goes_to
+    return Step(_KINDS[stage_pass.phase], -1 if goal is None else goal.stage, needed)
 
 
 class Sending(NamedTuple):
@@ -198,7 +191,8 @@ class _Links:
 
     def _share(self, uses: Uses, now: float, *, fewest: int) -> None:
         """Set the slowdown of all sends on these links from ``now`` on, where at least ``fewest``
-        share a link."""
+        share a link.
+        """
         asked = self.asked
         for link, _ in uses:
             users = self.users[link]
@@ -303,65 +297,46 @@ class _Play:
             self._send(stage, queue.popleft())
 
 
-class _Alone:
-    """Plays the passes and the sends of one iteration as ``_Play``, but as if each send had its
-    links to itself.
+def _sends_meet(
+    free_s: Sequence[float], kinds: Sequence[Sequence[_Kind]], micro_batches: int
+) -> bool:
+    """Whether sends of two stages use a link at the same time if the passes and the sends of one
+    iteration are played as by ``_Play``, but as if each send had its links to itself.
     """
-
-    def __init__(
-        self, free_s: Sequence[float], kinds: Sequence[Sequence[_Kind]], micro_batches: int
-    ) -> None:
-        count = len(kinds)
-        comes_s = [[-inf] * (2 * micro_batches) for _ in kinds]
-        lane_s, free_s = [0.0] * count, [*free_s]
-        self.free_s = free_s
-        # When the passes of the last stage end, and when sends that use links begin and end.
-        self.ends_s: list[float] = []
-        self.sends: list[tuple[float, float, int, Uses]] = []
-        for stage, number, (kind, goal, needed) in _in_turn(count, micro_batches):
-            pass_s, through_s, once_s, left_s, sending = kinds[stage][kind]
-            end_s, waited_s = free_s[stage] + pass_s, comes_s[stage][number] + through_s
-            end_s = (waited_s if waited_s > end_s else end_s) + once_s
-            free_s[stage] = end_s + left_s
-            if goal >= 0:
-                begin_s = lane_s[stage] if lane_s[stage] > end_s else end_s
-                sent_s = begin_s + sending.alone_s + sending.late_s
-                lane_s[stage] = comes_s[goal][needed] = sent_s
-                if sending.uses:
-                    self.sends.append((begin_s, sent_s, stage, sending.uses))
-            if stage == count - 1:
-                self.ends_s.append(end_s)
-
-    @property
-    def meet(self) -> bool:
-        """Whether sends of two stages use a link at the same time."""
-        last: dict[int, tuple[float, int]] = {}
-        for begin_s, end_s, stage, uses in sorted(self.sends):
-            for link, _ in uses:
-                until_s, other = last.get(link, (0.0, stage))
-                if begin_s < until_s and stage != other:
-                    return True
-                if end_s > until_s:
-                    last[link] = end_s, stage
-        return False
+    count = len(kinds)
+    comes_s = [[-inf] * (2 * micro_batches) for _ in kinds]
+    lane_s, free_s = [0.0] * count, [*free_s]
+    sends: list[tuple[float, float, int, Uses]] = []
+    for stage, number, (kind, goal, needed) in _in_turn(count, micro_batches):
+        pass_s, through_s, once_s, left_s, sending = kinds[stage][kind]
+        end_s, waited_s = free_s[stage] + pass_s, comes_s[stage][number] + through_s
+        end_s = (waited_s if waited_s > end_s else end_s) + once_s
+        free_s[stage] = end_s + left_s
+        if goal >= 0:
+            begin_s = lane_s[stage] if lane_s[stage] > end_s else end_s
+            sent_s = begin_s + sending.alone_s + sending.late_s
+            lane_s[stage] = comes_s[goal][needed] = sent_s
+            if sending.uses:
+                sends.append((begin_s, sent_s, stage, sending.uses))
+    last: dict[int, tuple[float, int]] = {}
+    for begin_s, end_s, stage, uses in sorted(sends):
+        for link, _ in uses:
+            until_s, other = last.get(link, (0.0, stage))
+            if begin_s < until_s and stage != other:
+                return True
+            if end_s > until_s:
+                last[link] = end_s, stage
+    return False
 
 
 @lru_cache(maxsize=_MOST_KEPT)
 def _in_turn(stages: int, micro_batches: int) -> tuple[tuple[int, int, Step], ...]:
-    """The stage and the number of each pass of a pipeline, each after the passes that it waits for.
-
-    Time is counted in passes: a stage alternates between forward and backward ones.
+    """The stage and the number of each pass of a pipeline, each after the passes that it waits
+    for.
     """
     steps = steps_of(stages, micro_batches)
-    turns = []
-    for stage, of_stage in enumerate(steps):
-        counts = [0, 0]
-        for number, step in enumerate(of_stage):
-            goes_back = step.kind in _BACKWARDS
-            before = 2 * stages - 1 - stage if goes_back else stage
-            turns.append((before + 2 * counts[goes_back], stage, number))
-            counts[goes_back] += 1
-    return tuple((stage, number, steps[stage][number]) for _, stage, number in sorted(turns))
+    ordered = in_turn(_passes(stages, micro_batches))
+    return tuple((one.stage, one.number, steps[one.stage][one.number]) for one in ordered)
 
 
 # Computes which links the sends of a pipeline may overload, and how long an iteration takes then.
@@ -440,7 +415,7 @@ def _played_s(times: _Columns, micro_batches: int, uses: Mapping[Route, Uses]) -
     first = zip(*(times[name] for name in _FIRST_TIMES), strict=True)
     free_s = [begin_s + through_s - forward_s for begin_s, through_s, forward_s in first]
     kinds = [_kinds(times, stage, uses) for stage in stages]
-    if not _Alone(free_s, kinds, played).meet:
+    if not _sends_meet(free_s, kinds, played):
         return 0.0
     shared = _Play(free_s, kinds, played)
     longest_s = max(map(sum, zip(shared.free_s, times["end_s"], strict=True)))
