@@ -259,7 +259,7 @@ def slots_beside_sends(
     Shapes: the result is (6, N, S). Without a send, a layer's time slot takes ``usual_s`` (N, S);
     its tasks on the four streams would take ``alone`` (4, N, S) if they ran one by one.
     """
-    computing, sending = _beside_arithmetic(seconds)
+    computing, sending = beside_arithmetic(seconds)
     computed_s = alone[COMPUTE] * computing
     sums = np.zeros((SUMS, *usual_s.shape))
     sums[0], sums[1] = computed_s - alone[COMPUTE], computed_s / sending
@@ -279,7 +279,7 @@ def sends_beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:
     """The factor by which arithmetic lengthens a send, and the share of the time of their overlap
     by which both a pass and the send that runs beside it are delayed, for each strategy.
     """
-    computing, sending = _beside_arithmetic(seconds)
+    computing, sending = beside_arithmetic(seconds)
     lost = sending * (1 - 1 / computing) + sending - 1
     return sending, np.minimum(lost, 1.0)
 
@@ -301,7 +301,7 @@ def _beside_endless(seconds: TaskSeconds, alone: Floats, kept: Kept) -> tuple[Fl
     if seconds.model.template.depth == 0:
         # In an engine that runs a layer's tasks one after another, copies never overlap with
         # arithmetic.
-        computing, sending = _beside_arithmetic(seconds)
+        computing, sending = beside_arithmetic(seconds)
         computed_s = alone[COMPUTE] * computing
         copied_s = alone.sum(axis=0) - alone[COMPUTE] - collective_s
         elapsed_s = computed_s + copied_s + 2 * collective_s
@@ -315,7 +315,7 @@ def _beside_endless(seconds: TaskSeconds, alone: Floats, kept: Kept) -> tuple[Fl
     return elapsed_s, np.maximum(done_s, 2 * collective_s) - collective_s
 
 
-def _beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:
+def beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:
     """The factors by which arithmetic and a send slow each other down when nothing else runs, for
     each strategy.
     """

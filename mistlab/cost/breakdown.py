@@ -229,7 +229,7 @@ def split_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
     weight-gradient passes only.
     """
     seconds = model.tasks.seconds({name: batch.value(name) for name in task_columns()})
-    weights_s, less_s = split_seconds(model, batch)
+    weights_s, less_s = split_seconds(StageSlots.of(model.tasks, batch))
     longer_s = np.maximum(weights_s - less_s, 0.0)
     waits_s = (model.tasks.types.counts(batch.columns) * seconds.hidden_s).sum(axis=0)
     parts = dict.fromkeys(NAMES, np.zeros(len(batch)))

@@ -83,8 +83,8 @@ class OrderPath:
         hosts = None if self.host is None else _HostSeconds(self.host)
         rests_s = self.at_end.rests_s(self.times, self.split)
         ends_of_stages = _StageEnds(self.at_end, rests_s, hosts, maximum)
-        turns, sends = _Turns(self.turned, self.passes), Sends(networks)
-        collectives = self._collectives(seconds)
+        turns, sends = _Turns(self.turned, self.passes, maximum), Sends(networks)
+        collectives = self._collectives()
         links = BusyLinks(collectives, self.passes, ends_of_stages.reduced, maximum)
         outputs = _Outputs(seconds, sends, links)
         for stage_pass in in_order:
@@ -118,16 +118,13 @@ class OrderPath:
         longest = ends_of_stages.longest_s(free, begun)
         return np.array([longest]) if candidates == 1 else np.asarray(longest), ends
 
-    def _collectives(self, seconds: "_PassSeconds") -> Sequence[PartCollectives]:
+    def _collectives(self) -> Sequence[PartCollectives]:
         """The collectives of each part of the model that may delay sends."""
-        blocks = _columns(np.maximum(self.at_end.layers, 1))
-        weights_s = [seconds.own_s.get(("W", part), (0.0, 0.0))[0] for part in range(len(blocks))]
-        first_s = [whole_s / count for whole_s, count in zip(weights_s, blocks, strict=True)]
-        gathers_s, reductions_s = (
-            _columns(self.at_end.gathers_s),
-            _columns(self.at_end.reductions_s),
-        )
-        return [*map(PartCollectives, gathers_s, reductions_s, first_s)]
+        ends = self.at_end
+        nothing_s = np.zeros_like(ends.gathers_s)
+        first_s = nothing_s if self.split is None else self.split.first_s
+        of_parts = (ends.gathers_s, ends.reductions_s, first_s)
+        return [*map(PartCollectives, *map(_columns, of_parts))]
 
 
 def _columns(of_parts: Floats) -> list[Any]:
@@ -138,10 +135,18 @@ def _columns(of_parts: Floats) -> list[Any]:
 class _Turns:
     """Computes how much longer passes take while gradients of the previous pass are reduced."""
 
-    def __init__(self, times: TurnTimes | None, passes: Sequence[StagePasses]) -> None:
-        self.is_any = times is not None
+    def __init__(
+        self,
+        times: TurnTimes | None,
+        passes: Sequence[StagePasses],
+        maximum: Callable[[Any, Any], Any],
+    ) -> None:
+        self.is_any, self.maximum = times is not None, maximum
         if times is not None:
-            self.of_forward, self.of_others = _columns(times.forward_s), _columns(times.backward_s)
+            self.of_forward = _columns(times.forward_s)
+            self.left_s, self.least_s = _columns(times.left_s), _columns(times.least_s)
+            hidden_s = times.hidden_backward_s, times.hidden_weights_s
+            self.hidden_s = dict(zip("BW", map(_columns, hidden_s), strict=True))
         self.reduce = ["W" if of_stage.splits_backward else "B" for of_stage in passes]
         self.reducing: dict[int, int] = {}
 
@@ -149,12 +154,16 @@ class _Turns:
         """The seconds by which reductions of the stage's previous pass lengthen this pass."""
         if not self.is_any:
             return 0.0
-        reducing = self.reducing.pop(stage_pass.stage, None)
-        if stage_pass.kind == self.reduce[stage_pass.stage]:
+        reducing, kind = self.reducing.pop(stage_pass.stage, None), stage_pass.kind
+        if kind == self.reduce[stage_pass.stage]:
             self.reducing[stage_pass.stage] = part
         if reducing is None:
             return 0.0
-        return (self.of_forward if stage_pass.kind == "F" else self.of_others)[reducing]
+        if kind == "F":
+            return self.of_forward[reducing]
+        return self.maximum(
+            self.left_s[reducing] - self.hidden_s[kind][part], self.least_s[reducing]
+        )
 
 
 class _Outputs:
@@ -165,9 +174,11 @@ class _Outputs:
 
     def send(self, stage_pass: StagePass, end: Any) -> None:
         """Send the output of a pass that ends at a given time."""
-        sent_s = self.seconds.sent_s(stage_pass)
-        late_s = self.links.late_s(stage_pass, end, sent_s)
-        self.sends.add(stage_pass, end, sent_s + late_s, queue=self.seconds.sends_queue)
+        alone_s, sent_s = self.seconds.sent_s(stage_pass)
+        # A send that runs beside a pass is late by the collectives of that pass already.
+        late_s = alone_s + self.links.late_s(stage_pass, end, alone_s)
+        sent_s = self.seconds.maximum(sent_s, late_s)
+        self.sends.add(stage_pass, end, sent_s, queue=self.seconds.sends_queue)
 
 
 class _StageEnds:
@@ -246,6 +257,7 @@ class _PassSeconds:
         parts = range(count)
         placement = passes[0].placement
         self.num_stages, self.parts = len(passes), placement.parts
+        self.maximum: Callable[[Any, Any], Any] = max if candidates == 1 else np.maximum
         self.splits = [passes[stage].splits_backward for stage in placement.stages]
         of_part = [times.of_stage(part) for part in parts]
 
@@ -256,6 +268,11 @@ class _PassSeconds:
         self.end_s = [plain(one.end_s) for one in of_part]
         self.after_first_s = [plain(one.after_first_s) for one in of_part]
         self.crossed_s = [plain(one.point_to_point_s / 2) for one in of_part]
+        received_s = [*(one.received_s for one in of_part[1:]), of_part[-1].point_to_point_s]
+        self.alone_s = [
+            plain(np.minimum(times_of_part.point_to_point_s / 2, alone_s))
+            for times_of_part, alone_s in zip(of_part, received_s, strict=True)
+        ]
         # A send that takes longer than a pass may still run when the stage's next output is ready,
         # so sends queue.
         fastest = np.minimum(times.through_forward_s, times.through_backward_s)
@@ -296,12 +313,15 @@ class _PassSeconds:
         """The seconds for which a pass still reduces gradients after it has computed its output."""
         return self.left.get((stage_pass.kind, self.part(stage_pass)), 0.0)
 
-    def sent_s(self, stage_pass: StagePass) -> Any:
-        """The seconds in which a pass's output is sent to another stage."""
+    def sent_s(self, stage_pass: StagePass) -> tuple[Any, Any]:
+        """The seconds in which a pass's output is sent to another stage: alone, and beside the
+        sender's next pass.
+        """
         goal = stage_pass.goes_to
         assert goal is not None, "it sends nothing"
         lower = stage_pass if stage_pass.kind == "F" else goal
-        return self.crossed_s[self.parts[StageChunk(lower.stage, lower.chunk)]]
+        part = self.parts[StageChunk(lower.stage, lower.chunk)]
+        return self.alone_s[part], self.crossed_s[part]
 
     def late_s(self, stage_pass: StagePass) -> Any:
         """The seconds by which the input of a first forward pass arrives late, because the sender's

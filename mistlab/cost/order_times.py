@@ -7,12 +7,13 @@ Axes: C candidates or plans, S strategies, P parts of the model in order.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Self
 
 import numpy as np
 
 from mistlab.core.arrays import Floats, Ints, Rows
+from mistlab.cost.beside_sends import beside_arithmetic
 from mistlab.cost.links import groups_of
 from mistlab.cost.order_path import OrderPath, order_bound_s
 from mistlab.cost.side_by_side import until
@@ -29,7 +30,7 @@ from mistlab.cost.stage import StageSlots, StageTimeModel, split_seconds
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns, weight_gradients_s
 from mistlab.engines.engine import ENGINES, Engine
 from mistlab.machine.cluster import Cluster
-from mistlab.machine.slowdowns import COMPUTE, STREAMS
+from mistlab.machine.slowdowns import STREAMS
 from mistlab.network.shared_sends import Lost, SharedNetworks, Way, plain
 from mistlab.network.tiers import NETWORK
 from mistlab.plan.dimensions import num_gpus
@@ -222,8 +223,7 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
     times = StageTimes.of(seconds, *shape)
     host = None if model.tasks.host is None else HostTimes.of(times, batch.layers.reshape(shape))
     splits = any(of_stage.splits_backward for of_stage in passes)
-    split = _split_times(model, batch, shape) if splits else None
-    turned = _turn_times(model, batch, with_turns.turned_s, shape, splits=splits)
+    split, turned = _gradient_times(model, batch, with_turns.turned_s, shape, splits=splits)
     ends = _end_times(model, batch, shape)
     networks = _networks(model, plans, order.placement, seconds)
     iteration_s = partial(_played_s, times, split, host, ends, turned, networks)
@@ -377,13 +377,11 @@ def _end_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int])
     what follows all passes, and for gathers of stepped weights.
     """
     gathers_s, reductions_s, tied_s, steps_s = model.by_group(_once_s, batch)
-    layers = batch.layers + batch.has_embedding + batch.has_head
     return EndTimes(
         gathers_s=gathers_s.reshape(shape),
         reductions_s=reductions_s.reshape(shape),
         tied_s=tied_s.reshape(shape),
         steps_s=steps_s.reshape(shape),
-        layers=layers.reshape(shape),
     )
 
 
@@ -411,58 +409,97 @@ def _once_s(model: StageTimeModel, batch: StageBatch) -> Floats:
     return np.stack([gather_s, summed(reductions), tied_s, steps_s])
 
 
-def _turn_times(
+def _gradient_times(
     model: StagesOnGroups,
     batch: StageBatch,
     turned_s: Floats,
     shape: tuple[int, int],
     *,
     splits: bool,
-) -> TurnTimes | None:
-    """How much longer a pass takes while gradients of the stage's previous pass are still being
-    reduced; None if none ever are.
+) -> tuple[SplitTimes | None, TurnTimes | None]:
+    """The times of each part's separate weight-gradient passes, None if it has none; and how much
+    longer a pass takes while gradients of the stage's previous pass are still being reduced, None
+    if none ever are.
     """
-    if not turned_s.any():
-        return None
-    beside_s, is_beside = model.by_group(partial(beside_backward, splits=splits), batch)
-    backward_s = np.where(is_beside > 0, beside_s, turned_s)
-    return TurnTimes(forward_s=turned_s.reshape(shape), backward_s=backward_s.reshape(shape))
+    reduces = bool(turned_s.any())
+    if not splits and not reduces:
+        return None, None
+    split, turned = None, None
+    parts = partial(_of_gradients, splits=splits, reduces=reduces)
+    tables = iter(table.reshape(shape) for table in model.by_group(parts, batch))
+    if splits:
+        weights_s, less_s, first_s = islice(tables, 3)
+        split = SplitTimes(
+            weights_s=weights_s, less_s=less_s, first_s=np.minimum(first_s, weights_s)
+        )
+    if reduces:
+        left_s, least_s, hidden_backward_s, hidden_weights_s, is_beside = tables
+        turned_s = turned_s.reshape(shape)
+        turned = TurnTimes(
+            forward_s=turned_s,
+            left_s=np.where(is_beside > 0, left_s, turned_s),
+            least_s=np.where(is_beside > 0, least_s, turned_s),
+            hidden_backward_s=hidden_backward_s,
+            hidden_weights_s=hidden_weights_s,
+        )
+    return split, turned
 
 
-def _split_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> SplitTimes:
-    """The seconds of separate weight-gradient passes for each part of the model, and how much
-    shorter they make its backward passes.
-    """
-    weights_s, less_s = model.by_group(split_seconds, batch)
-    return SplitTimes(weights_s=weights_s.reshape(shape), less_s=less_s.reshape(shape))
+def _of_gradients(
+    model: StageTimeModel, batch: StageBatch, *, splits: bool, reduces: bool
+) -> Floats:
+    """What ``_gradient_times`` needs, a row for each time and a column for each candidate."""
+    slots, rows = StageSlots.of(model.tasks, batch), []
+    if splits:
+        # The first reduction of a pass begins when its first layer has computed.
+        first_s = _of_first_layers(slots, [weight_gradients_s(slots.seconds)])
+        rows += [*split_seconds(slots), *first_s]
+    if reduces:
+        rows += [*reduced_beside(slots, splits=splits)]
+    return np.stack(rows)
 
 
 def _seconds(model: StageTimeModel, batch: StageBatch) -> TaskSeconds:
     return model.tasks.seconds({name: batch.value(name) for name in task_columns()})
 
 
-def beside_backward(model: StageTimeModel, batch: StageBatch, *, splits: bool) -> Floats:
-    """How much longer a backward pass takes that follows another backward pass, and whether that
-    one's gradients are still being reduced, for each candidate.
+def _of_first_layers(slots: StageSlots, of_types: Sequence[Floats]) -> Floats:
+    """Select seconds of types of layers for the first layer of each candidate's backward pass."""
+    is_first = (slots.kinds[:, HERE] != NOTHING) & (slots.kinds[:, UPPER] == NOTHING)
+    layers = slots.kinds[is_first, HERE]
+    return slots.summed([(np.stack([of_layers(one, layers) for one in of_types]), is_first)])
 
-    With ``splits``, the same for weight-gradient passes. The result is (2, C).
+
+def reduced_beside(slots: StageSlots, *, splits: bool) -> Floats:
+    """What a backward pass leaves to be reduced beside the first layer of the next pass, for each
+    candidate (5, C).
+
+    The rows are the seconds of what is left, and those by which it lengthens the next pass at
+    least; the seconds of it that the first layer of a backward pass and of a weight-gradient pass
+    hides; and whether it does run beside that layer. With ``splits`` weight gradients have separate
+    passes.
     """
-    slots = StageSlots.of(model.tasks, batch)
     seconds, kinds = slots.seconds, slots.kinds
     is_below = (kinds[:, HERE] == NOTHING) & (kinds[:, UPPER] != NOTHING)
-    layers = kinds[is_below, UPPER]
-    computed_s = (
-        weight_gradients_s(seconds)
-        if splits
-        else seconds.alone("B", "") + seconds.tensor_s["backward"]
+    (alone,) = SlotWork(seconds, kinds[is_below]).alone(("backward",)).swapaxes(0, 1)
+    left_s = until(STREAMS, slot_ends(seconds, alone, is_least=False), alone)
+    (left_s,) = slots.summed([(left_s[None], is_below)])
+    weights_s = weight_gradients_s(seconds)
+    backward_s = seconds.alone("B", "") + seconds.tensor_s["backward"]
+    if splits:
+        # A separate pass leaves nothing behind which the collectives of other passes could hide.
+        backward_s = backward_s + seconds.hidden_s - weights_s
+    strategy = slots.strategies.index
+    computing, linking = (one[strategy] for one in beside_arithmetic(seconds))
+    hidden_s = _of_first_layers(slots, [backward_s, weights_s])
+    return np.stack(
+        [
+            left_s,
+            left_s * linking * (1 - 1 / computing),
+            *hidden_s * (1 - computing + computing / linking),
+            are_shared(seconds)[strategy],
+        ]
     )
-    layer_s = of_layers(computed_s, layers)
-    (together,) = SlotWork(seconds, kinds[is_below]).alone(("backward",)).swapaxes(0, 1)
-    together[COMPUTE] += layer_s
-    ends = slot_ends(seconds, together, is_least=False)
-    longer_s = np.maximum(until(STREAMS, ends, together) - layer_s, 0.0)
-    (beside_s,) = slots.summed([(longer_s[None], is_below)])
-    return np.stack([beside_s, are_shared(seconds)[slots.strategies.index]])
 
 
 # Computes how much exchanges of weights between replicas lengthen iterations if they overlap with

@@ -393,9 +393,8 @@ class StageTimeModel:
         return replace(seconds, exposed_communication_s=exposed_s + waits_s)
 
 
-def split_seconds(model: StageTimeModel, batch: StageBatch) -> Floats:
+def split_seconds(slots: "StageSlots") -> Floats:
     """The seconds of weight-gradient passes, and how much shorter they make backward passes."""
-    slots = StageSlots.of(model.tasks, batch)
     split_s = split_pass_seconds(
         slots.seconds,
         slots.kinds,

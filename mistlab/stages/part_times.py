@@ -16,30 +16,38 @@ from mistlab.stages.stage_batch import StageTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TurnTimes:
-    """How much longer a stage's pass takes if the pass before it still reduces gradients: for a
-    forward pass, and for any other pass.
+    """How much longer a stage's pass takes if the pass before it still reduces gradients.
 
-    Both have a column for each part of the model to which the pass before may belong (C, P). If a
-    stage has several chunks, a backward pass may follow another backward pass, and a forward pass
-    another forward pass. The last gradients of a backward pass are reduced while the first layer of
-    the next pass runs, or before it if weights must be fetched (``mistlab.cost.slot_work``). A
-    forward pass leaves no gradients to reduce.
+    A forward pass takes ``forward_s`` longer, a column for each part of the model to which the pass
+    before may belong (C, P). The last gradients of a backward pass are reduced while the first
+    layer of the next pass runs, or before it if weights must be fetched
+    (``mistlab.cost.slot_work``). A forward pass leaves no gradients to reduce.
+
+    If a stage has several chunks, a backward or weight-gradient pass may follow another one, which
+    leaves ``left_s`` to reduce, by its part. Of this the pass's first layer hides
+    ``hidden_backward_s`` or ``hidden_weights_s``, by the pass's own part; but since both slow each
+    other down, the pass takes at least ``least_s`` longer.
     """
 
     forward_s: Floats
-    backward_s: Floats
+    left_s: Floats
+    least_s: Floats
+    hidden_backward_s: Floats
+    hidden_weights_s: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitTimes:
     """The seconds of separate weight-gradient passes, and how much shorter backward passes get.
 
-    ``weights_s`` are the seconds of the weight-gradient passes; ``less_s`` are those by which the
-    backward passes are shorter.
+    ``weights_s`` are the seconds of the weight-gradient passes, with the reductions that layers
+    wait for; in them, the first layer has computed after ``first_s``. ``less_s`` are the seconds by
+    which the backward passes are shorter.
     """
 
     weights_s: Floats
     less_s: Floats
+    first_s: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,18 +93,16 @@ class EndTimes:
     reductions_s: Floats
     tied_s: Floats
     steps_s: Floats
-    layers: Ints
 
     def rests_s(self, times: StageTimes, split: SplitTimes | None) -> Floats:
         """The seconds of gradient reductions that are left when the last backward pass of each part
         of the model has computed.
 
-        If weight gradients have separate passes, their reduction begins in the first layer of the
-        last such pass; otherwise in the first layer of the last backward pass.
+        If weight gradients have separate passes, their reduction begins when the first layer of
+        the last such pass has computed; otherwise in the first layer of the last backward pass.
         """
         rests_s = np.maximum(times.end_s - self.steps_s, 0.0)
         if split is None:
             return rests_s
-        last_s = split.weights_s + times.within_backward_s
-        beside_s = last_s * (1 - 1 / np.maximum(self.layers, 1))
+        beside_s = split.weights_s + times.within_backward_s - split.first_s
         return np.maximum(rests_s, self.reductions_s - beside_s)

@@ -81,7 +81,8 @@ def shares_of_paths(
         placement = passes[0].placement
         times = drawn_times(draw, len(placement.stages))
         weights_s = times.backward_s * draw.uniform(0, 1)
-        split = SplitTimes(weights_s=weights_s, less_s=weights_s * (1 - draw.uniform(0, 0.1)))
+        less_s = weights_s * (1 - draw.uniform(0, 0.1))
+        split = SplitTimes(weights_s=weights_s, less_s=less_s, first_s=weights_s)
         nothing = np.zeros_like(times.forward_s)
         forward_s, backward_s = (
             own_s * (draw.uniform(0, issued, own_s.shape) if issued else 0.0)
@@ -99,7 +100,6 @@ def shares_of_paths(
                 reductions_s=nothing,
                 tied_s=nothing,
                 steps_s=times.end_s * draw.uniform(0, 1),
-                layers=np.ones_like(nothing, dtype=np.int64),
             ),
             steps_apart=steps_apart,
         )

@@ -52,8 +52,8 @@ def order_iteration_s(
     steps_apart: bool = False,
 ) -> Floats:
     """Seconds (C) of one iteration in which stages run these passes, and share no networks."""
-    no_s, one = np.zeros_like(times.forward_s), np.ones_like(times.forward_s, dtype=np.int64)
-    no_ends = EndTimes(gathers_s=no_s, reductions_s=no_s, tied_s=no_s, steps_s=no_s, layers=one)
+    no_s = np.zeros_like(times.forward_s)
+    no_ends = EndTimes(gathers_s=no_s, reductions_s=no_s, tied_s=no_s, steps_s=no_s)
     path = OrderPath(
         times=times,
         passes=passes,
@@ -133,10 +133,10 @@ def test_a_zero_bubble_leaves_what_is_published() -> None:
     """F, B and W as long as one another: (p - 1)(F + B - W) of waiting."""
     one = np.ones((1, 4))
     passes = passes_of(order_of_text(zero_bubble(4, 8), 4, 8))
-    split = SplitTimes(weights_s=one, less_s=one)
+    split = SplitTimes(weights_s=one, less_s=one, first_s=one)
     path_s = order_iteration_s(equal(4, 1.0, 2.0), passes, split)
     assert path_s == pytest.approx(8 * 3.0 + 3 * 1.0)
-    slower = SplitTimes(weights_s=one, less_s=0.5 * one)
+    slower = SplitTimes(weights_s=one, less_s=0.5 * one, first_s=one)
     assert (order_iteration_s(equal(4, 1.0, 2.0), passes, slower) > path_s + 8 * 0.4).all()
     assert order_bound_s(equal(4, 1.0, 2.0), loop(4), 8, splits=True) <= path_s
 
@@ -145,7 +145,7 @@ def test_a_zero_bubble_leaves_what_is_published() -> None:
 def test_stages_that_step_apart_leave_what_is_published(weights: float, forward: float) -> None:
     """ZB-H2 waits for (p - 1)(F + B - 2 W), ZB-2p not at all if three W are as long as F + B."""
     one = np.ones((1, 4))
-    split = SplitTimes(weights_s=weights * one, less_s=weights * one)
+    split = SplitTimes(weights_s=weights * one, less_s=weights * one, first_s=weights * one)
     times = equal(4, forward, 1.0 + weights)
     busy = 24 * (forward + 1.0 + weights)
 
@@ -187,7 +187,7 @@ def test_a_host_slower_than_its_gpu_is_what_an_iteration_takes() -> None:
 def test_parts_are_reduced_one_after_another_beside_passes_and_stepped_last() -> None:
     one = np.ones((1, 2))
     passes = passes_of(named_order("interleaved-2", 1, 2))
-    reduced, stepped, layers = 5.0, 0.5, np.ones((1, 2), dtype=np.int64)
+    reduced, stepped = 5.0, 0.5
     # Of each part 3 seconds of reductions are left when it has gone back.
     times = replace(equal(2, 1.0, 2.0), delta_backward_s=(3.0 + stepped) * one)
     at_end = EndTimes(
@@ -195,7 +195,6 @@ def test_parts_are_reduced_one_after_another_beside_passes_and_stepped_last() ->
         reductions_s=reduced * one,
         tied_s=0 * one,
         steps_s=stepped * one,
-        layers=layers,
     )
     path_s = order_iteration_s(times, passes, at_end=at_end)
     # All passes take 12 seconds. The second chunk is done at 10, its reductions are at 13.

@@ -56,7 +56,7 @@ def test_the_orders_are_torch_s(stages: int) -> None:
 def test_zb_v_waits_for_nothing_and_holds_as_much_as_1f1b(stages: int) -> None:
     """With F, B and W as long as one another, and stages that step apart (Qi et al. 2023)."""
     half = np.full((1, 2 * stages), 0.5)
-    split = SplitTimes(weights_s=half, less_s=half)
+    split = SplitTimes(weights_s=half, less_s=half, first_s=half)
     passes = passes_of(named_order("zb-v", stages, 24))
     times = equal(2 * stages, 0.5, 1.0)
     path_s = order_iteration_s(times, passes, split, steps_apart=True)
@@ -77,7 +77,7 @@ def test_building_blocks_hold_half_and_a_third(stages: int) -> None:
         passes = passes_of(order)
         held[name] = max(of_stage.most_held for of_stage in passes) / 2
         half = np.full((1, 2 * stages), 0.5)
-        split = SplitTimes(weights_s=half, less_s=half)
+        split = SplitTimes(weights_s=half, less_s=half, first_s=half)
         times = equal(2 * stages, 0.5, 1.0)
         path_s = order_iteration_s(times, passes, split, steps_apart=True)
         waited[name] = float(path_s[0]) / 3 - micro_batches
@@ -98,7 +98,7 @@ def test_building_blocks_run_few_micro_batches(name: str, micro_batches: int) ->
 def test_a_send_between_two_parts_of_a_stage_takes_no_time() -> None:
     """There are six sends each way in a V of four stages, and seven in a loop."""
     half = np.full((1, 8), 0.5)
-    split = SplitTimes(weights_s=half, less_s=half)
+    split = SplitTimes(weights_s=half, less_s=half, first_s=half)
     passes = passes_of(named_order("zb-v", 4, 1))
     times = replace(equal(8, 0.5, 1.0), point_to_point_s=2 * 0.1 * (half > 0) * VIA)
     path_s = order_iteration_s(times, passes, split)
@@ -243,7 +243,7 @@ def test_dualpipe_takes_as_long_as_dualpipe_v_on_half_the_stages() -> None:
     seconds = {"F": 1.0, "B": 1.2, "W": 0.7}
     both = played_s(dualpipe(stages, micro_batches), seconds)
     one = np.ones((1, stages))
-    split = SplitTimes(weights_s=0.7 * one, less_s=0.7 * one)
+    split = SplitTimes(weights_s=0.7 * one, less_s=0.7 * one, first_s=0.7 * one)
     passes = passes_of(named_order("dualpipe-v", stages // 2, micro_batches // 2))
     assert order_iteration_s(equal(stages, 1.0, 1.9), passes, split) == pytest.approx(both)
 
