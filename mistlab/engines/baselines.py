@@ -244,6 +244,8 @@ DEEPSPEED = Engine(
         "bf16": OtherSums(memory=_of_deepspeed(2, 4), step_moved=50),
     },
     cached_share=CACHED_SHARE,
+    # DeepSpeed-Ulysses exchanges heads (deepspeed/sequence/layer.py).
+    context_exchanges=(RING, HEADS),
     # DeepSpeed's pipeline engine accumulates whole gradients over a stage's micro-batches, and
     # asserts a ZeRO level below 2 (deepspeed/runtime/pipe/engine.py; deepspeedai/DeepSpeed, issues
     # 1110 and 4164).

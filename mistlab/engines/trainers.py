@@ -21,6 +21,7 @@ from mistlab.engines.engine import (
 from mistlab.engines.fitted import fitted
 from mistlab.engines.fsdp import FSDP, FSDP_EAGER
 from mistlab.engines.megatron_core import MEGATRON_CORE
+from mistlab.schedule.context_ways import HEADS
 
 # The memory of Hugging Face's Trainer and similar frameworks. A single GPU gathers nothing; several
 # shard by FSDP or similarly. Logits are cast to 32 bits, then come log-probabilities and gradients,
@@ -66,6 +67,7 @@ TRAINER = replace(
     attention_share=1.0,
     memory_share=_MOVED,
     shares_on=_SHARES_ON,
+    context_exchanges=(*FSDP_EAGER.context_exchanges, HEADS),
     runs_lean=False,
 )
 

@@ -13,7 +13,7 @@ from mistlab.core.units import GIB_BYTES
 from mistlab.engines.engine import ENGINES
 from mistlab.graph.library import graph_of
 from mistlab.job.prediction import Prediction
-from mistlab.schedule.context_ways import GATHER, RING
+from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from simulators.symbolic import SymbolicPredictor
 
 ROW = {
@@ -90,11 +90,24 @@ def test_litgpt_runs_on_the_gpus_of_its_file(config: str, gpus: int, way: str) -
 
 
 @pytest.mark.parametrize(
-    ("cells", "way"), [({"cp": "8"}, GATHER), ({"sp_ulysses": "8"}, RING), ({}, RING)]
+    ("engine", "cells", "way"),
+    [
+        ("TRL SFT", {"cp": "8"}, GATHER),
+        ("XTuner (DeepSpeed)", {"cp": "8"}, RING),
+        ("TRL SFT", {"sp_ulysses": "8"}, HEADS),
+        ("ArcticTraining", {"sp_ulysses": "8"}, HEADS),
+        ("XTuner (DeepSpeed)", {"sp_ulysses": "8"}, HEADS),
+        ("XTuner (DeepSpeed)", {"sp_ulysses": "1"}, RING),
+        ("TRL SFT", {}, RING),
+    ],
 )
-def test_torch_gathers_keys_of_context_parallel_ranks(cells: dict[str, str], way: int) -> None:
-    sharded = job_of(run(gpus="8", zero="fsdp", **cells))
-    assert sharded.job.plan.stages[0].context_exchange == way
+def test_context_parallel_ranks_exchange_what_a_row_says(
+    engine: str, cells: dict[str, str], way: int
+) -> None:
+    split = job_of(run(engine=engine, gpus="8", zero="3", **cells))
+    assert split.job.plan.stages[0].context_exchange == way
+    # More ranks than key heads have one of their own.
+    assert split.job.workload.model.kv_heads % int(cells.get("sp_ulysses", 1)) == 0
 
 
 @pytest.mark.parametrize(
