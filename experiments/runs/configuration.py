@@ -292,7 +292,8 @@ def _stages(row: RunRow, layers: int, stages: int, notes: list[str]) -> tuple[in
 
 
 def _degree(row: RunRow, name: str, notes: list[str]) -> int:
-    degree = row.count(name)
+    degree = row.devices_in_turn if name == "pp" else None
+    degree = degree or row.count(name)
     if name == "cp" and (over_heads := row.count("sp_ulysses")):
         degree = (degree or 1) * over_heads
     if degree is None and name != "cp":

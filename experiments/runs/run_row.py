@@ -135,6 +135,9 @@ class RunRow:
     data_ranks: int | None = None
     # The GPUs that the run's configuration file uses, for rows that state those of the machine.
     devices: int | None = None
+    # The GPUs among which the run's script divides the blocks, one after another (``device_map`` of
+    # Hugging Face's models).
+    devices_in_turn: int | None = None
 
     # The ZeRO level at which model states are sharded.
     zero_level: int | None = None
@@ -206,6 +209,8 @@ class RunRow:
 
     # The name of the model in lower case.
     model: str = ""
+    # Sizes of the model in the run's script, for a row whose table assumed others.
+    script_sizes: Mapping[str, int] = field(default_factory=dict)
     # The name of the hybrid model of the catalogue that the run trains.
     hybrid: str = ""
     # Sizes of a similar model, for a model that is not known by name.

@@ -66,7 +66,7 @@ def shape_of(row: RunRow) -> tuple[Shape, list[str]]:
     """The shape of a row's model, and the assumptions made about it."""
     notes = list[str]()
     known, note = named_model(row)
-    given = {size: row.count(size) for size in (*NAMES, "kv_heads", "ffn", "vocab")}
+    given = _sizes_of(row, notes)
     if pattern := row.pattern.replace("|", "").upper():
         base = known if known is not None and known.pattern else base_of_pattern(pattern)
         given["vocab"] = _vocab(row, base.family, base, notes)
@@ -106,6 +106,15 @@ def shape_of(row: RunRow) -> tuple[Shape, list[str]]:
     shape = Shape(family=family, tied_embeddings=tied, parts=kept, **sizes)
     _ = shape.model  # refuses sizes that do not go together
     return shape, notes
+
+
+def _sizes_of(row: RunRow, notes: list[str]) -> dict[str, int | None]:
+    """The sizes that a row states, or that the run's script has in place of them."""
+    sizes = {size: row.count(size) for size in (*NAMES, "kv_heads", "ffn", "vocab")}
+    if row.script_sizes:
+        told = ", ".join(f"{name} {size}" for name, size in row.script_sizes.items())
+        notes.append(f"sizes are those of the run's script: {told}")
+    return sizes | dict(row.script_sizes)
 
 
 def named_model(row: RunRow) -> tuple[ModelSpec | None, str]:

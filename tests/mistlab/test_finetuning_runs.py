@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.runs.configuration import Configuration, configuration_of
+from experiments.runs.dialects.dialect import row_of
 from experiments.runs.kept_elsewhere import KeptElsewhere
 from experiments.runs.run_jobs import job_of
 from experiments.runs.runs_table import TableRow
@@ -108,6 +109,27 @@ def test_context_parallel_ranks_exchange_what_a_row_says(
     assert split.job.plan.stages[0].context_exchange == way
     # More ranks than key heads have one of their own.
     assert split.job.workload.model.kv_heads % int(cells.get("sp_ulysses", 1)) == 0
+
+
+@pytest.mark.parametrize(("notebook", "stages"), [("kaggle/Gemma4_(31B)-Text", 2), ("nb/Own", 1)])
+def test_a_notebook_may_spread_blocks_over_gpus(notebook: str, stages: int) -> None:
+    spread = run(engine="Unsloth", source_url=f"{notebook}.ipynb", method="qlora")
+    made = job_of(spread).job.plan
+    assert [stage.layers for stage in made.stages] == [32 // stages] * stages
+    assert made.num_gpus == spread.data_parallel * stages == stages
+    cells = {**ROW, "engine": "Unsloth", "source_url": notebook}
+    assert row_of(cells).peak_of == ("first" if stages > 1 else "fullest")
+
+
+def test_sizes_of_a_script_count_before_those_of_a_table() -> None:
+    sizes = {"layers": "22", "hidden": "2048", "heads": "32", "kv_heads": "4", "ffn": "5632"}
+    cells = {**sizes, "engine": "plain PyTorch", "model": "llama2-1b (TinyLlama shape)"}
+    assumed, told = (
+        run(**cells, source=source).shape.model
+        for source in ("own", "pytorch/ao torchao/prototype/quantized_training/README.md")
+    )
+    assert (assumed.layers, assumed.hidden, assumed.kv_heads, assumed.ffn) == (22, 2048, 4, 5632)
+    assert (told.layers, told.hidden, told.kv_heads, told.ffn) == (24, 1536, 24, 6144)
 
 
 @pytest.mark.parametrize(
