@@ -101,6 +101,9 @@ class RunRow:
     base: Base = "16bit"
     moments: Optimizer = "adamw"
     moments_of_4_bits: bool = False
+    # Whether the row or the software's files say that the optimizer keeps two moments of 16 bits or
+    # more for each weight.
+    keeps_moments: bool = False
     loss: Loss = "whole"
     states: States = "mixed"
     # How tokens are sent to experts: "flex" (overlapped), "alltoall", or "" if the row does not

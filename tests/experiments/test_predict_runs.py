@@ -530,3 +530,43 @@ def test_peaks_above_the_memory_of_a_gpu_are_named(
     cases = {"80": [], "80.6": [], "80.7": ["peak of 80.7 GiB: h100-80gb has 79.1 GiB"]}
     path = table(tmp_path / "t.csv", *({"memory_gib": gib} for gib in cases))
     assert [one["impossible"] for one in answers(capsys, str(path))] == [*cases.values()]
+
+
+@pytest.mark.parametrize(
+    ("cells", "bytes_each", "names"),
+    [
+        ({}, 2 + 2, "weights, gradients"),
+        ({"optimizer": "AdamW"}, 2 + 2 + 4, "weights, gradients, moments"),
+        ({"engine": "litgpt (Fabric)"}, 2 + 2 + 4, "weights, gradients, moments"),
+        ({"optimizer": "AdamW", "offload": "optimizer"}, 2 + 2, "weights, gradients"),
+        ({"optimizer": "AdamW 8-bit"}, 2 + 2, "weights, gradients"),
+        ({"optimizer": "optimizer in backward"}, 2, "weights"),
+        ({"optimizer": "AdamW", "offload": "weights"}, 0, ""),
+        ({"precision": "fp8"}, 0, ""),
+        ({"method": "qlora", "adapter_rank": "8"}, 0.5, "frozen weights"),
+        ({"method": "lora", "adapter_rank": "8", "base_bits": "16"}, 2, "frozen weights"),
+        ({"method": "lora", "adapter_rank": "8"}, 0, ""),
+        ({"gpus": ""}, 0, ""),
+        ({"model": "dense 7B", **dict.fromkeys(SIZES, "")}, 0, ""),
+    ],
+)
+def test_peaks_below_what_a_run_holds_are_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    cells: dict[str, str],
+    bytes_each: float,
+    names: str,
+) -> None:
+    # All GPUs share the model, in the fewest bits; a tenth less may be rounding and GB for GiB.
+    weights = 16 * (4 * 2048**2 + 3 * 2048 * 8192) + 2 * 2048 * 131072
+    held_gib = bytes_each * weights / 8 / 2**30
+    trl = {"engine": "TRL SFT", "method": "full", "precision": "bf16", "tp": "", "zero": "3"}
+    row = {**trl, "dp": "", "memory_kind": "peak", "sequence_parallel": "", "step_s": ""}
+    row |= {"notes": "untie-embeddings", **cells}
+    peaks = [held_gib / 1.1 + 0.001, held_gib / 1.1 - 0.001] if bytes_each else [0.01]
+    path = table(tmp_path / "t.csv", *({**row, "memory_gib": f"{gib:.6f}"} for gib in peaks))
+    enough, *less = [one["impossible"] for one in answers(capsys, str(path))]
+    assert enough == []
+    told = f"GiB: {names} alone take {held_gib:.3g} GiB of each GPU"
+    assert [len(one) for one in less] == [1] * len(less) == [1] * bool(bytes_each)
+    assert all(one[0].endswith(told) for one in less)
