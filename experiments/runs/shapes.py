@@ -112,8 +112,8 @@ def _sizes_of(row: RunRow, notes: list[str]) -> dict[str, int | None]:
     """The sizes that a row states, or that the run's script has in place of them."""
     sizes = {size: row.count(size) for size in (*NAMES, "kv_heads", "ffn", "vocab")}
     if row.script_sizes:
-        told = ", ".join(f"{name} {size}" for name, size in row.script_sizes.items())
-        notes.append(f"sizes are those of the run's script: {told}")
+        listed = ", ".join(f"{name} {size}" for name, size in row.script_sizes.items())
+        notes.append(f"sizes are those of the run's script: {listed}")
     return sizes | dict(row.script_sizes)
 
 
