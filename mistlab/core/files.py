@@ -1,6 +1,7 @@
-"""Reads and writes YAML and JSON files, with limits on their size and nesting."""
+"""Reads and writes YAML and JSON files, with limits on size and nesting; joins their paths."""
 
 import json
+import os.path
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from mistlab.core.units import MIB_BYTES
-from mistlab.core.values import InputError, refuse, reject, shown
+from mistlab.core.values import FieldError, InputError, refuse, reject, shown
 
 # Refuses YAML that is nested too deeply, or grows without bound when its aliases are expanded,
 # before it is built.
@@ -388,3 +389,32 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         if unlike:
             reject(f"key {unlike[0]!r} stands twice in one object: remove one of them")
     return content
+
+
+# Paths in plan files: told from names, and joined to the folder of the plan file.
+
+
+@contextmanager
+def in_file(holder: str, path: str) -> Iterator[None]:
+    """Put the key of a plan file that names another file in front of an error in that file."""
+    try:
+        yield
+    except FieldError as error:
+        raise FieldError(holder, f"{path}: {error}") from None
+    except InputError as error:
+        raise FieldError(holder, str(error)) from None
+
+
+def is_path(text: str, endings: tuple[str, ...]) -> bool:
+    """Whether a text in a plan file is a path: it has a slash, or the ending of such a file."""
+    return "/" in text or text.endswith(endings)
+
+
+def joined(folder: Path, path: str) -> str:
+    """A path in a plan file, from the folder of that file."""
+    return os.path.normpath(folder / path)
+
+
+def relative(path: str, folder: Path) -> str:
+    """A path relative to a folder; an absolute path stays absolute."""
+    return path if Path(path).is_absolute() else os.path.relpath(path, folder)

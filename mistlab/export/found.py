@@ -300,7 +300,7 @@ def _named(model: ModelSpec, sequence_length: int) -> ModelSpec:
         if sequence_length > (known.learned_positions or sequence_length):
             continue
         if replace(known, name=model.name, trained=model.trained) == model:
-            return known
+            return replace(known, checkpoint=model.checkpoint)
     return model
 
 
@@ -309,7 +309,7 @@ def _differences(in_file: ModelSpec, given: ModelSpec) -> list[str]:
     pairs = [
         (entry.name, getattr(in_file, entry.name), getattr(given, entry.name))
         for entry in fields(in_file)
-        if entry.name not in ("name", "trained")
+        if entry.name not in ("name", "trained", "checkpoint")
     ]
     return [
         f"{name} ({shown(by_user)} instead of {shown(by_file)})"

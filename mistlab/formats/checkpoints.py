@@ -175,8 +175,9 @@ def released(name: str) -> tuple[ModelSpec, str] | None:
         what = f"a model of its published sizes ({sizes})"
     if context is not None and context != model.context:
         what += f", with a context of {context:,} tokens"
-    name = model.name or key.replace(" ", "-")
-    return replace(model, name=name, context=context or model.context), what
+    checkpoint = "" if name == model.name else name
+    model = replace(model, context=context or model.context, checkpoint=checkpoint)
+    return replace(model, name=model.name or key.replace(" ", "-")), what
 
 
 def quantised(name: str) -> str | None:
@@ -237,15 +238,41 @@ _REPOSITORIES: Mapping[str, str] = {
 }
 
 
+# The repositories of releases that share the sizes of a catalogue model.
+_OF_RELEASES: Mapping[str, str] = {
+    "llama 3.1 8b": "meta-llama/Llama-3.1-8B",
+    "llama 3.1 70b": "meta-llama/Llama-3.1-70B",
+    "llama 3.3 70b": "meta-llama/Llama-3.3-70B-Instruct",
+}
+# Words in a checkpoint's name that say that its weights are not those of the base model.
+_TUNED = word_set("instruct chat it sft dpo thinking math coder r1 distill")
+
+
 def repository_of(model: ModelSpec) -> str | None:
-    """Return the Hugging Face repository with a catalogue model's weights, or None if none is
-    known.
+    """Return where a model's weights are: the repository or path that its plan names, else the
+    Hugging Face repository of a catalogue model; None if none is known.
 
     >>> repository_of(catalog.model("qwen3-8b"))
     'Qwen/Qwen3-8B'
     """
-    name = _REPOSITORIES.get(model.name)
-    return name if name is not None and model_named(name) == model else None
+    if "/" in model.checkpoint:
+        return model.checkpoint
+    usual = _REPOSITORIES.get(model.name)
+    if not model.checkpoint:
+        return usual if usual is not None and model_named(usual) == model else None
+    # A name without an owner, such as that of a function of torchtune.
+    if set(re.split(r"[-_ ]+", model.checkpoint.lower())) & _TUNED:
+        return None
+    key = _name_of_shape(model.checkpoint)
+    is_usual = usual is not None and _name_of_shape(usual) == key
+    return usual if is_usual else _OF_RELEASES.get(key)
+
+
+def release_of(model: ModelSpec) -> str:
+    """Return the words that tell which release of a model its plan names, such as ``llama 3.1
+    8b``; an empty text if it names none.
+    """
+    return _name_of_shape(model.checkpoint)
 
 
 def needed_model(path: str, where: str, source: LaunchFile) -> ModelSpec:
@@ -256,10 +283,10 @@ def needed_model(path: str, where: str, source: LaunchFile) -> ModelSpec:
     if text is not None:
         config = parse_settings(text, f"{path}/config.json")
         if KIND in config:
-            return model_of_config(config, PurePath(path).name)
+            return replace(model_of_config(config, PurePath(path).name), checkpoint=path)
     model = model_named(path) if path else None
     if model is None:
         problem = f"{path!r} is not the name of a known model" if path else "names no model"
         text = f"{where}: {problem}: give --model (a name of the catalogue, or a config.json)"
         ask_for("model", text)
-    return model
+    return replace(model, checkpoint=path)

@@ -1,16 +1,23 @@
 """A job: the workload, cluster and plan of a plan file, read, checked together, and written."""
 
-import os.path
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 from mistlab import catalog
-from mistlab.core.files import about, read_json, read_yaml, write_yaml
+from mistlab.core.files import (
+    about,
+    in_file,
+    is_path,
+    joined,
+    read_json,
+    read_yaml,
+    relative,
+    write_yaml,
+)
 from mistlab.core.values import (
     THIS_VALUE,
     FieldError,
@@ -46,6 +53,8 @@ HARDWARE = "cluster.hardware"
 CONFIG = "config.json"
 # Separates the path of a model's configuration from the part to read: ``config.json#text_config``.
 _PART = "#"
+# The keys of a mapping that names a model of the catalogue, and says which release of it is meant.
+_OF_RELEASE = frozenset(("name", "checkpoint", "context"))
 # A search space names under this key another space, from which it takes all other choices.
 LIKE = "like"
 
@@ -59,38 +68,41 @@ def model_from(plain: object, folder: Path) -> ModelSpec:
     if isinstance(plain, ModelSpec):
         return plain
     if isinstance(plain, Mapping):
-        spec = ModelSpec.from_mapping(plain, MODEL)
+        spec = _mapped_model(plain)
         if spec.graph_file is None:
             return spec
-        return replace(spec, graph_file=_joined(folder, spec.graph_file))
+        return replace(spec, graph_file=joined(folder, spec.graph_file))
     if not isinstance(plain, str):
         refuse(MODEL, f"{shown(plain)} is not a model: give a catalogue name, a path or a mapping")
     if plain.endswith((".yaml", ".yml")):
-        return _model_file(_joined(folder, plain))
+        return _model_file(joined(folder, plain))
     path, part = _path_and_part(plain)
-    if _is_path(path, (".json",)):
+    if is_path(path, (".json",)):
         if _OF_HUB.fullmatch(plain) and not (folder / plain).exists():
             refuse(
                 MODEL,
                 f"{plain!r} is not a file, and nothing is fetched: give a catalogue name, or the "
                 f"path of the {CONFIG} that Hugging Face has of it",
             )
-        return _json_model(_joined(folder, path), part)
+        return _json_model(joined(folder, path), part)
     with within("workload"):
         return catalog.model(plain)
 
 
 def plain_model(model: ModelSpec, folder: Path) -> Any:
     """What a plan file in ``folder`` has under ``workload.model``: a name, a path or a mapping."""
+    checkpoint = {"checkpoint": model.checkpoint} if model.checkpoint else {}
     if model.name in catalog.model_names():
         known = catalog.model(model.name)
         if model == known and model.context in (None, known.context):
-            return model.name
+            return {"name": known.name, **checkpoint} if checkpoint else known.name
+        if checkpoint and model == known:
+            return {"name": known.name, **checkpoint, "context": model.context}
     if model.graph_file is None:
         return to_mapping(model, omit_defaults=True)
-    path = _relative(model.graph_file, folder)
+    path = relative(model.graph_file, folder)
     if _is_traced(model):
-        return path if _is_path(path, (".json",)) else f"./{path}"
+        return path if is_path(path, (".json",)) else f"./{path}"
     return {**to_mapping(model, omit_defaults=True), "graph_file": path}
 
 
@@ -109,8 +121,8 @@ def stated_hardware(plain: object, folder: Path) -> Hardware:
         return from_mapping(Hardware, plain, HARDWARE)
     if not isinstance(plain, str):
         refuse(HARDWARE, f"{shown(plain)} is not hardware: give a catalogue name, path or mapping")
-    if _is_path(plain, (".yaml", ".yml")):
-        return _hardware_file(_joined(folder, plain))
+    if is_path(plain, (".yaml", ".yml")):
+        return _hardware_file(joined(folder, plain))
     with within("cluster"):
         return catalog.stated_hardware(plain)
 
@@ -144,11 +156,11 @@ def network_from(plain: object, folder: Path) -> object:
     """The network in the file that ``cluster.network`` names; mappings stay mappings."""
     if not isinstance(plain, str):
         return plain
-    if not _is_path(plain, (".yaml", ".yml")):
+    if not is_path(plain, (".yaml", ".yml")):
         problem = f"{plain!r} is not the path of a .yaml file: give one, or a mapping with tiers"
         refuse("cluster.network", problem)
-    path = _joined(folder, plain)
-    with _in_file("cluster.network", path):
+    path = joined(folder, plain)
+    with in_file("cluster.network", path):
         return from_mapping(Network, {"name": Path(path).stem, **read_yaml(Path(path))})
 
 
@@ -158,9 +170,9 @@ def space_from(plain: object, folder: Path) -> SearchSpace:
     A mapping takes its choices from the space that it names under ``like``, and changes those that
     it lists.
     """
-    if isinstance(plain, str) and _is_path(plain, (".yaml", ".yml")):
-        path = _joined(folder, plain)
-        with _in_file("", path):
+    if isinstance(plain, str) and is_path(plain, (".yaml", ".yml")):
+        path = joined(folder, plain)
+        with in_file("", path):
             return space_from(read_yaml(Path(path)), Path(path).parent)
     if isinstance(plain, str):
         return space_of(plain)
@@ -186,17 +198,27 @@ def order_from(plain: object, folder: Path) -> object:
     """The order of passes that ``plan.order`` gives: a name, or a path, joined to ``folder``."""
     if not isinstance(plain, str) or not is_order_path(plain):
         return plain
-    return _as_path(_joined(folder, plain))
+    return _as_path(joined(folder, plain))
 
 
 def plain_order(order: str, folder: Path) -> str:
     """What a plan file has under ``plan.order``: an order's name, or its path from ``folder``."""
-    return _as_path(_relative(order, folder)) if is_order_path(order) else order
+    return _as_path(relative(order, folder)) if is_order_path(order) else order
 
 
 def _as_path(path: str) -> str:
     """A path written so that it cannot be mistaken for the name of an order of passes."""
     return path if is_order_path(path) else f"./{path}"
+
+
+def _mapped_model(plain: Mapping[str, Any]) -> ModelSpec:
+    """The model of a mapping; one of name and release alone has the catalogue's sizes."""
+    if isinstance(plain.get("name"), str) and plain.keys() <= _OF_RELEASE:
+        with within("workload"):
+            known = catalog.model(plain["name"])
+        with within(MODEL):
+            return replace(known, **plain)
+    return ModelSpec.from_mapping(plain, MODEL)
 
 
 def _path_and_part(text: str) -> tuple[str, str]:
@@ -210,14 +232,14 @@ _OF_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(?<!\.json)")
 
 
 def _model_file(path: str) -> ModelSpec:
-    with _in_file(MODEL, path):
+    with in_file(MODEL, path):
         return model_from(read_yaml(Path(path)), Path(path).parent)
 
 
 def _json_model(path: str, part: str) -> ModelSpec:
     """The model in a JSON file: a traced one, or (a ``part`` of) a Hugging Face configuration."""
     file = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
-    with _in_file(MODEL, str(file)):
+    with in_file(MODEL, str(file)):
         content = read_json(file)
         if KIND in content:
             return model_of_config(content, file.absolute().parent.name, part)
@@ -225,7 +247,7 @@ def _json_model(path: str, part: str) -> ModelSpec:
 
 
 def _traced_model(path: str) -> ModelSpec:
-    with _in_file(MODEL, path):
+    with in_file(MODEL, path):
         content = read_json(Path(path))
         if "spec" not in content:
             refuse(
@@ -246,32 +268,8 @@ def _is_traced(model: ModelSpec) -> bool:
 
 
 def _hardware_file(path: str) -> Hardware:
-    with _in_file(HARDWARE, path):
+    with in_file(HARDWARE, path):
         return from_mapping(Hardware, read_yaml(Path(path)))
-
-
-@contextmanager
-def _in_file(holder: str, path: str) -> Iterator[None]:
-    """Put the key of a plan file that names another file in front of an error in that file."""
-    try:
-        yield
-    except FieldError as error:
-        raise FieldError(holder, f"{path}: {error}") from None
-    except InputError as error:
-        raise FieldError(holder, str(error)) from None
-
-
-def _is_path(text: str, endings: tuple[str, ...]) -> bool:
-    return "/" in text or text.endswith(endings)
-
-
-def _joined(folder: Path, path: str) -> str:
-    return os.path.normpath(folder / path)
-
-
-def _relative(path: str, folder: Path) -> str:
-    """A path relative to a folder; an absolute path stays absolute."""
-    return path if Path(path).is_absolute() else os.path.relpath(path, folder)
 
 
 # Reads a cluster of several groups of nodes from a plan file, or from ``--hardware`` on a command

@@ -74,8 +74,9 @@ class ModelSpec:
     ``tensor_parallel_degrees`` are the degrees that its code supports; None stands for all degrees
     that divide heads and widths. ``trained`` describes the published training. ``context`` is the
     number of tokens, prompt and output together, that the released model supports; None if no
-    release says it. ``remarks`` say where the description differs from the model, such as SiLU in
-    place of a gate's GELU; predictions repeat them.
+    release says it. ``checkpoint`` names the weights that training starts from. ``remarks`` say
+    where the description differs from the model, such as SiLU in place of a gate's GELU;
+    predictions repeat them.
 
     Models of family bert are encoders (Devlin et al. 2018): tokens attend to all tokens, norms
     follow the residual additions, and the head predicts masked tokens.
@@ -131,6 +132,9 @@ class ModelSpec:
     context: int | None = field(
         default=None, compare=False, metadata=bounded(minimum=1, maximum=MOST_TOKENS)
     )
+    # The repository of Hugging Face (``Qwen/Qwen3-8B``) or path with the weights; models that
+    # differ only in it are equal.
+    checkpoint: str = field(default="", compare=False)
     # The model's published training run; models that differ only in it are equal.
     trained: Trained | None = field(default=None, compare=False)
     # Notes on the source of the description; models that differ only in them are equal.

@@ -92,7 +92,7 @@ def write(job: Job) -> str:
             "target_modules": [*OF_ATTENTION, *networks],
         }
     kind = "its LoRA recipe" if workload.train == "adapters" else "its recipe"
-    name = workload.model.name or "the model"
+    name = workload.model.checkpoint or workload.model.name or "the model"
     cluster = job.cluster
     start = (
         f"torchrun --nnodes {cluster.nodes} --nproc-per-node {cluster.gpus_per_node} SCRIPT "

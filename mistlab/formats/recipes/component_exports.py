@@ -17,7 +17,7 @@ from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import ENGINES, REPLICAS_OF_STATES
 from mistlab.export.rules import Rule, with_workload
 from mistlab.export.target import Row, Target
-from mistlab.formats.checkpoints import repository_of
+from mistlab.formats.checkpoints import release_of, repository_of
 from mistlab.formats.component_recipes import read_automodel, read_torchtune
 from mistlab.formats.recipes.recipe_rules import (
     ALL_INPUTS_OFFLOADED,
@@ -54,6 +54,14 @@ BUILDERS: Mapping[str, str] = {
     "qwen3-14b": "qwen3.qwen3_14b_base",
     "qwen3-32b": "qwen3.qwen3_32b",
 }
+# The functions of releases that share the sizes of a catalogue model, but not its context.
+_OF_RELEASES: Mapping[str, str] = {
+    "llama 3.1 8b": "llama3_1.llama3_1_8b",
+    "deepseek r1 distill llama 8b": "llama3_1.llama3_1_8b",
+    "llama 3.1 70b": "llama3_1.llama3_1_70b",
+    "llama 3.3 70b": "llama3_3.llama3_3_70b",
+    "deepseek r1 distill llama 70b": "llama3_3.llama3_3_70b",
+}
 # The default of LinearCrossEntropyLoss(num_output_chunks).
 _USUAL_CHUNKS = 8
 _WORDS = {"bf16": "bfloat16", "fp32": "float32"}
@@ -68,7 +76,8 @@ def _eight_bit(sharing: Sharing) -> str:
 
 def _write_torchtune(job: Job) -> str:
     workload, sharing = job.workload, Sharing.of(job)
-    module, _, builder = BUILDERS[workload.model.name].partition(".")
+    usual = BUILDERS[workload.model.name]
+    module, _, builder = _OF_RELEASES.get(release_of(workload.model), usual).partition(".")
     adapts = workload.train == "adapters"
     model: dict[str, Any] = {"_component_": f"torchtune.models.{module}.{builder}"}
     if adapts:
@@ -82,7 +91,7 @@ def _write_torchtune(job: Job) -> str:
         }
     # All of Llama 3's model builders in torchtune have the same tokenizer, in the module llama3.
     tokenizer = "llama3" if module.startswith("llama3") else module
-    usual = {"_component_": "torch.optim.AdamW", "fused": True}
+    adamw = {"_component_": "torch.optim.AdamW", "fused": True}
     is_small = workload.optimizer == "adamw-8bit"
     content = {
         "model": model,
@@ -93,7 +102,7 @@ def _write_torchtune(job: Job) -> str:
         "dataset": {"packed": True},
         "batch_size": sharing.sequences,
         "gradient_accumulation_steps": job.plan.micro_batches,
-        "optimizer": {"_component_": _eight_bit(sharing)} if is_small else usual,
+        "optimizer": {"_component_": _eight_bit(sharing)} if is_small else adamw,
         "loss": _torchtune_loss(job, sharing),
         "dtype": workload.precision,
         "enable_activation_checkpointing": sharing.recomputes,
@@ -104,7 +113,10 @@ def _write_torchtune(job: Job) -> str:
         "compile": False,
     }
     recipe = "lora_finetune_distributed" if adapts else "full_finetune_distributed"
-    missing = ("tokenizer.path", "dataset._component_", "checkpointer", "optimizer.lr")
+    weights = "checkpointer"
+    if (repository := repository_of(workload.model)) is not None:
+        weights += f" (of {repository})"
+    missing = ("tokenizer.path", "dataset._component_", weights, "optimizer.lr")
     start = f"tune run --nproc_per_node {job.cluster.gpus_per_node} {recipe} --config FILE"
     return header((*missing, "output_dir"), start) + format_yaml(content)
 
