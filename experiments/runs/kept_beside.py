@@ -32,7 +32,21 @@ def beside_bytes(
     if row.gathers_head:
         # The weights of embedding and head in full precision, and their gradient.
         wide += 2 * COPY_BYTES * model.vocab * model.hidden
-    return tokens * (dropped * blocks + (keys if row.returns_keys else 0)) + wide
+    scaled = _of_scaled(model) if row.adapters and row.scales_outputs else 0
+    of_token = (dropped + scaled) * blocks + (keys if row.returns_keys else 0)
+    if row.keeps_outputs and row.loss == "whole":
+        of_token += COPY_BYTES * model.vocab
+    return tokens * of_token + wide
+
+
+def flat_gradients_bytes(row: RunRow, model: ModelSpec) -> int:
+    """The bytes of the gradients of all blocks, with those of frozen weights, where FSDP keeps both
+    kinds of weights in one tensor.
+    """
+    if not row.adapters or not row.flat_gradients:
+        return 0
+    tables = (1 if model.tied_embeddings else 2) * model.vocab * model.hidden
+    return COPY_BYTES * (parameters_of(model) - tables)
 
 
 def streamed_bytes(row: RunRow, model: ModelSpec, memory: EngineMemory | None, shards: int) -> int:
@@ -72,6 +86,13 @@ def _of_wide_experts(model: ModelSpec, row: RunRow) -> int:
     matrices = 3 if model.mlp_type == "gated_mlp" else 2
     weights = blocks * experts.count * matrices * experts.ffn * model.hidden
     return int(weights * (BASE_BYTES["16bit"] - BASE_BYTES[row.base]))
+
+
+def _of_scaled(model: ModelSpec) -> int:
+    """The bytes per token of the outputs of a block's GEMMs."""
+    inner = (model.heads + 2 * model.kv_heads) * model.head_dim
+    widths = inner + 2 * model.hidden + (2 if model.mlp_type == "gated_mlp" else 1) * model.ffn
+    return COPY_BYTES * widths
 
 
 def _of_dropped(row: RunRow, model: ModelSpec) -> int:

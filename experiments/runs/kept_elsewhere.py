@@ -5,7 +5,12 @@ they are on the host, or freed early.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from experiments.runs.kept_beside import beside_bytes, stepped_bytes, streamed_bytes
+from experiments.runs.kept_beside import (
+    beside_bytes,
+    flat_gradients_bytes,
+    stepped_bytes,
+    streamed_bytes,
+)
 from experiments.runs.kept_by_llmq import kept_by_llmq
 from experiments.runs.run_row import Recomputation, RunRow
 from mistlab.engines.engine import EngineMemory
@@ -80,6 +85,7 @@ class KeptElsewhere:
         is_late = row.late_gradients and micro_batches == 1
         is_whole = shards > 1 and row.loads_whole
         is_summed = shards > 1 and row.whole_gradients and micro_batches > 1
+        beside += flat_gradients_bytes(row, model) if is_summed else 0
         return cls(
             weights=row.weights_on_host,
             gradients=row.gradients_on_host or row.steps_in_backward,

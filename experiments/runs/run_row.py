@@ -83,6 +83,8 @@ class RunRow:
     choices: Mapping[str, int] = field(default_factory=dict)
     # Whether the inputs of LoRA adapters pass through a dropout.
     drops_adapter_inputs: bool = False
+    # Whether adapters scale the outputs of GEMMs, which are kept for the gradients of the scales.
+    scales_outputs: bool = False
     # Whether the query, key and value projections are one GEMM.
     fused_queries: bool = False
     # Whether experts stay in 16 bits although the base model is stored in fewer bits.
@@ -93,6 +95,8 @@ class RunRow:
     # Whether the model also returns the keys and values of its blocks, as it does for generating
     # text.
     returns_keys: bool = False
+    # Whether a script's loop holds the model's outputs, so the logits, during the backward pass.
+    keeps_outputs: bool = False
     # Whether frozen weights are sharded in 32 bits and gathered in 16 bits.
     wide_shards: bool = False
     # Whether the weights of the head are gathered once more, because the loss is computed outside
@@ -167,6 +171,9 @@ class RunRow:
     loads_whole: bool = False
     # Whether gradients are kept unsharded until the last micro-batch.
     whole_gradients: bool = False
+    # Whether frozen and trained weights of a block are one tensor for FSDP (``FlatParameter`` with
+    # ``use_orig_params``), so that its gradient is as large as both.
+    flat_gradients: bool = False
     # How exactly the sequence lengths of the row are known ("exact" or "other"), in tables that say
     # so.
     lengths: Lengths = ""

@@ -71,13 +71,17 @@ TRAINER = replace(
     runs_lean=False,
 )
 
-# The training loop of a script keeps the last loss until the next one exists, and with it the
-# tensors that quantised GEMMs of bitsandbytes keep outside of autograd: then the inputs of two
-# micro-batches.
+# The training loop of litgpt's scripts keeps the last loss until the next one exists, and with it
+# the tensors that quantised GEMMs of bitsandbytes keep outside of autograd: then the inputs of two
+# micro-batches. The loss takes 128 tokens of each sequence at a time, in 16 bits
+# (``chunked_cross_entropy``): beside the logits there are log-probabilities, and about half as much
+# in the gradients of a chunk.
 TRAINER_LOOP = replace(
     TRAINER,
     name="trainer-loop",
-    memory=_memory(*(replace(row, quantised_inputs=2) for row in (_MEMORY, _IN_32_BITS))),
+    memory=_memory(
+        *(replace(row, quantised_inputs=2, wide_logits=2) for row in (_MEMORY, _IN_32_BITS))
+    ),
 )
 
 # Until the end of 2024, Hugging Face models returned 32-bit logits, which stayed in memory beside

@@ -194,6 +194,64 @@ def test_a_run_that_gives_its_cache_back_reserves_what_its_tensors_take() -> Non
     assert kept.stages[0].peak_reserved_bytes > kept.stages[0].peak_allocated_bytes
 
 
+# The tokens of a micro-batch, and the widths of the products of Llama 3 8B's blocks.
+TOKENS, OUTPUTS = 2 * 2048, 4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096
+OF_BLOCKS = 32 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336)
+
+
+@pytest.mark.parametrize(
+    ("cells", "more", "bytes_"),
+    [
+        # A loop of one's own holds the logits, unless they come in chunks.
+        ({"engine": "TRL SFT"}, {"source": "DeepSpeed blogs/muon-optimizer"}, TOKENS * 2 * 128256),
+        (
+            {"engine": "TRL SFT", "loss_kernel": "chunked nll"},
+            {"source": "DeepSpeed blogs/muon-optimizer"},
+            0,
+        ),
+        # A scale of each output keeps it, of all blocks or of the one that is recomputed.
+        (
+            {"engine": "litgpt", "method": "adapter"},
+            {"method": "adapter_v2"},
+            TOKENS * 2 * OUTPUTS * 32,
+        ),
+        (
+            {"engine": "litgpt", "method": "adapter", "recompute": "full"},
+            {"method": "adapter_v2"},
+            TOKENS * 2 * OUTPUTS,
+        ),
+        # FSDP's gradients of blocks with adapters have zeros for frozen weights, over several
+        # micro-batches.
+        (
+            {"engine": "TRL SFT", "method": "lora"},
+            {"engine": "litgpt", "zero": "3"},
+            2 * OF_BLOCKS,
+        ),
+        (
+            {"engine": "TRL SFT", "method": "lora", "grad_accumulation": "1"},
+            {"engine": "litgpt", "zero": "3"},
+            0,
+        ),
+    ],
+)
+def test_scripts_hold_more_than_their_plans(
+    cells: dict[str, str], more: dict[str, str], bytes_: int
+) -> None:
+    cells = {"grad_accumulation": "2", "gpus": "2", **cells}
+    plain, script = (run(**each).elsewhere.beside_bytes for each in (cells, {**cells, **more}))
+    if more.get("engine") == "litgpt":
+        # Its masks before adapters, too.
+        plain += run(engine="litgpt", method="lora").elsewhere.beside_bytes
+    assert script - plain == bytes_
+
+
+def test_a_loss_in_chunks_of_16_bits_has_no_logits_of_32() -> None:
+    script, trainer = (ENGINES[name].memory["bf16"] for name in ("trainer-loop", "trainer"))
+    assert replace(script, wide_logits=trainer.wide_logits, quantised_inputs=1) == trainer
+    # Log-probabilities of 16 bits, and gradients of a chunk.
+    assert script.wide_logits == 2 < trainer.wide_logits
+
+
 def test_a_run_fits_without_what_is_on_its_host() -> None:
     whole, _ = predicted()
     least = whole.stages[0].peak_reserved_bytes
