@@ -39,7 +39,7 @@ from mistlab.plan.workload import Workload
 from mistlab.schedule.order_text import PipelineOrder
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.stages.plan_orders import order_of_plan, shortened
-from mistlab.stages.shared_pipeline import Places, played_iterations_s
+from mistlab.stages.played_pipeline import FEWEST_STAGES_PLAYED, Places, played_iterations_s
 from mistlab.stages.stage_batch import (
     TIMES,
     StageBatch,
@@ -69,6 +69,8 @@ class KnownStage:
     ``times`` are in the order of ``StageTimes``. ``fits`` says whether the stage fits in the memory
     of its GPUs. A rank has ``rank_host_bytes`` in host memory. ``places`` are its node and units of
     network tiers, with the shares of their links that its sends take; none if sends share no links.
+    Passes after passes of the other kind differ by ``turned_s`` from others; not known, and 0, for
+    a stage that ``offloads``.
     """
 
     times: tuple[float, ...]
@@ -76,6 +78,8 @@ class KnownStage:
     fits: bool
     num_gpus: int
     rank_host_bytes: float
+    turned_s: float
+    offloads: bool
     places: Places
 
 
@@ -84,10 +88,12 @@ def known_stages(
     figures: StageFigures,
     num_gpus: Ints,
     gpus_per_node: int,
+    offloads: Bools,
     places: Iterable[Places],
 ) -> Iterator[KnownStage]:
     """Every candidate as a stage with its costs; ``num_gpus`` has the number of GPUs of each
-    candidate, ``gpus_per_node`` that of a node, ``places`` where each is on the network.
+    candidate, ``gpus_per_node`` that of a node, ``offloads`` whether it offloads anything,
+    ``places`` where each is on the network.
     """
     pipeline_s = _rows(*(getattr(costs.seconds, name) for name in TIMES))
     return map(
@@ -97,6 +103,8 @@ def known_stages(
         costs.fits.tolist(),
         num_gpus.tolist(),
         costs.host_bytes.tolist(),
+        np.where(offloads, 0.0, costs.seconds.turned_s).tolist(),
+        offloads.tolist(),
         places,
     )
 
@@ -485,7 +493,8 @@ class SymbolicPredictor:
         costs = self._costs(mode, batch, figures)
         places = places_on_network(self._model(mode), batch)
         gpus, in_node = num_gpus(batch.value), self.cluster.gpus_per_node
-        return known_stages(costs, figures, gpus, in_node, places)
+        offloads = np.any([batch.value(name) > 0 for name in OFFLOADS], axis=0)
+        return known_stages(costs, figures, gpus, in_node, offloads, places)
 
     def _rows(self, plan: Plan) -> list[StageRow]:
         # Two stages have equal rows only if their blocks begin at the same position of the
@@ -575,10 +584,11 @@ def _iterations(stages: Sequence[KnownStage], micro_batches: Sequence[int]) -> l
     )
     times = StageTimes(**dict(zip(TIMES, columns, strict=True)))
     seconds: list[float] = iteration_s(times, np.array(micro_batches)).tolist()
-    count = columns.shape[-1]
-    places = [stage.places for stage in stages]
-    if not any(places):
+    count, places = columns.shape[-1], [stage.places for stage in stages]
+    if count < FEWEST_STAGES_PLAYED and not any(places):
         return seconds
+    turned_s = np.array([stage.turned_s for stage in stages]).reshape(-1, count)
+    offloads = np.array([stage.offloads for stage in stages]).reshape(-1, count)
     of_pipelines = [places[first : first + count] for first in range(0, len(places), count)]
-    played_s = played_iterations_s(times, micro_batches, of_pipelines)
+    played_s = played_iterations_s(times, turned_s, offloads, micro_batches, of_pipelines)
     return [*map(max, seconds, played_s)]

@@ -42,7 +42,7 @@ from mistlab.schedule.slots import IN_TURN, Task
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.part_times import EndTimes, HostTimes, SplitTimes, TurnTimes
 from mistlab.stages.plan_orders import order_of_plan, shortened
-from mistlab.stages.shared_pipeline import FEWEST_NODES_SHARED, Places
+from mistlab.stages.played_pipeline import FEWEST_NODES_SHARED, Places
 from mistlab.stages.stage_batch import StageBatch, StageSeconds, StageTimes, batch_of_parts
 
 # Computes the times of stages on a cluster whose nodes are of several kinds.

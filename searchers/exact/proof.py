@@ -20,7 +20,6 @@ from mistlab.plan.dimensions import OFFLOADS
 from mistlab.plan.plan import Plan
 from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER, order_problem
-from mistlab.stages.shared_pipeline import FEWEST_NODES_SHARED
 from mistlab.stages.stage_batch import StageBatch
 from searchers.exact.box_menus import BoxMenus
 from searchers.exact.divisions import like_blocks
@@ -149,7 +148,7 @@ class _GroupProof:
     share: float = GRAIN
     rounds: int = 0
     # Whether the group's bound can rise no further: under a schedule other than 1F1B, and where
-    # stages share a network, plans take longer than their bounds.
+    # passes are played one by one, plans may take longer than their bounds.
     has_ended: bool = False
 
     def further(self) -> float:
@@ -193,11 +192,10 @@ class _GroupProof:
                     menus.count_host_memory()
                     return self.bound_s
                 times.append(prediction.iteration_s)
-            # Bounds are rounded down by at most a grain a stage. Plans that take longer than that
-            # wait for a network that their stages share, of which bounds know nothing.
-            may_wait = menus.problem.cluster.nodes >= FEWEST_NODES_SHARED
+            # Bounds are rounded down by at most a grain a stage. Plans whose passes and sends are
+            # played may take longer than that.
             rounded_s = self.bound_s + grain_s * max(1, most_stages)
-            self.has_ended = is_split and may_wait and min(times) > rounded_s * (1 + ROUNDING)
+            self.has_ended = is_split and min(times) > rounded_s * (1 + ROUNDING)
         else:
             self._show(menus, closed)
             # Under schedules other than 1F1B the bound is then final.

@@ -13,7 +13,7 @@ from mistlab.machine.slowdowns import GroupSlowdowns, Interference
 from mistlab.network.tiers import Network
 from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.plan.workload import Workload
-from mistlab.stages import shared_pipeline
+from mistlab.stages import played_pipeline
 from mistlab.stages.stage_batch import StageBatch
 from simulators.events import EventSimulator, Simulation
 from simulators.symbolic import SymbolicPredictor
@@ -164,7 +164,7 @@ def test_times_of_many_micro_batches_follow_from_those_of_fewer(
     work = replace(WORK, global_batch=4 * micro_batches)
     cluster = replace(TWO_NODES, nodes=3, gpus_per_node=8)
     few_s = SymbolicPredictor(workload=work, cluster=cluster).predict(plan).iteration_s
-    monkeypatch.setattr(shared_pipeline, "_PASSES_PLAYED", 10**9)
+    monkeypatch.setattr(played_pipeline, "_PASSES_PLAYED", 10**9)
     all_s = SymbolicPredictor(workload=work, cluster=cluster).predict(plan).iteration_s
     assert few_s == pytest.approx(all_s, rel=1e-3)
 
@@ -255,6 +255,6 @@ def test_work_that_means_nothing_is_refused(work: list[float]) -> None:
 def test_a_send_is_slowed_by_its_stages_next_pass_only_while_that_runs(
     beside: tuple[float, float] | None, late_s: float
 ) -> None:
-    sending = shared_pipeline.Sending(alone_s=2.0, late_s=1.0, uses=((0, 1.0),))
-    send = shared_pipeline.Send(0, (0.0, sending, 1, 0, 1), now=0.0)
+    sending = played_pipeline.Sending(alone_s=2.0, late_s=1.0, uses=((0, 1.0),))
+    send = played_pipeline.Send(0, (0.0, sending, 1, 0, 1), now=0.0)
     assert send.late_s(beside) == pytest.approx(late_s)

@@ -1,27 +1,30 @@
-"""Computes how long a 1F1B iteration takes if sends of stages that share a node's network slow one
-another down: it plays all passes, with each send as fast as its links allow.
+"""Computes how long a 1F1B iteration takes by playing all its passes and sends one by one; those
+sends that share a node's network slow one another down.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
+import numpy as np
+
+from mistlab.core.arrays import Bools, Floats
 from mistlab.schedule.order_text import order_from_text
 from mistlab.schedule.orders import one_forward_one_backward
-from mistlab.schedule.slots import Phase
 from mistlab.schedule.stage_passes import StagePass, StagePasses, in_turn, passes_of
 from mistlab.stages.stage_batch import StageTimes
 
+# Plays passes and sends in plain numbers as if each send had its links to itself.
+
+
 # A send from a stage to the next one or back: the stage, and whether it goes back.
 Route = tuple[int, bool]
-# The links that a send uses, each with the share of the link's bandwidth that it takes.
-Uses = Sequence[tuple[int, float]]
-# The start and the end of a pass.
-Span = tuple[float, float]
+# The orders of this many pipelines are cached.
+_MOST_KEPT = 64
 
 
 class Step(NamedTuple):
@@ -34,16 +37,11 @@ class Step(NamedTuple):
     needed: int
 
 
-_FIRST, _FORWARD, _BACKWARD, _LAST = range(4)
-_FORWARDS, _BACKWARDS = (_FIRST, _FORWARD), (_BACKWARD, _LAST)
-_KINDS: dict[Phase, int] = {
-    "first_forward": _FIRST,
-    "forward": _FORWARD,
-    "backward": _BACKWARD,
-    "last_backward": _LAST,
-}
-# The orders of this many pipelines are cached.
-_MOST_KEPT = 64
+# The kinds of passes, by the stage's pass before them: a first forward pass, forward passes after
+# a forward and after a backward pass, and backward passes and last ones after either.
+_KINDS = 7
+_FIRST, _FORWARD, _FORWARD_TURNED, _BACKWARD, _BACKWARD_AGAIN, _LAST, _LAST_AGAIN = range(_KINDS)
+_FORWARDS, _BACKWARDS = range(_BACKWARD), range(_BACKWARD, _KINDS)
 
 
 def _passes(stages: int, micro_batches: int) -> tuple[StagePasses, ...]:
@@ -57,13 +55,157 @@ def steps_of(stages: int, micro_batches: int) -> tuple[tuple[Step, ...], ...]:
     passes = _passes(stages, micro_batches)
     needed = {one.needs: one.number for of_stage in passes for one in of_stage}
     return tuple(
-        tuple(_step(one, needed.get(one.key, 0)) for one in of_stage) for of_stage in passes
+        tuple(
+            _step(stage_pass, before, needed.get(stage_pass.key, 0))
+            for stage_pass, before in zip(of_stage, (None, *of_stage), strict=False)
+        )
+        for of_stage in passes
     )
 
 
-def _step(stage_pass: StagePass, needed: int) -> Step:
+def _step(stage_pass: StagePass, before: StagePass | None, needed: int) -> Step:
     goal = stage_pass.goes_to
-    return Step(_KINDS[stage_pass.phase], -1 if goal is None else goal.stage, needed)
+    if before is None:
+        kind = _FIRST
+    elif stage_pass.kind == "F":
+        kind = _FORWARD if before.kind == "F" else _FORWARD_TURNED
+    elif stage_pass.phase == "last_backward":
+        kind = _LAST if before.kind == "F" else _LAST_AGAIN
+    else:
+        kind = _BACKWARD if before.kind == "F" else _BACKWARD_AGAIN
+    return Step(kind, -1 if goal is None else goal.stage, needed)
+
+
+# A pass of a pipeline among all of its passes: its stage, its index (that of its stage times the
+# number of passes of a stage, plus its number there), the row of its times, and the index of the
+# pass that needs its output (-1 for none).
+_Turn = tuple[int, int, int, int]
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _in_turn(stages: int, micro_batches: int) -> tuple[_Turn, ...]:
+    """All passes of a pipeline, each after the passes that it waits for."""
+    steps, of_stage = steps_of(stages, micro_batches), 2 * micro_batches
+    turns = []
+    for stage_pass in in_turn(_passes(stages, micro_batches)):
+        stage, number = stage_pass.stage, stage_pass.number
+        kind, goal, needed = steps[stage][number]
+        goes_to = goal * of_stage + needed if goal >= 0 else -1
+        turns.append((stage, stage * of_stage + number, stage * _KINDS + kind, goes_to))
+    return tuple(turns)
+
+
+class PassTimes(NamedTuple):
+    """The seconds of one kind of pass of a stage: it ends ``pass_s`` after the stage's previous
+    pass, or ``through_s`` after the arrival of its input, whichever is later, and ``once_s`` later
+    if it is a first or last pass.
+
+    The stage's next pass waits for another ``left_s``. The output is sent in ``sent_s``.
+    """
+
+    pass_s: float
+    through_s: float
+    once_s: float
+    left_s: float
+    sent_s: float
+
+
+# Times of pipeline stages by name, each with an entry for each stage.
+Columns = Mapping[str, Sequence[float]]
+PLAYED_TIMES = (
+    *("forward_s", "backward_s", "through_forward_s", "through_backward_s"),
+    *("within_forward_s", "within_backward_s", "after_first_s", "left_backward_s"),
+    *("point_to_point_s", "received_s", "first_send_late_s", "begin_s", "end_s"),
+)
+
+
+def times_of_passes(times: Columns, turned_s: Sequence[float]) -> list[PassTimes]:
+    """The times of each stage's passes, a row for each of the ``_KINDS`` of each stage.
+
+    A forward pass is shorter by ``turned_s`` after another forward pass than after a backward pass,
+    whose gradients are still being reduced; so is a backward pass after a forward pass than after
+    another backward pass.
+    """
+    rows = []
+    columns = (times[name] for name in PLAYED_TIMES[:8])
+    sent_s = [both_s / 2 for both_s in times["point_to_point_s"]]
+    late_s = 0.0
+    for stage, (of_stage, turn_s) in enumerate(
+        zip(zip(*columns, strict=True), turned_s, strict=True)
+    ):
+        forward_s, back_s, through_s, through_back_s, within_s, last_s, after_s, left_s = of_stage
+        back_s -= left_s
+        sent, returned = sent_s[stage], sent_s[max(0, stage - 1)]
+        rows += [
+            PassTimes(forward_s, through_s + late_s, within_s, after_s, sent),
+            PassTimes(forward_s - turn_s, through_s, 0.0, 0.0, sent),
+            PassTimes(forward_s, through_s, 0.0, 0.0, sent),
+            PassTimes(back_s, through_back_s, 0.0, left_s, returned),
+            PassTimes(back_s + turn_s, through_back_s, 0.0, left_s, returned),
+            PassTimes(back_s, through_back_s, last_s, left_s, returned),
+            PassTimes(back_s + turn_s, through_back_s, last_s, left_s, returned),
+        ]
+        late_s = times["first_send_late_s"][stage]
+    return rows
+
+
+def free_at_first(times: Columns) -> list[float]:
+    """The seconds at which each stage is free for its first pass, which takes as long as its input
+    takes through the stage.
+    """
+    first = zip(
+        *(times[name] for name in ("begin_s", "through_forward_s", "forward_s")), strict=True
+    )
+    return [begin_s + through_s - forward_s for begin_s, through_s, forward_s in first]
+
+
+class Walk(NamedTuple):
+    """The seconds in an iteration at which passes and sends happen: when each stage is free after
+    its last pass, and when each pass ends and its input arrives.
+    """
+
+    free_s: list[float]
+    ends_s: list[float]
+    comes_s: list[float]
+
+
+def walked(free_s: Sequence[float], times: Sequence[tuple[float, ...]], micro_batches: int) -> Walk:
+    """When the passes of a pipeline end whose stages are free for them at ``free_s``.
+
+    ``times`` are those of ``times_of_passes``. A stage sends one output after another.
+    """
+    free, lane_s = [*free_s], [0.0] * len(free_s)
+    comes = [-inf] * (2 * micro_batches * len(free))
+    ends = comes.copy()
+    for stage, index, row, goes_to in _in_turn(len(free), micro_batches):
+        pass_s, through_s, once_s, left_s, sent_s = times[row]
+        end_s, waited_s = free[stage] + pass_s, comes[index] + through_s
+        end_s = ends[index] = (waited_s if waited_s > end_s else end_s) + once_s
+        free[stage] = end_s + left_s
+        if goes_to >= 0:
+            begin_s = lane_s[stage] if lane_s[stage] > end_s else end_s
+            lane_s[stage] = comes[goes_to] = begin_s + sent_s
+    return Walk(free, ends, comes)
+
+
+def sends_of(
+    walk: Walk, times: Sequence[PassTimes], micro_batches: int
+) -> Iterator[tuple[float, float, Route]]:
+    """The start and the end of each send of a pipeline, with its stage and direction."""
+    comes_s = walk.comes_s
+    for stage, _, row, goes_to in _in_turn(len(walk.free_s), micro_batches):
+        if goes_to >= 0:
+            end_s = comes_s[goes_to]
+            yield end_s - times[row].sent_s, end_s, (stage, row % _KINDS >= _BACKWARD)
+
+
+# Plays sends that share links, each as fast as its links allow.
+
+
+# The links that a send uses, each with the share of the link's bandwidth that it takes.
+Uses = Sequence[tuple[int, float]]
+# The start and the end of a pass.
+Span = tuple[float, float]
 
 
 class Sending(NamedTuple):
@@ -79,49 +221,18 @@ class Sending(NamedTuple):
     uses: Uses
 
 
-class _Kind(NamedTuple):
-    """The seconds of one kind of pass of a stage: it ends ``pass_s`` after the stage's previous
-    pass, or ``through_s`` after the arrival of its input, whichever is later, and ``once_s`` later
-    if it is a first or last pass.
-
-    The stage's next pass waits for another ``left_s``.
-    """
-
-    pass_s: float
-    through_s: float
-    once_s: float
-    left_s: float
-    sending: Sending
-
-
-# Times of pipeline stages by name, each with an entry for each stage.
-_Columns = Mapping[str, Sequence[float]]
-_PLAYED_TIMES = (
-    *("forward_s", "backward_s", "through_forward_s", "through_backward_s"),
-    *("within_forward_s", "within_backward_s", "after_first_s", "left_backward_s"),
-    *("point_to_point_s", "received_s", "first_send_late_s", "begin_s", "end_s"),
-)
-
-
-def _kinds(times: _Columns, stage: int, uses: Mapping[Route, Uses]) -> list[_Kind]:
-    """The kinds of passes of a stage, in the order of their numbers in ``Step``."""
-    of = {name: column[stage] for name, column in times.items()}
-    sent, returned = (
-        _sending(times, lower, uses.get((stage, goes_back), ()))
-        for lower, goes_back in ((stage, False), (max(0, stage - 1), True))
-    )
-    late_s = times["first_send_late_s"][stage - 1] if stage else 0.0
-    forward_s, through_s, left_s = of["forward_s"], of["through_forward_s"], of["left_backward_s"]
-    back_s, through_back_s = of["backward_s"] - left_s, of["through_backward_s"]
+def _sendings(times: Columns, uses: Mapping[Route, Uses]) -> list[tuple[Sending, Sending]]:
+    """How each stage sends outputs to the next one and back, on the links in ``uses``."""
     return [
-        _Kind(forward_s, through_s + late_s, of["within_forward_s"], of["after_first_s"], sent),
-        _Kind(forward_s, through_s, 0.0, 0.0, sent),
-        _Kind(back_s, through_back_s, 0.0, left_s, returned),
-        _Kind(back_s, through_back_s, of["within_backward_s"], left_s, returned),
+        (
+            _sending(times, stage, uses.get((stage, False), ())),
+            _sending(times, max(0, stage - 1), uses.get((stage, True), ())),
+        )
+        for stage in range(len(times["forward_s"]))
     ]
 
 
-def _sending(times: _Columns, lower: int, uses: Uses) -> Sending:
+def _sending(times: Columns, lower: int, uses: Uses) -> Sending:
     """How a stage and the next one send each other outputs, on the links in ``uses``."""
     whole_s = times["point_to_point_s"][lower] / 2
     if not uses:
@@ -210,12 +321,17 @@ class _Play:
     """
 
     def __init__(
-        self, free_s: Sequence[float], kinds: Sequence[Sequence[_Kind]], micro_batches: int
+        self,
+        free_s: Sequence[float],
+        times: Sequence[PassTimes],
+        sendings: Sequence[tuple[Sending, Sending]],
+        micro_batches: int,
     ) -> None:
-        count = len(kinds)
-        self.kinds, self.steps = kinds, steps_of(count, micro_batches)
+        count = len(free_s)
+        self.times, self.sendings = times, sendings
+        self.steps = steps_of(count, micro_batches)
         # When the input of each pass arrives; None if that is not known yet.
-        self.comes_s: list[list[float | None]] = [[None] * (2 * micro_batches) for _ in kinds]
+        self.comes_s: list[list[float | None]] = [[None] * (2 * micro_batches) for _ in free_s]
         # Inputs of the first stage's forward passes and of the last one's backward passes, which
         # wait for no other stage.
         for stage, waits_for_none in ((0, _FORWARDS), (count - 1, _BACKWARDS)):
@@ -223,10 +339,10 @@ class _Play:
                 if step.kind in waits_for_none:
                     self.comes_s[stage][needed] = -inf
         self.free_s = [*free_s]
-        self.spans: list[list[Span]] = [[] for _ in kinds]
+        self.spans: list[list[Span]] = [[] for _ in free_s]
         # From when on a stage can send; infinite while the end of its send is not known.
         self.lane_s = [0.0] * count
-        self.queues: list[deque[Message]] = [deque() for _ in kinds]
+        self.queues: list[deque[Message]] = [deque() for _ in free_s]
         # Sends that begin later, in order of time, and sends under way.
         self.later: list[tuple[float, int, Message]] = []
         self.under_way: list[Send] = []
@@ -254,19 +370,20 @@ class _Play:
 
     def _run(self, stage: int) -> None:
         """Run a stage's passes up to the first one whose input has no known arrival."""
-        comes_s, kinds, steps = self.comes_s[stage], self.kinds[stage], self.steps[stage]
+        comes_s, steps = self.comes_s[stage], self.steps[stage]
+        times, sendings = self.times[stage * _KINDS : (stage + 1) * _KINDS], self.sendings[stage]
         free_s, spans = self.free_s[stage], self.spans[stage]
         number = len(spans)
         while number < len(steps) and (come_s := comes_s[number]) is not None:
             kind, goal, needed = steps[number]
-            pass_s, through_s, once_s, left_s, sending = kinds[kind]
+            pass_s, through_s, once_s, left_s, _ = times[kind]
             begin_s = come_s if come_s > free_s else free_s
             end_s, waited_s = free_s + pass_s, come_s + through_s
             end_s = (waited_s if waited_s > end_s else end_s) + once_s
             spans.append((begin_s, end_s))
             free_s, number = end_s + left_s, number + 1
             if goal >= 0:
-                self._send(stage, (end_s, sending, goal, needed, number))
+                self._send(stage, (end_s, sendings[kind >= _BACKWARD], goal, needed, number))
         self.free_s[stage] = free_s
 
     def _send(self, stage: int, message: Message) -> None:
@@ -297,46 +414,20 @@ class _Play:
             self._send(stage, queue.popleft())
 
 
-def _sends_meet(
-    free_s: Sequence[float], kinds: Sequence[Sequence[_Kind]], micro_batches: int
-) -> bool:
-    """Whether sends of two stages use a link at the same time if the passes and the sends of one
-    iteration are played as by ``_Play``, but as if each send had its links to itself.
+def _sends_meet(sends: Iterable[tuple[float, float, Route]], uses: Mapping[Route, Uses]) -> bool:
+    """Whether sends of two stages use a link at the same time if each send had its links to
+    itself; ``sends`` are those of ``sends_of``.
     """
-    count = len(kinds)
-    comes_s = [[-inf] * (2 * micro_batches) for _ in kinds]
-    lane_s, free_s = [0.0] * count, [*free_s]
-    sends: list[tuple[float, float, int, Uses]] = []
-    for stage, number, (kind, goal, needed) in _in_turn(count, micro_batches):
-        pass_s, through_s, once_s, left_s, sending = kinds[stage][kind]
-        end_s, waited_s = free_s[stage] + pass_s, comes_s[stage][number] + through_s
-        end_s = (waited_s if waited_s > end_s else end_s) + once_s
-        free_s[stage] = end_s + left_s
-        if goal >= 0:
-            begin_s = lane_s[stage] if lane_s[stage] > end_s else end_s
-            sent_s = begin_s + sending.alone_s + sending.late_s
-            lane_s[stage] = comes_s[goal][needed] = sent_s
-            if sending.uses:
-                sends.append((begin_s, sent_s, stage, sending.uses))
     last: dict[int, tuple[float, int]] = {}
-    for begin_s, end_s, stage, uses in sorted(sends):
-        for link, _ in uses:
+    for begin_s, end_s, route in sorted(send for send in sends if send[2] in uses):
+        stage, _ = route
+        for link, _ in uses[route]:
             until_s, other = last.get(link, (0.0, stage))
             if begin_s < until_s and stage != other:
                 return True
             if end_s > until_s:
                 last[link] = end_s, stage
     return False
-
-
-@lru_cache(maxsize=_MOST_KEPT)
-def _in_turn(stages: int, micro_batches: int) -> tuple[tuple[int, int, Step], ...]:
-    """The stage and the number of each pass of a pipeline, each after the passes that it waits
-    for.
-    """
-    steps = steps_of(stages, micro_batches)
-    ordered = in_turn(_passes(stages, micro_batches))
-    return tuple((one.stage, one.number, steps[one.stage][one.number]) for one in ordered)
 
 
 # Computes which links the sends of a pipeline may overload, and how long an iteration takes then.
@@ -352,7 +443,9 @@ FEWEST_NODES_SHARED = 3
 # about this many passes. Further ones take as long as the groups between the first, in which the
 # pipeline fills, and the last, in which it drains.
 _PASSES_PLAYED = 512
-_FIRST_TIMES = "begin_s", "through_forward_s", "forward_s"
+# Where sends share no links, pipelines are played from this many stages on, and up to this many
+# passes, which takes half a millisecond.
+FEWEST_STAGES_PLAYED, _MOST_PASSES = 3, 2048
 
 
 def _shared_uses(places: Sequence[Places]) -> Mapping[Route, Uses]:
@@ -383,45 +476,90 @@ def _shared_uses(places: Sequence[Places]) -> Mapping[Route, Uses]:
 
 
 def played_iterations_s(
-    times: StageTimes, micro_batches: Sequence[int], places: Sequence[Sequence[Places]]
+    times: StageTimes,
+    turned_s: Floats,
+    offloads: Bools,
+    micro_batches: Sequence[int],
+    places: Sequence[Sequence[Places]],
 ) -> list[float]:
     """The seconds of an iteration of each 1F1B pipeline, from all its passes and sends played with
-    the times and the places of its stages; 0 if no sends that may overload a link meet there.
-    ``times`` are tables with a row for each pipeline.
+    the times and the places of its stages; 0 if they are not played.
 
-    The closed form of the iteration time (``mistlab.cost.pipeline``) gives every send its links
-    alone, but has the delays by hosts, and by passes and sends that slow one another. A stage that
-    waits for a link has these delays meanwhile, so an iteration takes the longer of both times,
-    not their sum. Lower bounds of the closed form still hold.
+    ``times``, ``turned_s`` (``times_of_passes``) and ``offloads``, which says whether a stage
+    offloads anything, are tables with a row for each pipeline. Where sends may overload a link and
+    any meet there, each is as fast as its links allow.
+
+    The closed form of the iteration time (``mistlab.cost.pipeline``) has some of the chains of
+    passes and sends that wait for one another, and gives every send its links alone, but has the
+    delays by hosts, and by passes and sends that slow one another. A stage that waits has these
+    delays meanwhile, so an iteration takes the longer of both times, not their sum. Lower bounds of
+    the closed form still hold.
     """
     uses = [*map(_shared_uses, places)]
-    if not any(uses):
-        return [0.0] * len(uses)
-    tables = {name: getattr(times, name) for name in _PLAYED_TIMES}
+    are_exact = _are_exact(times, offloads).tolist()
+    tables = {name: getattr(times, name) for name in PLAYED_TIMES}
     return [
-        _played_s({name: table[row].tolist() for name, table in tables.items()}, count, of_sends)
-        if of_sends
+        _played_s(
+            {name: table[row].tolist() for name, table in tables.items()},
+            turned_s[row].tolist(),
+            count,
+            of_sends,
+            is_exact=is_exact,
+        )
+        if of_sends or (is_exact and _played_passes(len(turned_s[row]), count) <= _MOST_PASSES)
         else 0.0
-        for row, (count, of_sends) in enumerate(zip(micro_batches, uses, strict=True))
+        for row, (count, of_sends, is_exact) in enumerate(
+            zip(micro_batches, uses, are_exact, strict=True)
+        )
     ]
 
 
-def _played_s(times: _Columns, micro_batches: int, uses: Mapping[Route, Uses]) -> float:
-    stages = range(len(times["forward_s"]))
-    groups = max(4, _PASSES_PLAYED // (2 * len(stages) ** 2))
-    beyond = max(0, micro_batches // len(stages) - groups)
-    played = micro_batches - beyond * len(stages)
-    # A stage's first pass takes as long as its input takes through the stage.
-    first = zip(*(times[name] for name in _FIRST_TIMES), strict=True)
-    free_s = [begin_s + through_s - forward_s for begin_s, through_s, forward_s in first]
-    kinds = [_kinds(times, stage, uses) for stage in stages]
-    if not _sends_meet(free_s, kinds, played):
+def _are_exact(times: StageTimes, offloads: Bools) -> Bools:
+    """A mask of the pipelines whose passes and sends are played also if these share no links.
+
+    In pipelines of one or two stages the closed form has all chains. Hosts are not played, nor what
+    copies and sends that queue take from one another.
+    """
+    if times.forward_s.shape[1] < FEWEST_STAGES_PLAYED:
+        return np.zeros(len(offloads), dtype=bool)
+    sends_s = np.maximum(times.point_to_point_s / 2, times.received_s)
+    passes_s = np.minimum(times.through_forward_s, times.through_backward_s)
+    copies = offloads.any(axis=1) & (sends_s > passes_s).any(axis=1)
+    return np.asarray(~copies & ~times.issued_backward_s.any(axis=1))
+
+
+def _groups(stages: int) -> int:
+    return max(4, _PASSES_PLAYED // (2 * stages**2))
+
+
+def _played_passes(stages: int, micro_batches: int) -> int:
+    """How many passes are played of a pipeline with many micro-batches."""
+    beyond = max(0, micro_batches // stages - _groups(stages))
+    return 2 * stages * (micro_batches - beyond * stages)
+
+
+def _played_s(
+    times: Columns,
+    turned_s: Sequence[float],
+    micro_batches: int,
+    uses: Mapping[Route, Uses],
+    *,
+    is_exact: bool,
+) -> float:
+    stages = len(turned_s)
+    played = _played_passes(stages, micro_batches) // (2 * stages)
+    first_s, of_passes = free_at_first(times), times_of_passes(times, turned_s)
+    walk = walked(first_s, of_passes, played)
+    if uses and _sends_meet(sends_of(walk, of_passes, played), uses):
+        shared = _Play(first_s, of_passes, _sendings(times, uses), played)
+        free_s, ends_s = shared.free_s, [end_s for _, end_s in shared.spans[-1]]
+    elif is_exact:
+        free_s, ends_s = walk.free_s, walk.ends_s[-2 * played :]
+    else:
         return 0.0
-    shared = _Play(free_s, kinds, played)
-    longest_s = max(map(sum, zip(shared.free_s, times["end_s"], strict=True)))
-    if beyond:
-        ends_s = [end_s for _, end_s in shared.spans[-1]]
-        of_group = 2 * len(stages)
+    longest_s = max(map(sum, zip(free_s, times["end_s"], strict=True)))
+    if played < micro_batches:
+        groups, of_group = _groups(stages), 2 * stages
         between_s = ends_s[(groups - 1) * of_group - 1] - ends_s[of_group - 1]
-        longest_s += beyond * between_s / (groups - 2)
+        longest_s += (micro_batches - played) // stages * between_s / (groups - 2)
     return longest_s

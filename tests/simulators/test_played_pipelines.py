@@ -1,0 +1,216 @@
+"""1F1B pipelines whose passes and sends are played one by one: waits that the closed form by itself
+has no chain for.
+"""
+
+from dataclasses import replace
+from math import ceil
+from typing import Any, NamedTuple
+
+import pytest
+
+from mistlab import catalog
+from mistlab.machine.cluster import Cluster
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.plan.workload import Workload
+from mistlab.stages import played_pipeline
+from mistlab.stages.played_pipeline import (
+    PLAYED_TIMES,
+    free_at_first,
+    times_of_passes,
+    walked,
+)
+from simulators import symbolic
+from simulators.events import EventSimulator
+from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
+
+
+class Case(NamedTuple):
+    """A plan, its workload and cluster, and the least share by which the closed form by itself is
+    too short.
+    """
+
+    plan: Plan
+    work: Workload
+    cluster: Cluster
+    short: float
+
+
+def alike(stages: int, **choices: float) -> tuple[StagePlan, ...]:
+    """Equal stages of 24 blocks."""
+    stage = {"layers": 24 // stages, "data_parallel": 2, "tensor_parallel": 1, **choices}
+    return (StagePlan(**stage),) * stages  # type: ignore[arg-type]
+
+
+def with_layers(*layers: int, **choices: float) -> tuple[StagePlan, ...]:
+    """Stages with these numbers of blocks, alike otherwise."""
+    return tuple(
+        replace(one, layers=count)
+        for one, count in zip(alike(len(layers), **choices), layers, strict=True)
+    )
+
+
+def offloading(layers: int, checkpointed: int, *ratios: float) -> StagePlan:
+    """A stage of one GPU that offloads these shares of weights, gradients, states, activations."""
+    return StagePlan(
+        layers=layers,
+        data_parallel=1,
+        tensor_parallel=1,
+        micro_batch=2,
+        zero=1,
+        checkpointed_layers=checkpointed,
+        offload=Offload(
+            **dict(zip(("weights", "gradients", "optimizer", "activations"), ratios, strict=True))
+        ),
+    )
+
+
+CASES = {
+    # Behind a gradient's send, an activation waits in its stage's queue, and the other way round.
+    "sends of both directions queue": Case(
+        Plan(
+            engine="megatron-core",
+            micro_batches=8,
+            stages=alike(4, micro_batch=4, zero=1, checkpointed_layers=4),
+        ),
+        workload_of("gpt3-1.3b", 2048, 64, "bf16"),
+        Cluster(
+            hardware=catalog.hardware("h100-80gb"),
+            nodes=4,
+            gpus_per_node=2,
+            inter_node_gbytes_per_s=2.0,
+        ),
+        0.025,
+    ),
+    # Gradients of the first stage's larger blocks are reduced before its next backward pass.
+    "backward passes in a row reduce": Case(
+        Plan(
+            engine="megatron-bridge",
+            micro_batches=8,
+            stages=with_layers(5, 4, 4, 3, micro_batch=4, zero=3),
+        ),
+        workload_of("llama3.2-1b", 512, 64, "bf16"),
+        Cluster(
+            hardware=catalog.hardware("h200-141gb"),
+            nodes=1,
+            gpus_per_node=8,
+            intra_node_gbytes_per_s=32.0,
+        ),
+        0.04,
+    ),
+    # Fewer micro-batches than stages, and a long last backward pass in the first stage.
+    "a micro-batch waits behind another in each direction": Case(
+        Plan(
+            engine="megatron-fsdp",
+            micro_batches=4,
+            stages=with_layers(3, 2, 2, 2, 2, 2, 2, 1, tensor_parallel=2, micro_batch=4, zero=1),
+        ),
+        workload_of("llama3.2-1b", 512, 32, "bf16"),
+        Cluster(hardware=catalog.hardware("h200-141gb"), nodes=4, gpus_per_node=8),
+        0.02,
+    ),
+    # Unlike stages hold up unlike micro-batches.
+    "unlike stages offload": Case(
+        Plan(
+            micro_batches=4,
+            stages=(
+                offloading(10, 3, 0.375, 0.5, 0.75, 1.0),
+                offloading(8, 0, 1.0, 0.5, 0.375, 0.75),
+                offloading(7, 4, 0.25, 0.25, 0.75, 0.625),
+                offloading(7, 4, 0.375, 0.75, 0.375, 0.25),
+            ),
+        ),
+        workload_of("gpt3-2.7b", 4096, 8),
+        Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=4),
+        0.025,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pipelines_take_what_the_event_simulator_plays(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The closed form by itself is too short; with all passes it is within half a percent."""
+    plan, work, cluster, short = CASES[name]
+    played_s = EventSimulator(workload=work, cluster=cluster).predict(plan).iteration_s
+    seconds = SymbolicPredictor(workload=work, cluster=cluster).predict(plan).iteration_s
+    assert seconds == pytest.approx(played_s, rel=0.005)
+    monkeypatch.setattr(symbolic, "played_iterations_s", lambda *_: [0.0])
+    alone_s = SymbolicPredictor(workload=work, cluster=cluster).predict(plan).iteration_s
+    assert alone_s < played_s * (1 - short)
+
+
+def test_pipelines_with_hosts_or_with_copies_beside_queued_sends_are_not_played() -> None:
+    """The play knows neither, so it would be too short, or too long."""
+    plan, work, cluster, _ = CASES["sends of both directions queue"]
+    copying = replace(plan.stages[1], offload=Offload(activations=0.5))
+    for stages in (plan.stages, (plan.stages[0], copying, *plan.stages[2:])):
+        of_copies = replace(plan, engine="mistlab", stages=stages)
+        assert is_played(of_copies, work, cluster) == (stages == plan.stages)
+    assert not is_played(replace(plan, engine="fsdp-eager"), work, cluster)
+    two = alike(2, micro_batch=4, zero=1, checkpointed_layers=8, data_parallel=4)
+    assert not is_played(replace(plan, stages=two), work, cluster)
+
+
+def is_played(plan: Plan, work: Workload, cluster: Cluster) -> bool:
+    """Whether the passes of a plan are played for its prediction."""
+    with pytest.MonkeyPatch.context() as patch:
+        seen: list[float] = []
+
+        def played(*given: Any) -> list[float]:
+            seen.extend(played_pipeline.played_iterations_s(*given))
+            return seen
+
+        patch.setattr(symbolic, "played_iterations_s", played)
+        SymbolicPredictor(workload=work, cluster=cluster).predict(plan)
+    return seen[-1] > 0
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (4, 2), (4, 4), (5, 12)])
+@pytest.mark.parametrize("sent_s", [0.0, 0.125])
+def test_equal_stages_take_what_arithmetic_says(
+    stages: int, micro_batches: int, sent_s: float
+) -> None:
+    """The closed form of equal stages (``mistlab.cost.chains``) is exact if no send outlasts a
+    pass.
+    """
+    times = times_of(stages, forward_s=1.0, backward_s=2.0)
+    times["point_to_point_s"] = [2 * sent_s] * stages
+    walk = walked(free_at_first(times), times_of_passes(times, [0.0] * stages), micro_batches)
+    crossed = stages + micro_batches - 2 - ceil((micro_batches - 1) / stages)
+    expected_s = 3 * (micro_batches + stages - 1) + (2 * sent_s * crossed if stages > 1 else 0)
+    assert max(walk.free_s) == pytest.approx(expected_s)
+
+
+def test_a_stage_that_reduces_longer_between_backward_passes_has_shorter_forward_passes() -> None:
+    """Its own work is equally long in all; its first backward pass ends earlier."""
+    times = times_of(2, forward_s=2.0, backward_s=2.0)
+    for column in times.values():
+        column[1] /= 100
+    first_s, ends_s = zip(
+        *(
+            (walk.ends_s[2], max(walk.free_s))
+            for turned_s in (0.0, 1.5)
+            for walk in [walked(free_at_first(times), times_of_passes(times, [turned_s, 0.0]), 3)]
+        ),
+        strict=True,
+    )
+    assert ends_s == pytest.approx((12.0, 12.0))
+    assert first_s == pytest.approx((6.0, 4.5))
+
+
+def test_a_second_micro_batch_waits_for_the_steps_after_the_first_one() -> None:
+    """It brings the work after a middle stage's first pass to all stages behind."""
+    stages, micro_batches, after_s = 4, 2, 5.0
+    times = times_of(stages, forward_s=1.0, backward_s=2.0)
+    times["after_first_s"][1] = after_s
+    walk = walked(free_at_first(times), times_of_passes(times, [0.0] * stages), micro_batches)
+    # Two stages, then the work, then the second micro-batch in both directions.
+    assert max(walk.free_s) == pytest.approx(2 + after_s + 3 + 4 * 2)
+
+
+def times_of(stages: int, **seconds: float) -> dict[str, list[float]]:
+    """The times of equal stages whose micro-batches take as long to go through as a pass."""
+    known = {**seconds, **{f"through_{name}": one for name, one in seconds.items()}}
+    return {name: [known.get(name, 0.0)] * stages for name in PLAYED_TIMES}
