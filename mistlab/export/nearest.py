@@ -287,6 +287,20 @@ STATES = ("offload_weights", "offload_gradients", "offload_optimizer")
 # The engines that predict targets built on FSDP2: FSDP's own first, then this package's, which also
 # runs plans that FSDP's cannot.
 ENGINES = ("fsdp", "mistlab")
+# The engines that predict frameworks which fine-tune Hugging Face's models: engines with these
+# models' own operators come before those with the same sharding.
+_OF_TUNERS = {"fsdp": "trainer", "deepspeed": "deepspeed-trainer"}
+
+
+def of_tuners(engines: Sequence[str]) -> tuple[str, ...]:
+    """Return the engines that predict a framework for fine-tuning, the best first, from those that
+    predict how it shards.
+
+    >>> of_tuners(("fsdp", "mistlab"))
+    ('trainer', 'fsdp', 'mistlab')
+    """
+    pairs = ((_OF_TUNERS.get(name, ""), name) for name in engines)
+    return tuple(name for pair in pairs for name in pair if name)
 
 
 def sharded(job: Job) -> Job:

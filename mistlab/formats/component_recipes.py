@@ -15,7 +15,7 @@ from mistlab.engines.engine import Precision
 from mistlab.export.accelerate import SPLITS_TOKENS, Sharing
 from mistlab.export.found import Found, Section
 from mistlab.export.given import Given, Imported
-from mistlab.export.nearest import ENGINES
+from mistlab.export.nearest import ENGINES, of_tuners
 from mistlab.formats.checkpoints import needed_model
 from mistlab.formats.content import settings_of
 from mistlab.formats.launched import command_of
@@ -99,8 +99,9 @@ def read_torchtune(source: LaunchFile, given: Given) -> Imported:
     _optimizer(draft, _last(top.section("optimizer"), _TORCHTUNE))
     _loss(draft, _last(top.section("loss"), _TORCHTUNE))
     top.unsaid({"optimizer_in_bwd": "gradients are predicted to be kept until the optimizer step"})
+    engines = of_tuners(ENGINES)
     compiles = top.switch("compile")
-    return draft.job(given, ("fsdp-compiled", *ENGINES) if compiles else ENGINES)
+    return draft.job(given, ("fsdp-compiled", *engines) if compiles else engines)
 
 
 def read_automodel(source: LaunchFile, given: Given) -> Imported:

@@ -20,7 +20,6 @@ UNSAID: Mapping[str, str] = {
     "enable_liger_kernel": "the loss is predicted in chunks, all other kernels as the model's own",
     "chunked_cross_entropy": "logits of all tokens are predicted at once: this loss widens them in "
     "chunks, but keeps all of them in 16 bits",
-    "use_unsloth": "kernels are predicted as the model's own",
     "auto_find_batch_size": "the batch size is predicted as given",
     "activation_offloading": "activations are predicted to stay on the GPU",
     "torch_compile_mode": "predicted as torch.compile's default mode",

@@ -11,7 +11,7 @@ from mistlab.export.accelerate import STRATEGIES, read_choices, strategy_of, wit
 from mistlab.export.deepspeed import read_configuration
 from mistlab.export.found import Section, parse_json
 from mistlab.export.given import Given
-from mistlab.export.nearest import ENGINES, STATES
+from mistlab.export.nearest import ENGINES, STATES, of_tuners
 from mistlab.formats.launched import Command, known_text, named_text, valued, with_dotted
 from mistlab.shell.session import LaunchFile
 
@@ -104,7 +104,7 @@ def read_sharing(
     if top.get("deepspeed") not in _OFF:
         _deepspeed(top, source, given, command)
         _tensor_cores(top)
-        return deepspeed_read.ENGINES
+        return of_tuners(deepspeed_read.ENGINES)
     if top.get("fsdp") not in _OFF:
         _fsdp(top, source, given, command)
     elif settings is None and command is None:
@@ -117,7 +117,7 @@ def read_sharing(
         draft.precision = "fp32"
         draft.remark("assumed", "precision", f"fp32, because the run of {title} gives no other")
     _tensor_cores(top)
-    return engines
+    return of_tuners(engines)
 
 
 def _tensor_cores(top: Section) -> None:

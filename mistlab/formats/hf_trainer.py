@@ -203,6 +203,8 @@ def read_arguments(
     taken = _offloaded_inputs(top, draft)
     _kernels(top, draft)
     _fused_loss(top, draft)
+    if top.switch("use_unsloth"):
+        engines = ("trainer-fused", *engines)
     if top.switch("torch_compile"):
         engines = ("fsdp-compiled", *engines)
     top.unsaid({key: text for key, text in UNSAID.items() if text and key not in taken})

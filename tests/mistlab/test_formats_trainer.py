@@ -209,7 +209,7 @@ def test_options_of_accelerate_make_a_configuration_by_themselves() -> None:
     text = f"accelerate launch {options} run_clm.py --model_name_or_path gpt2 --block_size 512 \\\n"
     job = started(text + "  --per_device_train_batch_size 2\n", {}).job
     assert (job.plan.stages[0].zero, job.workload.precision) == (3, "fp16")
-    assert (job.plan.engine, job.cluster.num_gpus) == ("deepspeed", 4)
+    assert (job.plan.engine, job.cluster.num_gpus) == ("deepspeed-trainer", 4)
 
 
 def test_a_command_inside_a_submitting_program_is_the_one_that_counts() -> None:

@@ -14,7 +14,7 @@ from mistlab.core.values import refuse
 from mistlab.engines.engine import ENGINES as ENGINE_ROWS
 from mistlab.export.accelerate import SPLITS_TOKENS, Sharing
 from mistlab.export.given import Given, Imported
-from mistlab.export.nearest import ENGINES, REPLICAS_OF_STATES
+from mistlab.export.nearest import ENGINES, REPLICAS_OF_STATES, of_tuners
 from mistlab.export.rules import Rule, with_workload
 from mistlab.export.target import Row, Target
 from mistlab.formats.checkpoints import release_of, repository_of
@@ -261,10 +261,11 @@ def _target(
     rows: tuple[Row, ...],
     write: Callable[[Job], str],
     read: Callable[[LaunchFile, Given], Imported],
+    engines: tuple[str, ...] = ENGINES,
     **words: Any,
 ) -> Target:
     return Target(
-        engines=ENGINES,
+        engines=engines,
         rows=rows,
         write=write,
         read=lambda text, given: read(LaunchFile(text=text), given),
@@ -295,6 +296,7 @@ TORCHTUNE = _target(
     ),
     _write_torchtune,
     read_torchtune,
+    of_tuners(ENGINES),
     name="torchtune",
     title="torchtune",
     package="torchtune==0.7.0",

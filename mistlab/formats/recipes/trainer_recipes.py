@@ -16,7 +16,7 @@ from mistlab.core.files import format_yaml
 from mistlab.engines.engine import SINGLE
 from mistlab.export.accelerate import Sharing
 from mistlab.export.given import Given, Imported
-from mistlab.export.nearest import ENGINES
+from mistlab.export.nearest import ENGINES, of_tuners
 from mistlab.export.rules import with_workload
 from mistlab.export.target import Target
 from mistlab.formats import hf_trainer
@@ -244,7 +244,7 @@ def _target(name: str, title: str, package: str, write: _Write, read: _Read) -> 
         name=name,
         title=title,
         package=package,
-        engines=ENGINES,
+        engines=of_tuners(ENGINES),
         rows=(
             *(one_mesh(title), *ORDER_AND_NODES, unsharded_bases(title, ("8bit",))),
             *(*SAVINGS, _PURE, RANK),

@@ -211,7 +211,8 @@ def test_savings_take_their_nearest_form_with_a_remedy(
 def test_torchtune_s_builders_are_read_as_their_models(model: str) -> None:
     workload = replace(PLAIN.workload, model=catalog.model(model), states="16bit")
     stage = PLAIN.plan.stages[0].with_values({"layers": workload.model.layers})
-    job = replace(PLAIN, workload=workload, plan=replace(PLAIN.plan, stages=(stage,)))
+    plan = replace(PLAIN.plan, stages=(stage,), engine="trainer")
+    job = replace(PLAIN, workload=workload, plan=plan)
     target = RECIPES["torchtune"]
     text = target.write(nearest(job, target).job)
     given = Given(hardware=PLAIN.cluster.hardware, nodes=1, gpus_per_node=4)
