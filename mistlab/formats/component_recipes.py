@@ -9,7 +9,9 @@ The last part of such a name is a class, or a function whose own name tells the 
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+from mistlab.core.files import parse_yaml
 from mistlab.core.values import reject
 from mistlab.engines.engine import Precision
 from mistlab.export.accelerate import SPLITS_TOKENS, Sharing
@@ -18,7 +20,14 @@ from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import ENGINES, of_tuners
 from mistlab.formats.checkpoints import needed_model
 from mistlab.formats.content import settings_of
-from mistlab.formats.launched import command_of
+from mistlab.formats.launched import (
+    Command,
+    assignments,
+    command_of,
+    named_text,
+    take_ranks,
+    with_dotted,
+)
 from mistlab.plan.workload import ModelSpec
 from mistlab.shell.session import LaunchFile
 
@@ -33,6 +42,9 @@ def recognises_torchtune(source: LaunchFile) -> bool:
     """Whether a file is a torchtune recipe: its model (or policy) and optimizer are named as
     torchtune's components.
     """
+    command = command_of(source)
+    if command is not None:
+        return command.launch.launcher == "tune"
     models = ("model", "policy_model")
     return any(_names(source, (name, "optimizer"), _TORCHTUNE) for name in models)
 
@@ -55,7 +67,11 @@ def _names(source: LaunchFile, sections: tuple[str, ...], key: str) -> bool:
 def read_torchtune(source: LaunchFile, given: Given) -> Imported:
     """The job that a torchtune recipe describes."""
     draft = Found()
-    top = Section(settings_of(source), "", draft)
+    command = command_of(source)
+    settings = settings_of(source) if command is None else _started_recipe(command, source)
+    if command is not None:
+        take_ranks(command, source, draft, given)
+    top = Section(settings, "", draft)
     if top.has("policy_model"):
         reject(
             "policy_model: belongs to reinforcement learning, which is not supported: give a "
@@ -102,6 +118,20 @@ def read_torchtune(source: LaunchFile, given: Given) -> Imported:
     engines = of_tuners(ENGINES)
     compiles = top.switch("compile")
     return draft.job(given, ("fsdp-compiled", *engines) if compiles else engines)
+
+
+def _started_recipe(command: Command, source: LaunchFile) -> Mapping[str, Any]:
+    """Return the settings of the recipe that ``tune run`` starts, with those of its command."""
+    path = command.text("config")
+    if path is None:
+        reject("tune run: starts a recipe without a configuration: give --config FILE")
+    if not path.endswith((".yaml", ".yml")):
+        reject(
+            f"--config {path}: is a configuration inside torchtune: copy it by tune cp {path} "
+            "FILE.yaml, and give that file"
+        )
+    settings = parse_yaml(named_text(path, command, source, "is the run's recipe"), path)
+    return with_dotted(settings, dict(assignments(command)))
 
 
 def read_automodel(source: LaunchFile, given: Given) -> Imported:

@@ -30,34 +30,60 @@ _KINDS = {
     "use_megatron_lm": "MEGATRON_LM",
     "multi_gpu": "MULTI_GPU",
 }
+# The configurations that TRL has inside itself, by their names for ``--accelerate_config``.
+_IN_BF16 = {"mixed_precision": "bf16", "num_machines": 1, "num_processes": 8}
+_OF_TRL: Mapping[str, Mapping[str, Any]] = {
+    "single_gpu": {**_IN_BF16, "distributed_type": "NO", "num_processes": 1},
+    "multi_gpu": {**_IN_BF16, "distributed_type": "MULTI_GPU"},
+    **{
+        f"zero{level}": {
+            **_IN_BF16,
+            "distributed_type": "DEEPSPEED",
+            "deepspeed_config": {"zero_stage": level},
+        }
+        for level in (1, 2, 3)
+    },
+    **{
+        f"fsdp{version}": {
+            **_IN_BF16,
+            "distributed_type": "FSDP",
+            "fsdp_config": {"fsdp_version": version},
+        }
+        for version in (1, 2)
+    },
+}
 _TOP = ("mixed_precision", "num_processes", "num_machines", "use_cpu")
 
 
 def accelerate_settings(
-    command: Command | None, source: LaunchFile
+    command: Command | None, source: LaunchFile, named: str = ""
 ) -> tuple[str, Mapping[str, Any]] | None:
     """Return path and content of the configuration that an ``accelerate launch`` command uses, or
-    None for another command.
+    that a recipe of TRL has ``named``; None for another command.
     """
-    if command is None or command.launch.launcher != "accelerate":
+    by_accelerate = command is not None and command.launch.launcher == "accelerate"
+    if not named and not by_accelerate:
         return None
-    word = command.started.get("config_file")
-    path = "accelerate launch" if word is None else known_text(word, "--config_file")
+    started = command.started if command is not None and by_accelerate else {}
+    word = started.get("config_file")
+    path = named if word is None else known_text(word, "--config_file")
     content: Mapping[str, Any] = {}
-    if word is not None:
+    if path in _OF_TRL and source.beside(path) is None:
+        content = _OF_TRL[path]
+    elif path:
         text = named_text(path, command, source, "is Accelerate's configuration")
         content = parse_yaml(text, path)
     options: dict[str, Any] = {}
-    for name, value in command.started.items():
+    for name, value in started.items():
         setting = _place(name)
         if setting:
             options[setting] = True if value is None else valued(known_text(value, f"--{name}"))
-    kinds = [kind for name, kind in _KINDS.items() if name in command.started]
+    kinds = [kind for name, kind in _KINDS.items() if name in started]
     if kinds:
         options["distributed_type"] = kinds[0]
     elif "distributed_type" not in content:
         options["distributed_type"] = "MULTI_GPU"
-    return path, with_dotted(content, options)
+    return path or "accelerate launch", with_dotted(content, options)
 
 
 def _place(name: str) -> str:
@@ -91,9 +117,11 @@ def read_sharing(
     """
     draft, precision = top.found, top.found.precision
     engines: tuple[str, ...] = ENGINES
-    settings = accelerate_settings(command, source)
+    settings = accelerate_settings(command, source, top.text("accelerate_config"))
     if settings is not None:
         path, content = settings
+        if (processes := top.whole("num_processes")) is not None:
+            content = {**content, "num_processes": processes}
         inner = Section(content, path, draft)
         ranks = draft.nodes, draft.gpus_per_node
         engines = read_choices(inner, draft, source, given)

@@ -113,10 +113,11 @@ def _is_trainer(command: Command) -> bool:
     if names & {*_BATCHES, "model_name_or_path"} and "num_layers" not in names:
         return True
     # TRL takes a recipe as the first word behind the program, or after --config.
-    return _recipe(command) is not None and command.launch.launcher == "accelerate"
+    return recipe_of(command) is not None and command.launch.launcher == "accelerate"
 
 
-def _recipe(command: Command) -> str | None:
+def recipe_of(command: Command) -> str | None:
+    """Return the YAML file that a command gives to its training program, or None."""
     recipes = [word for word in command.others if word.text.endswith((".yaml", ".yml"))]
     named = command.options.get("config")
     if named is not None and named.text.endswith((".yaml", ".yml")):
@@ -138,7 +139,7 @@ def arguments_of(command: Command, source: LaunchFile) -> Mapping[str, Any]:
     """Return the Trainer's arguments in a script's command, completed by those of the recipe that
     the command names.
     """
-    recipe = _recipe(command)
+    recipe = recipe_of(command)
     settings: dict[str, Any] = {}
     if recipe is not None:
         text = named_text(recipe, command, source, "is the run's recipe")

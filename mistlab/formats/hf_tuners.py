@@ -8,14 +8,15 @@ Keys are turned into the Trainer's. Left-out keys take the defaults of src/axolo
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import reject
+from mistlab.core.values import InputError, reject
 from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
-from mistlab.formats.hf_trainer import Trainer, arguments_of, read_arguments
-from mistlab.formats.launched import Command, command_of, named_text
+from mistlab.formats.hf_trainer import Trainer, arguments_of, read_arguments, recipe_of
+from mistlab.formats.launched import Command, command_of, named_text, with_files
 from mistlab.shell.session import LaunchFile
 
 _AXOLOTL = Trainer(
@@ -115,16 +116,32 @@ def recognises_llama_factory(source: LaunchFile) -> bool:
     """
     command = command_of(source)
     if command is not None:
-        return _is_started(command)
-    keys = settings_of(source).keys()
+        return _is_started(command, source)
+    return _has_keys(settings_of(source))
+
+
+def _has_keys(settings: Mapping[str, Any]) -> bool:
+    keys = settings.keys()
     return {"stage", "model_name_or_path"} <= keys and bool(keys & {"finetuning_type", "template"})
 
 
-def _is_started(command: Command) -> bool:
+def _is_started(command: Command, source: LaunchFile) -> bool:
+    """Whether a command starts LLaMA-Factory by its name, by its module, or by a program of any
+    name that takes a file with LLaMA-Factory's keys.
+    """
     words = [command.launch.program, *(word.text for word in command.launch.started)]
-    if any(word.endswith(("llamafactory-cli", "llamafactory")) for word in words):
+    names = [PurePath(word).name for word in words]
+    if any(re.fullmatch(r"llamafactory(-cli|[.].*)?", name) for name in names):
         return True
-    return {"stage", "finetuning_type"} <= command.options.keys()
+    if {"stage", "finetuning_type"} <= command.options.keys():
+        return True
+    path = recipe_of(command)
+    text = with_files(source, command).beside(path) if path is not None else None
+    try:
+        settings = parse_yaml(text, path or "", []) if text is not None else {}
+    except InputError:
+        return False
+    return isinstance(settings, Mapping) and _has_keys(settings)
 
 
 def read_llama_factory(source: LaunchFile, given: Given) -> Imported:

@@ -73,7 +73,7 @@ def _command(
         text=text, name=name, beside=beside, settings=dict(settings), arguments=arguments, line=line
     )
     try:
-        launch = _innermost(launch_of(source))
+        launch = _with_launcher(_innermost(launch_of(source)))
     except InputError:
         return None
     options, others = _by_name(launch.arguments)
@@ -104,6 +104,61 @@ def _innermost(launch: Launch) -> Launch:
         launcher=names[starts[-1]],
         started=(*launch.started, *started),
         arguments=launch.arguments[ends[0] + 1 :],
+    )
+
+
+# Options of ``trl sft`` that its training script does not know, so that they go to ``accelerate
+# launch``; some of the Trainer's arguments begin like them.
+_OF_ACCELERATE = re.compile(
+    r"accelerate_config|config_file|num_(processes|machines)|mixed_precision|multi_gpu|machine_rank"
+    r"|use_(deepspeed|fsdp|megatron_lm)|zero_stage|offload_\w+_device|deepspeed_config_file|gpu_ids"
+    r"|fsdp_(?!config$|min_num_params|transformer_layer)\w+|(parallelism_config|main_process)_\w+"
+)
+
+
+def _with_launcher(launch: Launch) -> Launch:
+    """Return the launch of a program that starts its training by another launcher, as one by that
+    launcher: ``trl sft`` is started by Accelerate, ``tune run`` by torchrun.
+    """
+    if launch.launcher == "trl":
+        return _of_trl(launch)
+    return _of_torchtune(launch) if launch.launcher == "tune" else launch
+
+
+def _of_trl(launch: Launch) -> Launch:
+    options, others, is_theirs = list[Word](), list[Word](), False
+    for word in launch.arguments:
+        if word.text.startswith("--"):
+            name = word.text[2:].partition("=")[0]
+            is_theirs = _OF_ACCELERATE.fullmatch(name.replace("-", "_")) is not None
+            if is_theirs:
+                word = _part(word, word.text.replace("accelerate_config", "config_file", 1))  # noqa: PLW2901
+        (options if is_theirs else others).append(word)
+    before, program = launch.started[:-1], launch.started[-1]
+    if not any(PurePath(word.text).name == "accelerate" for word in before):
+        options = [Word(text="accelerate"), Word(text="launch"), *options]
+    return replace(
+        launch,
+        launcher="accelerate",
+        started=(*before, *options, program),
+        arguments=tuple(others),
+    )
+
+
+def _of_torchtune(launch: Launch) -> Launch:
+    """Return the launch of torchtune's recipe, which stands before ``--config``; torchrun's options
+    stand before the recipe, and without any there is a single process.
+    """
+    names = [word.text.partition("=")[0] for word in launch.arguments]
+    recipe = names.index("--config") - 1 if "--config" in names else -1
+    if recipe < 0:
+        return launch
+    options = launch.arguments[:recipe] or (Word(text="--nproc-per-node"), Word(text="1"))
+    return replace(
+        launch,
+        program=launch.arguments[recipe].text,
+        started=(*launch.started, Word(text="torchrun"), *options),
+        arguments=launch.arguments[recipe + 1 :],
     )
 
 
