@@ -339,6 +339,8 @@ def checked_whole(where: str, content: object, *, minimum: int = 1) -> int:
 # names one remark lists.
 MOST_NAMED = 3
 MOST_LISTED = 5
+# How alike a strange key and a known one are, of 1, where one is taken for a misspelled other.
+_NEARLY_EQUAL = 0.9
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -501,14 +503,26 @@ class Section:
         left = list(self._left())
         calm = [path for key, path in left if key in names]
         strange = [path for key, path in left if key not in names]
+        left_here = {path for key, path in left if path == self.path(key)}
         for path in strange[:MOST_NAMED]:
-            text = "is not supported here: the prediction leaves it out"
+            near = self._near(path.rpartition(".")[2]) if path in left_here else ""
+            text = f"is not supported here{near}: the prediction leaves it out"
             self.found.remark("ignored", path, text)
         if more := strange[MOST_NAMED:]:
             names_of_more = " ".join(more[:MOST_LISTED]) + " ..." * (len(more) > MOST_LISTED)
             text = f"{len(more)} more settings are not supported here: {names_of_more}"
             self.found.remark("ignored", "settings", text)
         return calm
+
+    def _near(self, key: str) -> str:
+        """A question that suggests the setting that a key of this section is a misspelling of, or
+        an empty text.
+        """
+        from difflib import get_close_matches  # noqa: PLC0415 (only for a strange key)
+
+        others = self._asked.keys() - self.content.keys()
+        near = get_close_matches(key, others, n=1, cutoff=_NEARLY_EQUAL)
+        return f" (did you mean {near[0]}?)" if near else ""
 
     def _left(self) -> Iterator[tuple[str, str]]:
         """Yield key and path of each setting that has a value but that nothing read."""

@@ -1,5 +1,6 @@
 """Lists all formats of files that can be imported, and finds the format of a given file."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
@@ -366,6 +367,40 @@ _ROWS = (
 FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
 
 
+# Words in the texts of Python programs that tell how they train: what users give instead.
+_TRAINER_CLASSES = re.compile(r"\b(DPO|ORPO|KTO|CPO|GRPO|RLOO|PPO|Reward|GKD|PRM|XPO|BCO)Trainer\b")
+_TUNERS = {
+    "unsloth": "--engine trainer-fused",
+    "trl": "--engine trainer",
+    "transformers": "--engine trainer",
+    "accelerate": "--engine trainer",
+    "peft": "--engine trainer",
+}
+
+
+def _about_program(text: str) -> str:
+    """Why a Python program is not imported, and what to give instead: programs are not run."""
+    if (named := _TRAINER_CLASSES.search(text)) is not None:
+        return (
+            f"is a Python program with {named[0]}, which trains by preferences, rewards or from a "
+            "teacher, and that is not supported: give a run that trains by next-token prediction"
+        )
+    for package, engine in _TUNERS.items():
+        if re.search(rf"^\s*(?:import|from) {package}\b", text, re.MULTILINE):
+            adapts = re.search(r"\b(LoraConfig|get_peft_model)\b", text) is not None
+            is_small = re.search(r"load_in_4bit\s*=\s*True", text) is not None
+            options = " --train lora" * adapts + " --base 4bit" * (adapts and is_small)
+            return (
+                f"is a Python program with {package}, which is not run: describe its training by "
+                f"mistlab tune{options} {engine} --model NAME --sequence-length N --global-batch "
+                "N, or give its arguments as a YAML file"
+            )
+    return (
+        "is a Python program that builds no configuration of torchtitan: give the script that "
+        "starts the program, or its configuration"
+    )
+
+
 def format_of(source: LaunchFile) -> Format:
     """Return the format of a file; refuses a file whose format is unknown."""
     content = content_of(source)
@@ -375,10 +410,7 @@ def format_of(source: LaunchFile) -> Format:
         if row.recognises(source):
             return row
     if content.kind == "python":
-        reject(
-            "is a Python program that builds no configuration of torchtitan: give the script that "
-            "starts the program, or its configuration"
-        )
+        reject(_about_program(source.text))
     keys = [str(key) for key in content.settings]
     shown = ", ".join(keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")
     message = (

@@ -354,10 +354,6 @@ def _group_from(plain: object, index: int, folder: Path) -> NodeGroup:
 
 
 # A job: what one plan file says, and the checks of its workload, cluster and plan together.
-#
-# A plan file names its model, its hardware and the order of its passes; ``mistlab.job.job`` turns
-# names and paths into values, and back.
-
 
 HERE = Path()
 
@@ -378,16 +374,20 @@ class Job:
             refuse(first.path, "; ".join([first.problem, *map(str, others)]))
 
 
-# Extensions of files that launch a run, as opposed to plan files: scripts, and TOML configurations.
-LAUNCH_FILES = (".sh", ".bash", ".sbatch", ".slurm", ".toml")
+# Extensions of files that launch a run: scripts, programs and TOML configurations.
+LAUNCH_FILES = (".sh", ".bash", ".sbatch", ".slurm", ".toml", ".py")
 
 
 def load_job(path: Path | str) -> Job:
     """Read a plan file; paths in it are relative to its folder, and errors begin with its name."""
     path = Path(path)
-    if path.suffix in LAUNCH_FILES and path.is_file():
-        reject(f"{path}: is a launch file, not a plan: make a plan of it by mistlab import_plan")
-    mapping = read_yaml(path)
+    launches = path.suffix in LAUNCH_FILES and path.is_file()
+    mapping = {} if launches else read_yaml(path)
+    if launches or (mapping and not mapping.keys() & {"workload", "cluster", "plan"}):
+        reject(
+            f"{path}: is no plan, which has workload, cluster and plan: if it starts or configures "
+            "a run of another framework, make a plan of it by mistlab import_plan"
+        )
     with about(path):
         return job_from_mapping(mapping, path.parent)
 

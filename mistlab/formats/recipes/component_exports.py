@@ -29,6 +29,7 @@ from mistlab.formats.recipes.recipe_rules import (
     SHARDED_WITH_AXES,
     attention_layers,
     bits_of_base,
+    fused_kernel,
     header,
     of_switches,
     one_mesh,
@@ -93,6 +94,13 @@ def _write_torchtune(job: Job) -> str:
     tokenizer = "llama3" if module.startswith("llama3") else module
     adamw = {"_component_": "torch.optim.AdamW", "fused": True}
     is_small = workload.optimizer == "adamw-8bit"
+    # Torchtune's recipes for a single GPU have no FSDP, which offloads states.
+    is_alone = job.plan.num_gpus == 1 and not sharing.offloads_states
+    of_ranks = {
+        "fsdp_cpu_offload": sharing.offloads_states,
+        "fsdp_reshard_after_forward": sharing.level != 2,
+        "data_parallel_replicate_dim": sharing.degrees["dp_replicate"],
+    }
     content = {
         "model": model,
         "tokenizer": {
@@ -104,20 +112,22 @@ def _write_torchtune(job: Job) -> str:
         "gradient_accumulation_steps": job.plan.micro_batches,
         "optimizer": {"_component_": _eight_bit(sharing)} if is_small else adamw,
         "loss": _torchtune_loss(job, sharing),
+        "device": "cuda",
         "dtype": workload.precision,
         "enable_activation_checkpointing": sharing.recomputes,
         "enable_activation_offloading": sharing.offloads_inputs,
-        "fsdp_cpu_offload": sharing.offloads_states,
-        "fsdp_reshard_after_forward": sharing.level != 2,
-        "data_parallel_replicate_dim": sharing.degrees["dp_replicate"],
+        **({} if is_alone else of_ranks),
         "compile": False,
     }
-    recipe = "lora_finetune_distributed" if adapts else "full_finetune_distributed"
+    recipe = "lora_finetune" if adapts else "full_finetune"
     weights = "checkpointer"
     if (repository := repository_of(workload.model)) is not None:
         weights += f" (of {repository})"
     missing = ("tokenizer.path", "dataset._component_", weights, "optimizer.lr")
-    start = f"tune run --nproc_per_node {job.cluster.gpus_per_node} {recipe} --config FILE"
+    start = f"tune run {recipe}_single_device --config FILE"
+    if not is_alone:
+        gpus = job.cluster.gpus_per_node
+        start = f"tune run --nproc_per_node {gpus} {recipe}_distributed --config FILE"
     return header((*missing, "output_dir"), start) + format_yaml(content)
 
 
@@ -146,7 +156,7 @@ def _write_automodel(job: Job) -> str:
     dtype = _WORDS[workload.precision]
     # With context parallelism, sequences are not packed.
     packs = sharing.degrees["cp"] == 1
-    attention = "sdpa" if workload.precision == "fp32" else "flash_attention_2"
+    attention = fused_kernel(job, "flash_attention_2")
     peft: dict[str, Any] = {}
     if workload.train == "adapters":
         peft = {

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from mistlab.core.values import refuse
+from mistlab.engines.engine import SINGLE
 from mistlab.export.accelerate import Sharing
 from mistlab.export.nearest import (
     OFFLOADED,
@@ -157,6 +158,14 @@ def bits_of_base(workload: Workload) -> dict[str, Any]:
     for weights of 16 bits.
     """
     return {} if workload.base == "16bit" else {f"load_in_{workload.base}": True}
+
+
+def fused_kernel(job: Job, name: str) -> str:
+    """Return ``name``, that of FlashAttention, if the GPUs of a job run it in the job's precision,
+    else SDPA: it needs 16 bits, and of NVIDIA's GPUs Ampere or later, which have bf16.
+    """
+    runs = all(cluster.hardware.gpu.has("bf16") for cluster in job.cluster.of_groups)
+    return name if runs and job.workload.precision not in SINGLE else "sdpa"
 
 
 def header(missing: Collection[str], start: str) -> str:

@@ -28,6 +28,7 @@ from mistlab.formats.recipes.recipe_rules import (
     SAVINGS,
     attention_layers,
     bits_of_base,
+    fused_kernel,
     header,
     of_switches,
     one_mesh,
@@ -45,13 +46,14 @@ Settings = Mapping[str, Any]
 class _Words:
     """How a tool's recipe differs from arguments of Hugging Face's Trainer: names of keys, values
     for attention, keys that the user adds (``missing``), and the command that starts it
-    (``start``).
+    (``start``, on a single GPU ``start_alone``).
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
     attention: tuple[str, str, str] = ("attn_implementation", "eager", "flash_attention_2")
     missing: tuple[str, ...]
     start: str
+    start_alone: str
 
     def write(self, job: Job, *of_tool: Settings) -> str:
         """Write the recipe of a job; ``of_tool`` are settings that only this tool has."""
@@ -68,12 +70,13 @@ class _Words:
             "fp16": workload.precision == "fp16",
             **of_switches({"tf32": workload.precision == "tf32"}),
             "optim": _optimizer(workload, sharing),
-            key: _attention(workload, written_out, fused),
+            key: written_out if workload.attention == "math" else fused_kernel(job, fused),
         }
         for settings in of_tool:
             content |= settings
         named = {self.names.get(name, name): value for name, value in content.items()}
-        return header(self.missing, self.start) + format_yaml(named)
+        start = self.start if job.plan.num_gpus > 1 else self.start_alone
+        return header(self.missing, start) + format_yaml(named)
 
 
 _OF_AXOLOTL = _Words(
@@ -86,26 +89,20 @@ _OF_AXOLOTL = _Words(
     },
     missing=("datasets", "learning_rate"),
     start="axolotl train FILE, on all GPUs",
+    start_alone="axolotl train FILE",
 )
 _OF_LLAMA_FACTORY = _Words(
     names={"max_length": "cutoff_len"},
     attention=("flash_attn", "disabled", "fa2"),
     missing=("dataset", "template", "output_dir"),
     start="FORCE_TORCHRUN=1 llamafactory-cli train FILE",
+    start_alone="llamafactory-cli train FILE",
 )
 _OF_TRL = _Words(
     missing=("dataset_name", "output_dir"),
     start="accelerate launch --multi_gpu trl/scripts/sft.py --config FILE",
+    start_alone="trl sft --config FILE",
 )
-
-
-def _attention(workload: Workload, written_out: str, fused: str) -> str:
-    """Return the tool's name for the workload's attention kernel; without 16-bit GEMMs, SDPA
-    replaces FlashAttention.
-    """
-    if workload.attention == "math":
-        return written_out
-    return fused if workload.precision in ("bf16", "fp16") else "sdpa"
 
 
 def _optimizer(workload: Workload, sharing: Sharing) -> str:
@@ -187,9 +184,10 @@ def _write_trl(job: Job) -> str:
             # Quantise the scales of 4-bit weights too, and store the weights in a data type that
             # FSDP2 can shard.
             settings |= {"use_bnb_nested_quant": True, "bnb_4bit_quant_storage": dtype}
-    # Packing "bfd" gives fused attention the lengths of documents; "wrapped" gives none, as unfused
-    # attention takes no lengths.
-    packing = "wrapped" if workload.attention == "math" else "bfd"
+    # Packing "bfd" gives FlashAttention the lengths of documents; "wrapped" gives none, as other
+    # kernels take no lengths.
+    has_lengths = workload.attention == "flash" and fused_kernel(job, "flash") == "flash"
+    packing = "bfd" if has_lengths else "wrapped"
     settings |= {
         "packing_strategy": packing,
         "loss_type": "chunked_nll" if workload.loss == "chunked" else "nll",

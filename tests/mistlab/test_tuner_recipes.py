@@ -1,0 +1,96 @@
+"""Recipes for fine-tuning: kernels that the GPUs have, start lines for one GPU, and what users are
+told of files that are no recipe.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mistlab import catalog
+from mistlab.core.values import InputError
+from mistlab.export.nearest import nearest
+from mistlab.formats.recipes.exports import RECIPES
+from mistlab.job.job import Job, load_job
+from tests.mistlab.launch_files import imported, texts
+from tests.mistlab.test_tuner_launchers import FACTORY, RECIPE
+
+HALF = RECIPE.replace("bf16: true", "fp16: true\nuse_peft: true\nload_in_4bit: true")
+
+
+def on(hardware: str, gpus: int, precision: str = "fp16") -> Job:
+    job = imported(HALF, nodes=1, gpus_per_node=gpus).job
+    cluster = replace(job.cluster, hardware=catalog.hardware(hardware))
+    workload = replace(job.workload, precision=precision)
+    return replace(job, cluster=cluster, workload=workload)
+
+
+def written(job: Job, name: str) -> str:
+    return RECIPES[name].write(nearest(job, RECIPES[name]).job)
+
+
+@pytest.mark.parametrize("name", ["trl", "axolotl", "llama-factory"])
+@pytest.mark.parametrize(
+    ("hardware", "is_flash"),
+    [("t4-16gb", False), ("v100-32gb", False), ("rtx-3090-24gb", True), ("mi300x-192gb", True)],
+)
+def test_gpus_before_ampere_have_no_flash_attention(
+    name: str, hardware: str, *, is_flash: bool
+) -> None:
+    text = written(on(hardware, 1), name)
+    assert ("flash_attention_2" in text or "fa2" in text) == is_flash
+    assert ("sdpa" in text) != is_flash
+    if name == "trl":
+        assert ("packing_strategy: bfd" in text) == is_flash
+
+
+@pytest.mark.parametrize(
+    ("name", "alone", "several"),
+    [
+        ("trl", "# Start: trl sft --config FILE", "accelerate launch --multi_gpu"),
+        ("llama-factory", "# Start: llamafactory-cli train FILE", "FORCE_TORCHRUN=1"),
+        ("torchtune", "tune run lora_finetune_single_device", "lora_finetune_distributed"),
+    ],
+)
+def test_a_single_gpu_has_its_own_start_line(name: str, alone: str, several: str) -> None:
+    one, four = (written(on("h100-80gb", gpus, "bf16"), name) for gpus in (1, 4))
+    assert alone in one
+    assert several not in one
+    assert several in four
+    assert ("fsdp_cpu_offload" in four) == (name == "torchtune")
+    assert "fsdp_cpu_offload" not in one
+
+
+@pytest.mark.parametrize("name", ["run.yaml", "ds.json", "train.py"])
+def test_a_file_of_another_framework_is_no_plan(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text('{"train_batch_size": 8}' if name == "ds.json" else FACTORY)
+    with pytest.raises(InputError, match=r"is no plan, .* by mistlab import_plan"):
+        load_job(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "from unsloth import FastLanguageModel\nload(load_in_4bit=True)\nget_peft_model()\n",
+            "with unsloth, .* mistlab tune --train lora --base 4bit --engine trainer-fused",
+        ),
+        (
+            "from trl import SFTTrainer\nSFTTrainer()\n",
+            "with trl, .* mistlab tune --engine trainer",
+        ),
+        ("from trl import DPOTrainer\nDPOTrainer()\n", "DPOTrainer, which trains by preferences"),
+        ("import torch\nprint(1)\n", "builds no configuration of torchtitan"),
+    ],
+)
+def test_python_programs_are_refused_with_what_to_do(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        imported(text, "train.py")
+
+
+def test_misspelled_keys_are_told_by_the_right_ones() -> None:
+    text = RECIPE.replace("gradient_checkpointing", "gradient_chekpointing") + "my_key: 1\n"
+    ignored = texts(imported(text, gpus_per_node=1), "ignored")
+    assert "did you mean gradient_checkpointing?" in ignored["gradient_chekpointing"]
+    assert "did you mean" not in ignored["my_key"]
