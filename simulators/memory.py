@@ -222,7 +222,7 @@ class _StageMemory:
         # are reduced after all passes.
         reduces = stage_plan.zero >= 1 and plan.num_stages == 1
         self.wide_bytes = memory.wide_logits * float(figures.logits_bytes[stage])
-        self.bucket_bytes = memory.gradient * memory.bucket_elements if reduces else 0
+        self.bucket_bytes = memory.bucket_bytes if reduces else 0
         # When the first task of the optimizer step starts, and when its buffers are freed: when its
         # last task ends or, with ring buffers, when all layers have computed.
         self.steps_from_s, self.steps_until_s = math.inf, 0.0

@@ -62,6 +62,16 @@ def streamed_bytes(row: RunRow, model: ModelSpec, memory: EngineMemory | None, s
     return memory.weight * max(largest, min(parameters_of(model), memory.gathered_elements))
 
 
+def bucket_bytes(row: RunRow, memory: EngineMemory | None) -> int:
+    """The bytes of the bucket in which DeepSpeed's ZeRO reduces gradients, on one GPU, where a plan
+    has no ZeRO.
+    """
+    is_zero = row.zero_level or row.weights_on_host or row.optimizer_on_host
+    if memory is None or row.count("gpus") != 1 or not is_zero:
+        return 0
+    return memory.bucket_bytes
+
+
 def stepped_bytes(row: RunRow, model: ModelSpec) -> int:
     """The bytes of the gradients that exist at once where an optimizer steps in the backward pass
     and frees the gradient of each weight (torch's ``register_post_accumulate_grad_hook``).

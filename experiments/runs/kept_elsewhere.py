@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from experiments.runs.kept_beside import (
     beside_bytes,
+    bucket_bytes,
     flat_gradients_bytes,
     stepped_bytes,
     streamed_bytes,
@@ -81,7 +82,7 @@ class KeptElsewhere:
         precision.
         """
         beside = beside_bytes(row, model, recompute, tokens, shards)
-        beside += streamed_bytes(row, model, memory, shards)
+        beside += streamed_bytes(row, model, memory, shards) + bucket_bytes(row, memory)
         is_late = row.late_gradients and micro_batches == 1
         is_whole = shards > 1 and row.loads_whole
         is_summed = shards > 1 and row.whole_gradients and micro_batches > 1

@@ -297,7 +297,7 @@ class OrderedStages:
         # If an engine runs a pipeline schedule of its own, here counted as a single stage, it
         # reduces gradients after all passes.
         reduces = (self.batch.zero >= 1) & (placement.num_stages == 1)
-        bucket = reduces * memory.gradient * memory.bucket_elements
+        bucket = reduces * memory.bucket_bytes
         return WalkedPasses(
             forward=closed["held_bytes"] + walked.forward,
             backward=closed["held_bytes"] + walked.backward + bucket,

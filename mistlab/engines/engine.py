@@ -117,6 +117,13 @@ class EngineMemory:
         return self.reduced or self.gradient
 
     @property
+    def bucket_bytes(self) -> int:
+        """The bytes of the bucket in which gradients are reduced. It has its full size however few
+        weights are trained (``deepspeed/runtime/zero/stage3.py``, ``stage_1_and_2.py``).
+        """
+        return (self.gradient or self.weight) * self.bucket_elements
+
+    @property
     def kept_weight(self) -> float:
         """The bytes per parameter of block weights as ranks store and all-gather them."""
         return self.frozen_weight or self.weight

@@ -408,8 +408,7 @@ def _bucket(memory: EngineMemory) -> sympy.Expr:
     """The bytes of the buffer in which a ZeRO optimizer collects gradients to reduce them; they do
     not depend on the number of ranks.
     """
-    size = memory.gradient * memory.bucket_elements
-    return sympy.Piecewise((size, choice_symbol("z") >= 1), (0, True))
+    return sympy.Piecewise((memory.bucket_bytes, choice_symbol("z") >= 1), (0, True))
 
 
 def _step_buffer(parameters: Parameters, block: LayerSums, memory: EngineMemory) -> sympy.Expr:

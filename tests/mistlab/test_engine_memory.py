@@ -6,6 +6,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.core.units import GIB_BYTES
+from mistlab.engines.adapters import Base
 from mistlab.engines.engine import ENGINES, Precision
 from mistlab.graph.stage_model import StageModel
 from mistlab.plan.plan import Plan, StagePlan
@@ -75,6 +76,19 @@ def test_deepspeed_reduces_from_a_bucket_in_each_backward_pass() -> None:
     (bare,) = moving((replace(STAGE, zero=0),), "backward")
     assert moving(ALONE, "backward") == [bare + BUCKET_BYTES]
     assert moving(ALONE, "forward") == moving((replace(STAGE, zero=0),), "forward")
+
+
+@pytest.mark.parametrize("base", ["16bit", "4bit"])
+def test_a_bucket_has_its_size_however_few_weights_are_trained(base: Base) -> None:
+    work = replace(WORK, train="adapters", adapter_rank=8, base=base)
+    peaks = [
+        StageModel.of(work, "deepspeed-trainer").figures(
+            StageBatch.of_plan(Plan(engine="deepspeed-trainer", micro_batches=4, stages=(stage,)))
+        )
+        for stage in (ALONE[0], replace(ALONE[0], zero=0))
+    ]
+    moved = [(each.backward_peak_bytes - each.held_bytes).item() for each in peaks]
+    assert moved[0] - moved[1] == pytest.approx(BUCKET_BYTES)
 
 
 def test_deepspeed_s_pipeline_reduces_when_all_passes_are_over() -> None:

@@ -220,6 +220,12 @@ OF_BLOCKS = 32 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336)
             {"method": "adapter_v2"},
             TOKENS * 2 * OUTPUTS,
         ),
+        # DeepSpeed's bucket of 500 million gradients, on one GPU too.
+        (
+            {"engine": "HF Trainer + DeepSpeed", "method": "lora", "gpus": "1"},
+            {"zero": "2"},
+            2 * 500_000_000,
+        ),
         # FSDP's gradients of blocks with adapters have zeros for frozen weights, over several
         # micro-batches.
         (
