@@ -56,21 +56,18 @@ class Live:
         best = "nothing fits yet" if ledger.best is None else f"best {ledger.best_s:.3f} s"
         if ledger.gap is not None:
             best += f", gap {ledger.gap:.1%}"
-        return (
-            f"{self.searcher}: {best}, {done / wall_s:,.0f} evaluations/s, "
-            f"{_left_s(ledger, done / wall_s, wall_s):.0f} s left"
-        )
+        rate = f"{done / wall_s:,.0f} evaluations/s"
+        return f"{self.searcher}: {best}, {rate}, {_left(ledger)}"
 
     def _tell(self, text: str, *, stays: bool) -> None:
         begin = "\r\033[K" if self.is_terminal else ""
         print(f"{begin}{text}", end="\n" if stays else "", file=sys.stderr, flush=True)
 
 
-def _left_s(ledger: Ledger, a_second: float, wall_s: float) -> float:
-    """The estimated seconds until the search's budget is spent."""
-    ends = []
-    if ledger.budget.seconds is not None:
-        ends.append(ledger.budget.seconds - wall_s)
-    if ledger.evaluations_left is not None and a_second > 0:
-        ends.append(ledger.evaluations_left / a_second)
-    return max(0.0, min(ends, default=0.0))
+def _left(ledger: Ledger) -> str:
+    """What is left of a search's budget as text: seconds, or evaluations, whose rate differs too
+    much between the parts of a search to tell seconds from it.
+    """
+    if ledger.budget.seconds is None:
+        return f"{ledger.evaluations_left or 0:,} evaluations left"
+    return f"{ledger.seconds_left:.0f} s left"

@@ -40,6 +40,23 @@ def test_the_gap_stands_beside_the_best_time(capsys: pytest.CaptureFixture[str])
     assert f"best {ledger.best_s:.3f} s, gap 25.0%" in told(ledger, capsys)
 
 
+@pytest.mark.parametrize(
+    ("budget", "text"),
+    [
+        (Budget(evaluations=20_000), "19,999 evaluations left"),
+        (Budget(seconds=7200.0), "7200 s left"),
+        (Budget(evaluations=20_000, seconds=7200.0), "7200 s left"),
+    ],
+)
+def test_what_is_left_is_told_in_the_budget_s_unit(
+    budget: Budget, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = Ledger(predictor=predictor_of(SMALL), budget=budget, clock=lambda: 0.001)
+    ledger.predict([searched(space="3d").plan])
+    ledger.clock = lambda: 0.3
+    assert text in told(ledger, capsys)
+
+
 def test_a_file_has_few_lines_where_nothing_better_is_found(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
