@@ -203,7 +203,7 @@ def read_arguments(
     _recomputed(top, trainer, draft, model)
     taken = _offloaded_inputs(top, draft)
     _kernels(top, draft)
-    _fused_loss(top, draft)
+    _fused_loss(top, trainer, draft)
     if top.switch("use_unsloth"):
         engines = ("trainer-fused", *engines)
     if top.switch("torch_compile"):
@@ -371,10 +371,20 @@ _FUSED_LOSSES = (
 )
 
 
-def _fused_loss(top: Section, draft: Found) -> None:
+# Settings that TRL has and the Trainer does not.
+_OF_TRL = ("packing", "max_length", "use_peft")
+
+
+def _fused_loss(top: Section, trainer: Trainer, draft: Found) -> None:
     is_fused = any(str(top.get(name)).lower() in ("true", "1") for name in _FUSED_LOSSES)
     if is_fused or top.text("loss_type") == "chunked_nll":
         draft.trained["loss"] = "chunked"
+    elif trainer is TRAINER and not top.has("loss_type") and any(map(top.has, _OF_TRL)):
+        text = (
+            "whole, because loss_type is not given; if the run uses TRL 1.7 or later, which "
+            "computes the loss in chunks, write loss_type: chunked_nll"
+        )
+        draft.remark("assumed", "loss", text)
 
 
 def _kernels(top: Section, draft: Found) -> None:

@@ -77,6 +77,24 @@ def test_defaults_of_the_trainer_are_told() -> None:
 
 
 @pytest.mark.parametrize(
+    ("more", "loss", "is_assumed"),
+    [
+        ("", "whole", True),
+        ("loss_type: nll\n", "whole", False),
+        ("loss_type: chunked_nll\n", "chunked", False),
+        ("use_liger_kernel: true\n", "chunked", False),
+    ],
+)
+def test_a_loss_that_trl_chooses_is_told(more: str, loss: str, is_assumed: bool) -> None:
+    found = imported(RECIPE + more, gpus_per_node=8)
+    assert found.job.workload.loss == loss
+    assert ("TRL 1.7 or later" in texts(found, "assumed").get("loss", "")) == is_assumed
+    # The Trainer itself has no such setting.
+    alone = RECIPE.replace("packing: true\n", "") + more
+    assert "loss" not in texts(imported(alone, gpus_per_node=8), "assumed")
+
+
+@pytest.mark.parametrize(
     ("more", "words"),
     [
         ("rank: 16", "rank: .*, so this run .* trains adapters"),
