@@ -14,8 +14,8 @@ from mistlab.core.values import InputError
 
 INSTRUCTIONS = (
     "Predicts and tunes the distributed training of language models without a GPU, and finds "
-    "layouts for serving. Times come with bounds that hold 90 % of measurements; memory peaks are "
-    "wrong by up to a tenth. Nothing is measured here: tell users that answers are predictions."
+    "layouts for serving. Times and memory peaks come with bounds that hold 90 % of "
+    "measurements. Nothing is measured here: tell users that answers are predictions."
 )
 
 

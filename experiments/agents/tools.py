@@ -148,13 +148,14 @@ def predict_plan(plan: PlanText, played: bool = False) -> PlanFigures:
         line = [paths["plan"], "--simulator", "events" if played else "symbolic"]
         answer = _only(ASKING.answer("predict", *line))
     peak = max(stage["peak_reserved_bytes"] for stage in answer["stages"]) / GIB_BYTES
+    low, high = (answer[f"peak_reserved_bytes_{end}"] / GIB_BYTES for end in ("low", "high"))
     fits = "fits" if answer["fits"] else "does NOT fit"
     return PlanFigures(
         answer=(
             f"{answer['iteration_s']:.3f} s an iteration (90 % of measurements: "
             f"{answer['iteration_s_low']:.3f} to {answer['iteration_s_high']:.3f}), "
             f"{answer['tokens_per_s']:,.0f} tokens/s; {fits}, fullest GPU {peak:.1f} GiB "
-            "(peaks are wrong by up to a tenth)"
+            f"(90 % of peaks: {low:.1f} to {high:.1f})"
         ),
         iteration_s=answer["iteration_s"],
         iteration_s_low=answer["iteration_s_low"],

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from experiments.cli.commandline import OF_CLUSTER, PROBLEM, as_options, progres
 from mistlab import catalog
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import FieldError, InputError, one_of, refuse, reject
-from mistlab.cost.confidence import PeakBounds, peak_bounds
+from mistlab.cost.confidence import PeakBounds, margin_share, peak_bounds
 from mistlab.cost.memory import allocator_of, host_bytes_over, room_bytes, room_of_plan
 from mistlab.economy.bill import model_parameters
 from mistlab.engines.engine import ENGINES, Precision
@@ -353,14 +354,28 @@ def probable_words(bounds: PeakBounds, cluster: Cluster) -> str:
     )
 
 
-def sure_words(job: Job, prediction: Prediction) -> str:
+def margin_gib(job: Job) -> int:
+    """The whole GiB to keep free on every GPU so that any plan of the job's engine fits with the
+    probability ``SURE``.
+    """
+    share = margin_share(ENGINES[job.plan.engine].family, SURE)
+    whole = replace(job.cluster, keep_free_gib=None)
+    most = max(room_bytes(group) for group in whole.of_groups)
+    return ceil(share * most / GIB_BYTES)
+
+
+def sure_words(job: Job, prediction: Prediction, margin_gives: str = "") -> str:
     """A sentence with the probability that a plan fits its GPUs; if the probability is low, the
-    sentence names the option that raises it.
+    sentence names the option that raises it, with its value. ``margin_gives`` says what plan a
+    search gives with this option.
     """
     bounds = peak_bounds_of(job, prediction)
-    remedy = "" if bounds.fit_probability >= SURE else ": more --keep-free-gib raises it"
     sentence = probable_words(bounds, job.cluster)
-    return f"{sentence[0].upper()}{sentence[1:]}{remedy}."
+    sentence = f"{sentence[0].upper()}{sentence[1:]}"
+    if bounds.fit_probability >= SURE:
+        return f"{sentence}."
+    asks = f"--keep-free-gib {margin_gib(job)} asks for {SURE:.0%}"
+    return f"{sentence}: {asks}{margin_gives and f', and gives {margin_gives}'}."
 
 
 def fullest_words(job: Job, prediction: Prediction) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.bench.problem import predicted
+from experiments.bench.problem import peak_bounds_of, predicted, probable_words
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError, near_matches, refuse, reject
 from mistlab.cost.memory import allocator_of
@@ -138,7 +138,10 @@ def _memory(job: Job, name: str, goal: str | None) -> Solved:
     outside = allocator_of(job.cluster).outside_bytes
     least = (prediction.peak_reserved_bytes + outside + free) / GIB_BYTES
     now = job.cluster.whole_memory_bytes / GIB_BYTES
-    text = f"{least:.2f} GiB a GPU are enough (now {now:.2f}); peaks are wrong by up to a tenth"
+    text = (
+        f"{least:.2f} GiB a GPU are enough (now {now:.2f}) where the peak is as predicted: "
+        f"{probable_words(peak_bounds_of(job, prediction), job.cluster)}"
+    )
     return Solved(name=name, number=least, now=now, unit="GiB", words=text)
 
 

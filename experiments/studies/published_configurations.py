@@ -39,8 +39,8 @@ EXPERT = (4, 8, 16, 32, 64)
 # The shares of a stage's blocks that the search recomputes, besides the recomputation of the
 # published run.
 RECOMPUTED = (0.25, 0.5, 1.0)
-# The share of memory that a configuration must leave free to be certain to fit: predictions of
-# memory peaks may be off by about a tenth.
+# The share of memory that a configuration must leave free to be likelier to fit: about the mean
+# error of predicted peaks (docs/results/runs.md).
 LEFT = 0.1
 # For each number of stages, how many of the fastest configurations are also tried with several
 # model chunks per stage; and how many configurations are simulated in all.
@@ -382,5 +382,5 @@ def _picture(rows: Sequence[Row]) -> Bars:
 
 
 ROOM = """`full` is the share of its memory that ours takes on the fullest GPU by prediction.
-`roomy` is the fastest configuration that leaves a tenth of it, as much as peaks are predicted
-wrongly by: take it where nobody can try whether ours runs. A loss says what that room costs."""
+`roomy` is the fastest configuration that leaves a tenth of it: take it where nobody can try
+whether ours runs. A loss says what that room costs."""

@@ -8,7 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.bench.bench import Bench, Entry, judged
-from experiments.bench.problem import asked_words, check_beside_plan, free_words, sure_words
+from experiments.bench.problem import (
+    SURE,
+    asked_words,
+    check_beside_plan,
+    free_words,
+    margin_gib,
+    peak_bounds_of,
+    sure_words,
+)
 from experiments.bench.search_options import budget_of, searched, searchers_called, space_for
 from experiments.cli.commandline import (
     DONE,
@@ -32,10 +40,11 @@ from experiments.tuning.search_words import (
     why_words,
 )
 from experiments.tuning.smallest import smallest
+from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import to_mapping
-from mistlab.job.job import Job, dump_job
+from mistlab.job.job import dump_job
 from mistlab.job.search import Budget
-from mistlab.plan.plan_words import count_words, plan_words
+from mistlab.plan.plan_words import count_words, plan_line, plan_words
 from mistlab.plan.space import SearchSpace
 
 # The default searcher, and the searcher for problems that the default one refuses, which predicts
@@ -44,6 +53,10 @@ SEARCHER, OF_WHOLE_PLANS = "mist", "aceso"
 # The budget of a search by default, for each engine of the search space.
 BUDGET = Budget(evaluations=100_000, seconds=60)
 QUICK = Budget(evaluations=1_000, seconds=2, clock="cpu")
+
+# A proof that took at most so many seconds is repeated with memory kept free, if the plan does not
+# surely fit.
+SHORT_S = 2.0
 
 # The options that may be given together with a plan to start from; all others are determined by the
 # plan.
@@ -74,7 +87,8 @@ def tune(options: argparse.Namespace, line: Sequence[str]) -> int:
         chosen_by = "played" if entry.is_played else "predicted"
         print_json({**row, "chosen_by": chosen_by, "why": to_mapping(why), "out": str(out)})
     else:
-        print("\n".join([*_page(entry, why, bench), f"plan: {out}"]))
+        page = _page(entry, why, bench, _with_margin(entry, bench, options))
+        print("\n".join([*page, f"plan: {out}"]))
     if entry.is_interrupted:
         progress("interrupted: the plan is the best until then")
         return INTERRUPTED
@@ -123,6 +137,32 @@ def _searched(bench: Bench, name: str, space: SearchSpace, budget: Budget, seed:
     return entry
 
 
+def _with_margin(entry: Entry, bench: Bench, options: argparse.Namespace) -> str:
+    """The plan that the search gives if it keeps enough memory free to fit surely, as text; empty
+    if the answer itself fits surely, and if the search took too long to be repeated.
+    """
+    assert entry.answer is not None
+    plan, prediction = entry.answer
+    job = bench.job(plan)
+    is_sure = peak_bounds_of(job, prediction).fit_probability >= SURE
+    if is_sure or entry.result.status != "OPTIMAL" or entry.result.wall_s > SHORT_S:
+        return ""
+    cluster = replace(job.cluster, keep_free_gib=margin_gib(job))
+    roomy = Bench.of(replace(bench.problem, cluster=cluster), options.predictor, options.view)
+    budget = Budget(seconds=2 * SHORT_S)
+    again = roomy.search(entry.searcher, entry.space, budget, options.seed, lambda _: None)
+    if again.answer is None:
+        return "no plan" if again.result.status == "INFEASIBLE" else ""
+    safer, safer_prediction = again.answer
+    longer = safer_prediction.iteration_s / prediction.iteration_s - 1
+    probability = peak_bounds_of(roomy.job(safer), safer_prediction).fit_probability
+    return (
+        f"{safer_prediction.iteration_s:.3f} s ({longer:+.1%}) at "
+        f"{safer_prediction.peak_reserved_bytes / GIB_BYTES:.1f} GiB, which fits with "
+        f"{probability:.0%} ({plan_line(safer)})"
+    )
+
+
 def _no_answer(entry: Entry, bench: Bench) -> int:
     if entry.is_interrupted:
         progress("interrupted: nothing that fits was found")
@@ -143,7 +183,7 @@ def lacking_words(entry: Entry, bench: Bench) -> str:
     return "\n".join([*reason, *paragraphs])
 
 
-def _page(entry: Entry, why: Why, bench: Bench) -> Iterator[str]:
+def _page(entry: Entry, why: Why, bench: Bench, margin_gives: str) -> Iterator[str]:
     assert entry.answer is not None
     plan, prediction = entry.answer
     yield verdict(entry)
@@ -156,9 +196,7 @@ def _page(entry: Entry, why: Why, bench: Bench) -> Iterator[str]:
     yield from free_words(bench.problem.cluster)
     yield from plan_words(plan)
     yield from why_words(why)
-    yield sure_words(
-        Job(workload=bench.problem.workload, cluster=bench.problem.cluster, plan=plan), prediction
-    )
+    yield sure_words(bench.job(plan), prediction, margin_gives)
     yield from rival_words(entry)
     yield from busy_words(entry)
     yield from (f"note: {note}" for note in prediction.notes)

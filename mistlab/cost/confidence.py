@@ -58,6 +58,8 @@ LEAST_LOG = 0.03
 MOST_TIMES = 30.0
 # The largest believable MFU, set by hand: no measured run exceeds it.
 MOST_UTILISED = 0.8
+# How often the interval that contains a quantile is halved: to a billionth of its width.
+BISECTIONS = 30
 # The name of the widest kind of run, which contains all runs.
 ANY = "any"
 # The bits of a GEMM's operands, by training precision.
@@ -151,6 +153,19 @@ class Spread:
         """
         off = (log - self.offset) / math.hypot(self.between, self.within) / math.sqrt(3)
         return 0.5 + (off / (1 + off * off) + math.atan(off)) / math.pi
+
+    def quantile(self, probability: float) -> float:
+        """The logarithm of measured over predicted below which errors lie with this probability."""
+        low = high = self.offset
+        step = math.hypot(self.between, self.within)
+        while self.below(low) > probability:
+            low -= step
+        while self.below(high) < probability:
+            high += step
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.below(middle) < probability else (low, middle)
+        return high
 
     def beside(self, other: "Spread") -> Self:
         """The distribution of the sum of two independent errors."""
@@ -533,10 +548,27 @@ def peak_bounds(
     spread = known_sureness().peak_spread(family)
     peaks = [max(1, stage.peak_reserved_bytes) for stage in prediction.stages]
     slack = min(room / peak for room, peak in zip(rooms, peaks, strict=False))
-    reach = REACH * math.hypot(spread.between, spread.within)
-    low, high = (math.exp(spread.offset + side * reach) for side in (-1, 1))
+    low, high = peak_range(family)
     return PeakBounds(
         fit_probability=0.0 if lacks_host else round(spread.below(math.log(slack)), 4),
-        peak_reserved_bytes_low=int(max(peaks) * min(1.0, low)),
-        peak_reserved_bytes_high=int(max(peaks) * max(1.0, high)),
+        peak_reserved_bytes_low=int(max(peaks) * low),
+        peak_reserved_bytes_high=int(max(peaks) * high),
     )
+
+
+def peak_range(family: str) -> tuple[float, float]:
+    """The range in which 90 % of measured memory peaks lie, as two multiples of the predicted peak,
+    for an engine family, or for any engine if the name is empty.
+    """
+    spread = known_sureness().peak_spread(family)
+    reach = REACH * math.hypot(spread.between, spread.within)
+    low, high = (math.exp(spread.offset + side * reach) for side in (-1, 1))
+    return min(1.0, low), max(1.0, high)
+
+
+def margin_share(family: str, probability: float) -> float:
+    """The share of a GPU's memory that plans of an engine family must leave free so that each of
+    them fits with this probability.
+    """
+    spread = known_sureness().peak_spread(family)
+    return max(0.0, 1 - math.exp(-spread.quantile(probability)))

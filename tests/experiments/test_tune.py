@@ -85,14 +85,22 @@ def test_the_page_tells_how_probable_it_is_that_the_plan_fits(
         *("--precision", "bf16", "--sequence-length", "2048", "--train", "lora", "--base", "4bit"),
         *("--engine", "trainer", "--out", str(tmp_path / "plan.yaml")),
     )
-    percents = []
-    for gib in ("0", "4", "12"):
+    percents, margins = [], []
+    for gib in ("0", "4", "9"):
         assert run(tune.main, [*asked, "--keep-free-gib", gib]) == 0
         page = capsys.readouterr().out
         told = re.search(r"\nIt fits with a probability of (\d+)% \(90 % of .*GiB\)(.*)\.\n", page)
         assert told
         percents.append(int(told[1]))
-        assert told[2].endswith(": more --keep-free-gib raises it") == (percents[-1] < 90)
+        asks = re.search(r": --keep-free-gib (\d+) asks for 90%, and gives (.*)", told[2])
+        assert bool(asks) == (percents[-1] < 90)
+        if asks:
+            margins.append(asks[1])
+            gives = re.match(r"[\d.]+ s \(\+[\d.]+%\) at ([\d.]+) GiB, .* with (\d+)% \(", asks[2])
+            assert gives
+            assert float(gives[1]) <= 24 - int(asks[1])
+            assert int(gives[2]) >= 90
+    assert set(margins) == {"9"}
     assert percents == sorted(percents)
     assert percents[0] < 60
     assert percents[-1] > 90

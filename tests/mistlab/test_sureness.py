@@ -1,12 +1,15 @@
 """Bounds of measured runs by kind of run."""
 
 import math
+import re
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from experiments.cli.commandline import OPTIONS
 from experiments.runs.run_jobs import job_of
 from experiments.runs.run_sureness import Held, Miss, Range, left_out, sureness_of
 from mistlab.calibration.fitted_sureness import (
@@ -29,7 +32,9 @@ from mistlab.cost.confidence import (
     Sureness,
     bounds_of,
     known_sureness,
+    margin_share,
     peak_bounds,
+    peak_range,
 )
 from mistlab.machine.hardware import OwnRuns
 from simulators.symbolic import SymbolicPredictor
@@ -331,3 +336,23 @@ def test_an_engine_without_measured_peaks_has_those_of_all() -> None:
     known = known_sureness()
     assert known.peak_spread("") == known.peak_spread("mistlab")
     assert known.peak_spread("fsdp") != known.peak_spread("")
+
+
+@pytest.mark.parametrize("family", ["", "fsdp", "trainer", "megatron"])
+def test_a_plan_that_leaves_the_margin_free_fits_with_its_probability(family: str) -> None:
+    spread = known_sureness().peak_spread(family)
+    for probability in (0.5, 0.9, 0.99):
+        share = margin_share(family, probability)
+        assert spread.below(-math.log(1 - share)) == pytest.approx(probability, abs=1e-6)
+    assert margin_share(family, 0.01) == 0
+
+
+def test_texts_give_the_range_of_peaks_that_bounds_have() -> None:
+    low, high = peak_range("")
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    for text in (readme, OPTIONS["--keep-free-gib"]["help"]):
+        told = re.search(
+            r"90 % of measured peaks (?:of memory )?are ([\d.]+) to ([\d.]+) times", text
+        )
+        assert told
+        assert told.groups() == (f"{low:.1f}", f"{high:.1f}")
