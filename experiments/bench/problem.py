@@ -18,7 +18,7 @@ from mistlab.core.values import FieldError, InputError, one_of, refuse, reject
 from mistlab.cost.confidence import PeakBounds, margin_share, peak_bounds
 from mistlab.cost.memory import allocator_of, host_bytes_over, room_bytes, room_of_plan
 from mistlab.economy.bill import model_parameters
-from mistlab.engines.engine import ENGINES, Precision
+from mistlab.engines.engine import ENGINES, SINGLE, Precision
 from mistlab.job.job import (
     Job,
     fields_of,
@@ -216,13 +216,15 @@ def problem_of(
 
 
 def _usual_precision(cluster: Cluster, engines: Sequence[str]) -> Precision:
-    """The default precision of a training on a cluster: fp16 or, if an engine or a GPU lacks it,
-    the first precision that all engines and GPUs have. GPUs that have none of them are refused.
+    """The default precision of a training on a cluster: what its engines usually train in, or the
+    first of fewer than 32 bits that all engines and GPUs have. GPUs that have none are refused.
     """
-    usual: Precision = PROBLEM["precision"]
+    default: Precision = PROBLEM["precision"]
+    others = {ENGINES[engine].usual_precision for engine in engines} - {default}
     trained = [ENGINES[engine].memory for engine in engines]
-    names = dict.fromkeys((usual, *(name for memory in trained for name in memory)))
-    common = [name for name in names if all(name in memory for memory in trained)] or [usual]
+    names = dict.fromkeys((*others, default, *(name for row in trained for name in row)))
+    common = [name for name in names if all(name in row for row in trained) and name not in SINGLE]
+    common = common or [default]
     gpus = [group.hardware.gpu for group in cluster.of_groups]
     usable = [name for name in common if all(gpu.has(name) for gpu in gpus)]
     if not usable:

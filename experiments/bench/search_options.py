@@ -39,9 +39,11 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
     for engine in space.engines:
         if (precision := workload.precision) not in ENGINES[engine].memory:
             able = [name for name in names_for_plans() if precision in ENGINES[name].memory]
+            gpus = [group.hardware.gpu for group in cluster.of_groups]
+            usable = [name for name in ENGINES[engine].memory if all(gpu.has(name) for gpu in gpus)]
             reject(
                 f"--precision {precision}, but engine {engine} does not train in it: give "
-                f"{one_of([*ENGINES[engine].memory])}, or --engine {able[0]}"
+                f"{f'{one_of(usable)}, or ' if usable else ''}--engine {able[0]}"
             )
     if reason := why_empty(problem, space):
         reject(f"--global-batch {workload.global_batch} on {cluster.num_gpus} GPUs: {reason}")

@@ -123,7 +123,8 @@ def experiment(name: str) -> dict[str, Any]:
 # The option for the precision, in commands whose options name the engines that train.
 PRECISION = option(
     "--precision",
-    "precision of the training (default: fp16, or bf16 with engines that do not train in fp16)",
+    "precision of the training (default: fp16, or bf16 with engines of FSDP or without fp16; of "
+    "these one that the GPUs have)",
     choices=get_args(Precision),
 )
 _SEARCH = (

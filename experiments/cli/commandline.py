@@ -115,8 +115,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "type": float,
         "metavar": "GIB",
         "help": "GiB that a plan must leave free on every GPU to count as one that fits: "
-        "a margin, since 90 % of measured peaks are 0.7 to 1.7 times the predicted "
-        "ones (tune says which margin makes a fit 90 % sure); the run may still use "
+        "a margin, since 90 %% of measured peaks are 0.7 to 1.7 times the predicted "
+        "ones (tune says which margin makes a fit 90 %% sure); the run may still use "
         "this memory, so the probability of fitting counts it as "
         "available (default: none)",
     },

@@ -30,6 +30,7 @@ DDP = replace(
     name="ddp",
     system="ddp",
     orders=(),
+    usual_precision="fp16",
     overlapped=OVERLAPPED,
     afterwards=AFTERWARDS,
     # In 16 bits a weight is cast once (6) and its gradient back (6), which the bucket takes (8),

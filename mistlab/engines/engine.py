@@ -307,7 +307,8 @@ class Engine:
     Memory: for each precision, ``memory`` is what the engine keeps, and ``step_moved`` the bytes
     per parameter that an optimizer step reads and writes, both with 32-bit moments. ``other_sums``
     has both for precisions in which gradients can be accumulated in other bits than by default.
-    ``optimizers`` are the optimizers that the engine has. ``cached_share`` is what the allocator
+    ``optimizers`` are the optimizers that the engine has, ``usual_precision`` what it trains in
+    where nothing else is asked and the GPU has it. ``cached_share`` is what the allocator
     holds beyond tensors, as a share of the bytes that are not held all the time; None means the
     allocator of the hardware file, measured with this package's runtime. A run takes
     ``crowded_factor`` times as long if a GPU's memory is nearly full.
@@ -353,6 +354,7 @@ class Engine:
     highest_zero_in_pipeline: int = 3
     offloads: bool = False
     offloads_activations: bool = False
+    usual_precision: Precision = "fp16"
     context_exchanges: tuple[int, ...] = (RING,)
     takes_orders: bool = False
     orders: tuple[str, ...] = ()

@@ -35,7 +35,12 @@ _MEMORY = EngineMemory(weight=2, gradient=4, optimizer=10, wide_logits=5, fixed_
 # In 32 bits the weights are also those that are gathered, and a logit takes 16 bytes: itself, its
 # log-probability, and both gradients.
 _IN_32_BITS = EngineMemory(weight=4, gradient=4, optimizer=8, wide_logits=2, fixed_mib=64)
-_REDUCED_IN_16_BITS = OtherSums(memory=replace(_MEMORY, reduced=2), step_moved=50)
+_REDUCED_IN_16_BITS = replace(_MEMORY, reduced=2)
+
+# A step moves 50 bytes per parameter, of which the copy of weights to 16 bits takes 6. Under fp16
+# ``ShardedGradScaler`` scales the loss: the step also reads 32-bit gradients, unscales them and
+# checks them for infinities (8).
+_STEP_MOVED: dict[Precision, int] = {"bf16": 50, "fp16": 58, "fp8": 50, "fp4": 50}
 
 # Activations may be offloaded after a block's forward pass and prefetched before its backward pass,
 # on streams of their own: torchtune's ``OffloadActivations`` and TRL's ``activation_offloading``.
@@ -69,14 +74,17 @@ FSDP = Engine(
     kernels=LOSS_IN_32_BITS,
     kernels_in_32_bits=_LOSS_AS_IT_IS,
     memory={
-        **dict.fromkeys(("bf16", "fp8", "fp4"), _MEMORY),
+        **dict.fromkeys(_STEP_MOVED, _MEMORY),
         **dict.fromkeys(SINGLE, _IN_32_BITS),
     },
-    # 50 bytes with the copy of weights to 16 bits, which takes 6.
-    step_moved={"bf16": 50, "fp8": 50, "fp4": 50, "fp32": 44, "tf32": 44},
+    usual_precision="bf16",
+    step_moved={**_STEP_MOVED, **dict.fromkeys(SINGLE, 44)},
     # Even if ``MixedPrecisionPolicy.reduce_dtype`` has 16 bits, shards of gradients are accumulated
     # in 32 bits.
-    other_sums=dict.fromkeys(("bf16", "fp8", "fp4"), _REDUCED_IN_16_BITS),
+    other_sums={
+        name: OtherSums(memory=_REDUCED_IN_16_BITS, step_moved=moved)
+        for name, moved in _STEP_MOVED.items()
+    },
     # The optimizers AdamW and torchao's AdamW with 8-bit moments.
     optimizers=("adamw", "adamw-8bit"),
     cached_share=_FITTED["cached_share"],

@@ -63,6 +63,7 @@ TRAINER = replace(
     step_moved=_STEP_MOVED,
     other_sums={},
     optimizers=_OPTIMIZERS,
+    usual_precision="fp16",
     products_share=_PRODUCTS,
     attention_share=1.0,
     memory_share=_MOVED,

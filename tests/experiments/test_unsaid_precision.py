@@ -7,6 +7,7 @@ import pytest
 
 from experiments import compare_searchers, estimate, tune, will_it_fit
 from experiments.cli.commandline import run
+from mistlab.engines.engine import ENGINES
 from mistlab.job.job import load_job
 
 SMALL = (
@@ -21,7 +22,10 @@ SMALL = (
         ((), "fp16"),
         (("--space", "fsdp"), "bf16"),
         (("--engine", "nanotron"), "bf16"),
-        (("--space", "fsdp", "--hardware", "v100-32gb"), "fp32"),
+        # GPUs without bf16, under a gradient scaler: nobody is given 32 bits who did not ask.
+        (("--space", "fsdp", "--hardware", "v100-32gb"), "fp16"),
+        (("--engine", "trainer", "--hardware", "v100-32gb"), "fp16"),
+        (("--engine", "fsdp-compiled", "--hardware", "t4-16gb"), "fp16"),
         (("--space", "fsdp", "--precision", "fp8"), "fp8"),
         (("--space", "megatron", "--engine", "megatron,megatron-bridge"), "bf16"),
         (("--space", "megatron-core"), "fp16"),
@@ -67,3 +71,21 @@ def test_gpus_without_any_precision_of_the_engine_are_refused(
         "nanotron trains in bf16: give another --hardware, or an --engine that trains in a "
         "precision of these GPUs\n"
     )
+
+
+def test_precisions_are_offered_only_if_gpus_have_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = [*SMALL, "--hardware", "v100-32gb", "--precision", "fp16", "--engine", "nanotron"]
+    assert run(tune.main, line) == 2
+    assert capsys.readouterr().err.endswith("does not train in it: give --engine mistlab\n")
+
+
+def test_fp16_of_fsdp_takes_a_scaled_step_and_the_memory_of_bf16() -> None:
+    for name in ("fsdp", "fsdp-eager", "fsdp-compiled"):
+        engine = ENGINES[name]
+        assert engine.memory["fp16"] == engine.memory["bf16"]
+        # The scaler reads and writes gradients of 32 bits once more, as Megatron-LM's does.
+        assert engine.step_moved["fp16"] - engine.step_moved["bf16"] == 8
+    megatron = ENGINES["megatron-core"].other_sums["fp16"].step_moved
+    assert ENGINES["fsdp"].step_moved["fp16"] == megatron

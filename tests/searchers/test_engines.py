@@ -27,13 +27,25 @@ SEEDS = range(24)
 ENGINES_DRAWN = ("mistlab", "megatron", "megatron-core", "deepspeed", "fsdp", "aceso")
 
 
+def _accepts(space: SearchSpace, engine: str) -> bool:
+    try:
+        space.on(engine)
+    except FieldError:
+        return False
+    return True
+
+
 @cache
 def tried(seed: int) -> Tried:
     """A problem, a space of two or three engines, and the time of the best of all their plans."""
     problem, space = drawn_problem(seed)
     draw = np.random.default_rng(seed)
     precision = problem.workload.precision
-    able = [name for name in ENGINES_DRAWN if not ENGINES[name].precision_problem(precision)]
+    able = [
+        name
+        for name in ENGINES_DRAWN
+        if not ENGINES[name].precision_problem(precision) and _accepts(space, name)
+    ]
     names = dict.fromkeys([*draw.permutation(able)[:2].tolist(), space.engine])
     space = space.on(*names)
     plans = list(chain.from_iterable(all_plans(problem, own) for own in space.of_engines))
