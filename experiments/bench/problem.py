@@ -172,6 +172,21 @@ def model_named(text: str) -> ModelSpec:
         )
 
 
+def hardware_named(text: str) -> str:
+    """What ``--hardware`` gives, with a catalogue name in place of each name that means exactly one
+    GPU of the catalogue; a line of progress says which.
+    """
+    names = []
+    for part in text.split(","):
+        name, colon, nodes = part.partition(":")
+        meant = () if name in catalog.hardware_names() else catalog.hardware_called(name)
+        if len(meant) == 1 and not _PATH.match(name):
+            _tell(f"--hardware {name}: is taken as {meant[0]}")
+            name = meant[0]
+        names.append(f"{name}{colon}{nodes}")
+    return ",".join(names)
+
+
 @cache
 def _tell(line: str) -> None:
     """Print a line of progress, once for a command that asks several times."""
@@ -238,9 +253,10 @@ def _usual_precision(cluster: Cluster, engines: Sequence[str]) -> Precision:
 
 def _nodes_of(options: argparse.Namespace, *, takes_groups: bool) -> dict[str, Any]:
     """The hardware and the nodes that options name, as the fields of a ``Cluster``."""
-    groups = groups_named(options.hardware, Path())
+    named = hardware_named(options.hardware)
+    groups = groups_named(named, Path())
     if not groups:
-        return {"hardware": hardware_from(options.hardware, Path()), "nodes": options.nodes}
+        return {"hardware": hardware_from(named, Path()), "nodes": options.nodes}
     if len(groups) > 1 and not takes_groups:
         refuse(
             "hardware",

@@ -13,6 +13,7 @@ from typing import Any
 from experiments.bench.problem import (
     asked_words,
     check_beside_plan,
+    hardware_named,
     load_equal,
     numbers_of,
     on_cluster_with,
@@ -233,7 +234,7 @@ def _given(options: argparse.Namespace, line: Sequence[str]) -> Job:
     job = load_equal(options.plan)
     if any(word.partition("=")[0] == "--hardware" for word in line):
         with as_options():
-            hardware = hardware_from(options.hardware, Path())
+            hardware = hardware_from(hardware_named(options.hardware), Path())
             job = replace(job, cluster=replace(job.cluster, hardware=hardware))
     return on_cluster_with(job, numbers_of(options))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.bench.problem import predicted
+from experiments.bench.problem import hardware_named, predicted
 from experiments.cli.commandline import (
     DONE,
     NO_ANSWER,
@@ -116,7 +116,7 @@ def _cost(job: Job) -> str:
 def _given(options: argparse.Namespace) -> Given:
     with as_options():
         return Given(
-            hardware=hardware_from(options.hardware, Path()),
+            hardware=hardware_from(hardware_named(options.hardware), Path()),
             model=None if options.model is None else model_from(options.model, Path()),
             nodes=options.nodes,
             gpus_per_node=options.gpus_per_node,

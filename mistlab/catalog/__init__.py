@@ -107,6 +107,11 @@ def _read(kind: str, folder: str, name: str) -> tuple[dict[str, Any], str]:
         )
         near = _of_same_words(name, _files(folder)) if is_strange else ""
         near = near or near_matches(name, _files(folder), str(files(__name__) / folder))
+        meant = hardware_called(name) if kind == "hardware" else ()
+        if meant:
+            near = f": did you mean {' or '.join(map(repr, meant))}?"
+        elif kind == "hardware" and not names_memory:
+            near = f"{near.removesuffix('?')}; {_OTHER_GPUS}"
         refuse(kind, f"{shown(name)} is unknown{near}")
     file = _files(folder)[name]
     return parse_yaml(file.read_text(encoding="utf-8"), file.name), file.name
@@ -122,6 +127,33 @@ def _files(folder: str) -> Mapping[str, Traversable]:
 # How many entries an error suggests for an unknown name; and a pattern of words that contain a
 # digit, such as h100 or 80gb.
 _FEW, _WORD = 3, re.compile(r"[a-z]*[0-9][a-z0-9]*")
+
+
+# The memory in a GPU's name; and words that name who sells it or how it is mounted by default.
+_MEMORY = re.compile(r"\d+ ?gi?b?\b")
+_SELLERS = re.compile(r"\b(nvidia|geforce|rtx|quadro|tesla|amd|radeon|instinct|sxm\d?|oam)\b")
+_OTHER_GPUS = (
+    "another GPU is given as a file of some ten figures of its datasheet "
+    "(docs/reference/hardware-file.md); Apple's GPUs, Gaudi and TPUs are not modelled"
+)
+
+
+def hardware_called(name: str) -> tuple[str, ...]:
+    """List the hardware of the catalogue that a name means if its seller, memory and separators may
+    be left out: ``3090`` and ``NVIDIA RTX 3090`` mean ``rtx-3090-24gb``.
+    """
+    model, memory = _model_and_memory(name)
+    entries = {entry: _model_and_memory(entry) for entry in hardware_names()}
+    same = [entry for entry, (called, _) in entries.items() if model and called == model]
+    return tuple(entry for entry in same if not memory or entries[entry][1] == memory)
+
+
+def _model_and_memory(name: str) -> tuple[str, str]:
+    """Return a GPU's name without its seller, memory and separators, and its GB of memory."""
+    spaced = re.sub(r"[-_ ]+", " ", name.lower())
+    memory = _MEMORY.search(spaced)
+    rest = _SELLERS.sub("", _MEMORY.sub("", spaced))
+    return rest.replace(" ", ""), re.sub(r"\D", "", memory[0]) if memory else ""
 
 
 def _of_same_words(name: str, names: Iterable[str]) -> str:

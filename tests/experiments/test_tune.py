@@ -493,3 +493,25 @@ def test_a_refusal_names_the_limits_of_its_space_and_a_plan_of_one_without(
     assert float(found[2]) < 70
     # In chunks and in that space there is a plan, so nothing of the limits is told.
     assert run(tune.main, [*line, "--space", found[1], "--loss", "chunked"]) == 0
+
+
+def test_a_gpu_may_be_called_without_its_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.yaml"
+    line = (
+        "--model",
+        "llama3.2-1b",
+        "--gpus-per-node",
+        "2",
+        "--global-batch",
+        "4",
+        "--out",
+        str(out),
+    )
+    assert run(tune.main, [*line, "--hardware", "GeForce RTX 4090"]) == 0
+    remark = "--hardware GeForce RTX 4090: is taken as rtx-4090-24gb\n"
+    assert remark in capsys.readouterr().err
+    assert load_job(out).cluster.hardware.name == "rtx-4090-24gb"
+    assert run(tune.main, [*line, "--hardware", "v100"]) == 2
+    assert "'v100' is unknown: did you mean 'v100-16gb' or 'v100-32gb'?" in capsys.readouterr().err

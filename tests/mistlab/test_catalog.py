@@ -212,7 +212,10 @@ def test_an_unknown_hardware_is_refused_with_near_names() -> None:
     with pytest.raises(InputError, match=r"'a100-80' is unknown: did you mean 'a100-80gb'"):
         catalog.hardware("a100-80")
     for name, near in (
-        ("NVIDIA H100 SXM", "'h100-80gb' or 'h100-nvl-94gb' or 'h100-pcie-80gb'"),
+        ("NVIDIA H100 SXM", "'h100-80gb'"),
+        ("A100", "'a100-40gb' or 'a100-80gb'"),
+        ("nvidia_A100 80 GB", "'a100-80gb'"),
+        ("RTX PRO 6000", "'rtx-pro-6000-96gb'"),
         ("NVIDIA A100-SXM4-40GB", "'a100-40gb'"),
         ("4090", "'rtx-4090-24gb'"),
         ("48 GB", "'a40-48gb' or 'l20-48gb' or 'l40s-48gb'"),
@@ -223,6 +226,27 @@ def test_an_unknown_hardware_is_refused_with_near_names() -> None:
         InputError, match=r"'tpu' is unknown: give a name such as a10-24gb, a100-40gb"
     ):
         catalog.hardware("tpu")
+    for name in ("2080 Ti", "M3 Max", "Gaudi2", "tpu", "h101"):
+        with pytest.raises(
+            InputError, match=r"datasheet \(docs/reference/hardware-file.md\); Apple"
+        ):
+            catalog.hardware(name)
+
+
+def test_a_gpu_is_called_by_its_name_without_seller_and_memory() -> None:
+    called = [
+        catalog.hardware_called(name) for name in ("3090", "a6000", "H100", "MI300X", "4090D")
+    ]
+    assert called == [
+        ("rtx-3090-24gb",),
+        ("rtx-a6000-48gb",),
+        ("h100-80gb",),
+        ("mi300x-192gb",),
+        (),
+    ]
+    assert catalog.hardware_called("H100 96GB") == ()
+    for name in catalog.hardware_names():
+        assert name in catalog.hardware_called(name.upper())
 
 
 GPT_SIZES = ("125m", "350m", "760m", "1.3b", "2.7b", "7b", "13b", "175b")
