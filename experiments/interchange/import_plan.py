@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.bench.problem import hardware_named, predicted
+from experiments.bench.problem import hardware_named, model_named, predicted
 from experiments.cli.commandline import (
     DONE,
     NO_ANSWER,
@@ -23,7 +23,7 @@ from mistlab.economy.bill import model_parameters
 from mistlab.export.given import Given, Remark
 from mistlab.export.targets import TARGETS
 from mistlab.formats.file_formats import FORMATS, Format, format_of
-from mistlab.job.job import Job, hardware_from, job_to_mapping, model_from
+from mistlab.job.job import Job, hardware_from, job_to_mapping
 from mistlab.plan.plan_words import plan_words
 
 
@@ -117,7 +117,7 @@ def _given(options: argparse.Namespace) -> Given:
     with as_options():
         return Given(
             hardware=hardware_from(hardware_named(options.hardware), Path()),
-            model=None if options.model is None else model_from(options.model, Path()),
+            model=None if options.model is None else model_named(options.model),
             nodes=options.nodes,
             gpus_per_node=options.gpus_per_node,
             sequence_length=options.sequence_length,

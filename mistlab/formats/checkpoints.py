@@ -22,12 +22,13 @@ from mistlab.shell.session import LaunchFile
 _SHAPELESS = word_set(
     """
     meta base instruct hf chat it pt sft dpo bf16 fp16 pretrain pretrained config model v0.1 v0.2
-    2024 1124 0724 2507 0425 1125 thinking preview
+    v1.0 2024 1124 0724 2407 2507 0425 1125 thinking preview
     """
 )
 _BY_WORDS: Mapping[str, str] = {
     "llama 3 8b": "llama3-8b",
     "llama 3.1 8b": "llama3-8b",
+    "hermes 3 llama 3.1 8b": "llama3-8b",
     "llama 3 70b": "llama3-70b",
     "llama 3.1 70b": "llama3-70b",
     "llama 3.3 70b": "llama3-70b",
@@ -60,6 +61,7 @@ _BY_WORDS: Mapping[str, str] = {
     "qwen 3 14b": "qwen3-14b",
     "qwen 3 32b": "qwen3-32b",
     "qwen 3 30b a3b": "qwen3-30b-a3b",
+    "qwen 3 coder 30b a3b": "qwen3-30b-a3b",
     "qwen 3 235b a22b": "qwen3-235b-a22b",
     "qwen 3 next 80b a3b": "qwen3-next-80b-a3b",
     "mixtral 8x7b": "mixtral-8x7b",
@@ -85,11 +87,20 @@ _CONTEXTS: Mapping[str, int] = {
     "llama 3.3": 131_072,
     "deepseek r1 distill llama": 131_072,
     "llama 2": 4096,
+    "hermes 3 llama 3.1": 131_072,
     "mistral 7b": 32_768,
+    "mistral nemo": 128_000,
+    "qwen 3 coder": 262_144,
+    "gemma 2": 8192,
+    "gemma 3 1b": 32_768,
+    "gemma 3": 131_072,
+    "phi 3 mini 4k": 4096,
+    "phi 3 mini 128k": 131_072,
 }
 # Words at the end of a checkpoint's name that say how its weights are quantised.
 _QUANTISED = re.compile(r"([-_](unsloth|bnb|gptq|awq|gguf|fp8|int[48]|[48]-?bit))+$", re.IGNORECASE)
 _LLAMA_2 = {"vocab": 32000}
+_NEMO = {"vocab": 131072, "head_dim": 128, "rotary_base": 1e6}
 # The sizes of a model: hidden size, blocks, heads, key and value heads, feed-forward width, and
 # further fields.
 _Sizes = tuple[int, int, int, int, int, Mapping[str, object]]
@@ -103,6 +114,10 @@ _SIZES: Mapping[str, _Sizes] = {
     "llama 2 70b": (8192, 80, 64, 8, 28672, _LLAMA_2),
     "mistral 7b": (4096, 32, 32, 8, 14336, {"vocab": 32000}),
     "mistral 7b v0.3": (4096, 32, 32, 8, 14336, {"vocab": 32768, "rotary_base": 1e6}),
+    "mistral nemo": (5120, 40, 32, 8, 14336, _NEMO),
+    "phi 3 mini 4k": (3072, 32, 32, 32, 8192, {"vocab": 32064}),
+    "phi 3 mini 128k": (3072, 32, 32, 32, 8192, {"vocab": 32064}),
+    "phi 3.5 mini": (3072, 32, 32, 32, 8192, {"vocab": 32064}),
     "zephyr 7b beta": (4096, 32, 32, 8, 14336, {"vocab": 32000}),
     "tinyllama 1.1b": (2048, 22, 32, 4, 5632, {"vocab": 32000}),
     "qwen 2.5 0.5b": (896, 24, 14, 2, 4864, {"vocab": 151936, "tied_embeddings": True}),
@@ -120,6 +135,18 @@ _SIZES: Mapping[str, _Sizes] = {
     "smollm2 360m": (960, 32, 15, 5, 2560, {"vocab": 49152, "tied_embeddings": True}),
     "smollm 1.7b": (2048, 24, 32, 32, 8192, {"vocab": 49152, "tied_embeddings": True}),
     "smollm2 1.7b": (2048, 24, 32, 32, 8192, {"vocab": 49152, "tied_embeddings": True}),
+}
+# Gemma's sizes: hidden size, blocks, heads, key and value heads, channels of a head, feed-forward
+# width, and tokens of the sliding window. Repositories of Gemma 3 from 4 billion parameters also
+# hold a model of images, which training on text leaves alone.
+_GEMMA: Mapping[str, tuple[int, int, int, int, int, int, int]] = {
+    "gemma 2 2b": (2304, 26, 8, 4, 256, 9216, 4096),
+    "gemma 2 9b": (3584, 42, 16, 8, 256, 14336, 4096),
+    "gemma 2 27b": (4608, 46, 32, 16, 128, 36864, 4096),
+    "gemma 3 1b": (1152, 26, 4, 1, 256, 6912, 512),
+    "gemma 3 4b": (2560, 34, 8, 4, 256, 10240, 1024),
+    "gemma 3 12b": (3840, 48, 16, 8, 256, 15360, 1024),
+    "gemma 3 27b": (5376, 62, 32, 16, 128, 21504, 1024),
 }
 _GPT2: Mapping[str, tuple[int, int, int]] = {
     "gpt2": (768, 12, 12),
@@ -148,11 +175,30 @@ def model_named(path: str) -> ModelSpec | None:
             ffn=ffn,
             **more,
         )
+    if key in _GEMMA:
+        return _gemma(key)
     if small := _GPT2.get(key):
         hidden, layers, heads = small
         more = {"tied_embeddings": True, "biases": True, "dropout": 0.1, "vocab": 50257}
         return ModelSpec.of(family="gpt", hidden=hidden, layers=layers, heads=heads, **more)
     return None
+
+
+def _gemma(key: str) -> ModelSpec:
+    """Return the Gemma of this key, described as its configuration describes it."""
+    hidden, layers, heads, groups, channels, ffn, window = _GEMMA[key]
+    config = {
+        KIND: "gemma2" if key.startswith("gemma 2") else "gemma3_text",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "head_dim": channels,
+        "intermediate_size": ffn,
+        "sliding_window": window,
+        "vocab_size": 256_000 if key.startswith("gemma 2") else 262_144,
+    }
+    return model_of_config(config, "")
 
 
 def released(name: str) -> tuple[ModelSpec, str] | None:

@@ -12,6 +12,9 @@ from mistlab.engines.adapters import Base
 from mistlab.export.found import Found, Section
 from mistlab.plan.workload import ModelSpec
 
+# Names of the argument of ms-swift that gives the tuning method; its adapters are on all linear
+# layers and of rank 8.
+_OF_SWIFT = ("tuner_type", "train_type")
 # The tuning methods with adapters: plain ones, and adapters on quantised weights.
 _LORA = ("lora", "qlora")
 _RANKS = ("lora_r", "lora_rank", "lora_dim", "peft_lora_r")
@@ -22,6 +25,8 @@ _EIGHT = ("load_in_8bit", "use_8bit_quantization")
 # Parts of the names of feed-forward layers; below, words that stand for all linear layers of a
 # block.
 _NETWORKS = ("gate", "up_proj", "down_proj", "mlp", "fc", "w1", "w2", "w3", "dense_", "experts")
+_OF_ATTENTION = frozenset(("q_proj", "k_proj", "v_proj", "o_proj"))
+_OF_NETWORKS = frozenset(("gate_proj", "up_proj", "down_proj"))
 _ALL = ("all", "all-linear", "all_linear")
 # Keys for modules that are trained in full beside the adapters, in a copy of their own; and the
 # names of modules that hold a weight for each channel of each token.
@@ -34,7 +39,14 @@ _SAVED_BYTES = (2 + 2 + 2 * 2, 4 + 4 + 2 * 4)
 KEYS = frozenset(
     (
         *(*_RANKS, *_TARGETS, *_SWITCHES, *_FOUR, *_EIGHT),
-        *("adapter", "finetuning_type", "lora_target_linear", "quantization_bit", *_SAVED),
+        *(
+            "adapter",
+            "finetuning_type",
+            *_OF_SWIFT,
+            "lora_target_linear",
+            "quantization_bit",
+            *_SAVED,
+        ),
     )
 )
 
@@ -47,6 +59,7 @@ def read_adapters(top: Section, draft: Found, *, rank: int = 8, usual: bool = Fa
     ``rank``.
     """
     kind = _kind(top)
+    rank = 8 if any(top.has(key) for key in _OF_SWIFT) else rank
     are_on = [top.switch(name) for name in _SWITCHES if not _is_number(top, name)]
     given = [top.whole(name) for name in _RANKS if top.has(name)]
     base = _base(top)
@@ -58,6 +71,7 @@ def read_adapters(top: Section, draft: Found, *, rank: int = 8, usual: bool = Fa
     draft.trained |= {"train": "adapters", "adapter_rank": next(iter(given), None) or rank}
     draft.trained["base"] = "4bit" if kind == "qlora" and base == "16bit" else base
     draft.trained["adapter_targets"] = "all" if _are_all(top) else "attention"
+    _tell_of_targets(top, draft)
     if not given:
         draft.remark("assumed", "adapter_rank", f"{rank}, the default, because the file gives none")
 
@@ -86,7 +100,7 @@ def tell_of_saved_modules(top: Section, draft: Found, model: ModelSpec) -> None:
 
 def _kind(top: Section) -> str:
     """Return the tuning method of a run; refuses methods that predictions do not support."""
-    for key in ("adapter", "finetuning_type"):
+    for key in ("adapter", "finetuning_type", *_OF_SWIFT):
         word = top.text(key).lower()
         if word not in ("", "none", "full", *_LORA):
             reject(f"{key}: {word} is not supported: give lora, qlora or full")
@@ -123,14 +137,29 @@ def _check_base(kind: str, base: Base) -> None:
 
 def _are_all(top: Section) -> bool:
     """Whether feed-forward layers have adapters as well as attention. Without a setting,
-    LLaMA-Factory adapts all linear layers and PEFT attention only.
+    LLaMA-Factory and ms-swift adapt all linear layers and PEFT attention only.
     """
     if top.switch("lora_target_linear"):
         return True
     names = [name for key in _TARGETS for name in _listed(top, key)]
     if not names:
-        return top.has("finetuning_type")
+        return any(top.has(key) for key in ("finetuning_type", *_OF_SWIFT))
     return any(name in _ALL or any(part in name for part in _NETWORKS) for name in names)
+
+
+def _tell_of_targets(top: Section, draft: Found) -> None:
+    """Add a remark if the run adapts only some of the layers that are predicted with adapters."""
+    key = next((key for key in _TARGETS if _listed(top, key)), "")
+    names = set(_listed(top, key)) if key else set[str]()
+    are_all = draft.trained["adapter_targets"] == "all"
+    layers = _OF_ATTENTION | _OF_NETWORKS if are_all else _OF_ATTENTION
+    if key and names < layers:
+        text = (
+            f"{' '.join(sorted(names))}: predicted with adapters on "
+            f"{'all linear layers' if are_all else 'all four layers of attention'}, which "
+            "take more memory"
+        )
+        draft.remark("assumed", key, text)
 
 
 def _listed(top: Section, key: str) -> Sequence[str]:

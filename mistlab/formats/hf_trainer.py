@@ -132,7 +132,12 @@ def read(source: LaunchFile, given: Given) -> Imported:
     command = command_of(source)
     if command is None:
         return read_arguments(settings_of(source), TRAINER, source, given)
-    return read_arguments(arguments_of(command, source), TRAINER, source, given, command)
+    settings = arguments_of(command, source)
+    if (command.launch.launcher, command.launch.program) == ("swift", "sft"):
+        # The default of ms-swift, which Megatron-SWIFT does not share.
+        kind = {} if settings.keys() & {"tuner_type", "train_type"} else {"tuner_type": "lora"}
+        settings = {**kind, **settings}
+    return read_arguments(settings, TRAINER, source, given, command)
 
 
 def arguments_of(command: Command, source: LaunchFile) -> Mapping[str, Any]:
@@ -244,9 +249,6 @@ def _refuse_others(top: Section, trainer: Trainer, command: Command | None) -> N
                 f"trains {what}, which is not supported: give a run that trains a decoder by "
                 "next-token prediction"
             )
-    for key in ("tuner_type", "train_type"):
-        if top.text(key, "full") not in ("full", "none"):
-            reject(f"{key}: {top.get(key)} is not supported: give a run with full")
     if command is not None:
         refuse_program(command)
 

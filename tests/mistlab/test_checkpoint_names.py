@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from mistlab import catalog
 from mistlab.economy.bill import model_parameters
 from mistlab.formats.checkpoints import _BY_WORDS, _SIZES, model_named, quantised, released
 from mistlab.plan.workload import ModelSpec, Workload
@@ -56,10 +57,36 @@ def test_users_are_told_which_model_was_taken(name: str, what: str) -> None:
     assert known[1].startswith(what)
 
 
-@pytest.mark.parametrize("name", ["tiiuae/falcon-7b", "gemma-2-9b", "llama-3-9b", "me/gpt3-7b"])
+@pytest.mark.parametrize("name", ["tiiuae/falcon-7b", "gemma-2-8b", "llama-3-9b", "me/gpt3-7b"])
 def test_a_model_of_unknown_sizes_is_none(name: str) -> None:
     """Also where the catalogue has the owner's name for a model of other sizes."""
     assert released(name) is None
+
+
+# The numbers of parameters that the models' publishers and Keras state.
+@pytest.mark.parametrize(
+    ("name", "count", "context"),
+    [
+        ("google/gemma-2-2b-it", 2_614_341_888, 8192),
+        ("google/gemma-2-9b", 9_241_705_984, 8192),
+        ("google/gemma-2-27b-it", 27_227_128_320, 8192),
+        ("google/gemma-3-1b-it", 999_885_952, 32_768),
+        ("google/gemma-3-4b-pt", 3_880_099_328, 131_072),
+        ("google/gemma-3-12b-it", 11_765_788_416, 131_072),
+        ("mistralai/Mistral-Nemo-Instruct-2407", 12_247_782_400, 128_000),
+        ("microsoft/Phi-3-mini-4k-instruct", 3_821_079_552, 4096),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", 1_100_048_384, None),
+        ("NousResearch/Hermes-3-Llama-3.1-8B", 8_030_261_248, 131_072),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", 30_532_122_624, 262_144),
+    ],
+)
+def test_released_models_have_their_parameters(name: str, count: int, context: int | None) -> None:
+    known = released(name)
+    assert known is not None
+    model, what = known
+    assert parameters(model) == pytest.approx(count, rel=1e-3)
+    assert model.context == context
+    assert ("of the catalogue" in what) == (model.name in catalog.model_names())
 
 
 def test_quantised_checkpoints_are_told_apart() -> None:

@@ -9,10 +9,12 @@ import pytest
 
 from mistlab import catalog
 from mistlab.core.values import InputError
+from mistlab.export.given import Given
 from mistlab.export.nearest import nearest
+from mistlab.formats.file_formats import FORMATS
 from mistlab.formats.recipes.exports import RECIPES
 from mistlab.job.job import Job, load_job
-from tests.mistlab.launch_files import imported, texts
+from tests.mistlab.launch_files import H100, imported, source_of, texts
 from tests.mistlab.test_tuner_launchers import FACTORY, RECIPE
 
 HALF = RECIPE.replace("bf16: true", "fp16: true\nuse_peft: true\nload_in_4bit: true")
@@ -94,3 +96,47 @@ def test_misspelled_keys_are_told_by_the_right_ones() -> None:
     ignored = texts(imported(text, gpus_per_node=1), "ignored")
     assert "did you mean gradient_checkpointing?" in ignored["gradient_chekpointing"]
     assert "did you mean" not in ignored["my_key"]
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ("[q_proj, v_proj]", "q_proj v_proj: predicted with adapters on all four layers"),
+        ("[q_proj, v_proj, gate_proj]", "predicted with adapters on all linear layers"),
+        ("[q_proj, k_proj, v_proj, o_proj]", None),
+        ("all-linear", None),
+    ],
+)
+def test_adapters_on_fewer_layers_than_predicted_are_told(names: str, told: str | None) -> None:
+    text = f"{RECIPE}use_peft: true\nlora_r: 8\nlora_target_modules: {names}\n"
+    assumed = texts(imported(text, gpus_per_node=1), "assumed")
+    if told is None:
+        assert "lora_target_modules" not in assumed
+    else:
+        assert told in assumed["lora_target_modules"]
+
+
+def test_adapters_of_ms_swift_are_read_with_its_defaults() -> None:
+    line = (
+        "swift sft --model meta-llama/Llama-3.1-8B --train_type lora --max_length 2048 "
+        "--per_device_train_batch_size 1 --torch_dtype bfloat16 --packing true\n"
+    )
+    for text in (line, line.replace("--train_type lora ", "")):
+        work = imported(text, "run.sh", nodes=1, gpus_per_node=1).job.workload
+        assert (work.train, work.adapter_rank, work.adapter_targets) == ("adapters", 8, "all")
+    full = imported(line.replace(" lora ", " full "), "run.sh", nodes=1, gpus_per_node=1)
+    assert full.job.workload.train == "all"
+    with pytest.raises(InputError, match="train_type: adalora is not supported"):
+        imported(line.replace(" lora ", " adalora "), "run.sh", nodes=1, gpus_per_node=1)
+
+
+def test_misspelled_options_of_megatron_are_named_beside_what_is_missing() -> None:
+    line = (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 "
+        "--num-attention-heads 32 --seqlen 2048 --micro-batchsize 1 --global-batch-size 16 "
+        "--bf16 --vocab-size 32000\n"
+    )
+    with pytest.raises(InputError) as caught:
+        FORMATS["megatron"].imported(source_of(line, "run.sh"), Given(hardware=H100))
+    assert "or --micro-batch-size in place of --micro-batchsize" in str(caught.value)
+    assert "or --seq-length in place of --seqlen" in str(caught.value)

@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 
 from mistlab.core.values import InputError, reject
 from mistlab.engines.engine import Precision
 from mistlab.export.found import Found
-from mistlab.export.given import Given, Imported, Remark
+from mistlab.export.given import Given, Imported, MissingError, Remark
 from mistlab.export.megatron.launched_ranks import is_decoder, read_ranks, refusal_of, with_hints
 from mistlab.export.megatron.megatron_deepspeed import ENGINES as ENGINES_OF_DEEPSPEED
 from mistlab.export.megatron.megatron_deepspeed import (
@@ -242,6 +243,10 @@ _EXCUSES: Mapping[str, tuple[str, ...]] = {
     "vocab_size": ("--vocab-size", "--padded-vocab-size", "--tokenizer-type"),
 }
 
+_EXCUSED = frozenset(name for names in _EXCUSES.values() for name in names)
+# How alike an unknown option and a missing one are, of 1, where the one is taken for the other.
+_ALIKE = 0.75
+
 
 def read(text: str, given: Given) -> Imported:
     """Import a launch line or a script as a job, with remarks on what was assumed."""
@@ -268,8 +273,24 @@ def read_launch(launch: Launch, source: LaunchFile, given: Given) -> Imported:
     """Import a command that starts training as a job, with remarks on what was assumed."""
     try:
         return _read_launch(launch, source, given)
+    except MissingError as error:
+        message = f"{error}{_misspelled(error.choice, Options.of(launch.arguments, _EXCUSED))}"
+        missing = MissingError(message, choice=error.choice, variable=error.variable)
+        raise with_hints(missing, launch, source, given) from None
     except InputError as error:
         raise with_hints(error, launch, source, given) from None
+
+
+def _misspelled(choice: str, options: Options) -> str:
+    """The end of an error about a missing choice: the unknown option that may be meant to give it,
+    or an empty text.
+    """
+    for known in _EXCUSES.get(choice, ()):
+        alike = {name.replace("-", ""): name for name in options.unknown}
+        near = get_close_matches(known.replace("-", ""), alike, n=1, cutoff=_ALIKE)
+        if near:
+            return f", or {known} in place of {alike[near[0]]}, which is unknown"
+    return ""
 
 
 def _read_launch(launch: Launch, source: LaunchFile, given: Given) -> Imported:
