@@ -416,7 +416,7 @@ def times_beside_sends(
         "forward_s": times["forward_s"] + turned_s + lost_s,
         "turned_s": not_turned_s,
         "backward_s": times["backward_s"] + turned_back_s + lost_back_s,
-        "lost_forward_s": turned_s + lost_s,
+        "lost_forward_s": forward.lost_s(received),
         "lost_backward_s": turned_back_s + lost_back_s,
         "delta_forward_s": times["delta_forward_s"] - turned_s - lost_s,
         "delta_backward_s": ends_s + shared_s,

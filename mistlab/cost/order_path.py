@@ -17,7 +17,16 @@ from mistlab.network.shared_sends import BusyLinks, PartCollectives, Sends, Shar
 from mistlab.schedule.order_text import PassKind
 from mistlab.schedule.placement import Placement, StageChunk
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn
-from mistlab.stages.part_times import EndTimes, HostTimes, SplitTimes, TurnTimes
+from mistlab.stages.part_times import (
+    BesideSends,
+    EndTimes,
+    HostTimes,
+    LateTurns,
+    SlowedTimes,
+    SplitTimes,
+    TurnTimes,
+    columns_of,
+)
 from mistlab.stages.stage_batch import StageTimes
 
 # Computes the iteration time in any order of passes as the critical path through all passes.
@@ -51,6 +60,7 @@ class OrderPath:
     host: HostTimes | None
     at_end: EndTimes
     turned: TurnTimes | None
+    slowed: Mapping[PassKind, SlowedTimes]
     steps_apart: bool
 
     def iteration_s(self, networks: SharedNetworks | None = None) -> Floats:
@@ -73,97 +83,89 @@ class OrderPath:
 
         Passes are computed in an order in which each comes after those that it waits for.
         """
-        candidates = len(self.times.forward_s)
-        # For a single candidate, plain numbers are ten times faster than arrays with one entry.
-        maximum: Callable[[Any, Any], Any] = max if candidates == 1 else np.maximum
-        seconds = _PassSeconds(self.times, self.passes, self.split)
-        ends: dict[PassKey, Any] = {}
-        free: dict[int, Any] = {}
-        begun: dict[int, Any] = {}
-        hosts = None if self.host is None else _HostSeconds(self.host)
-        rests_s = self.at_end.rests_s(self.times, self.split)
-        ends_of_stages = _StageEnds(self.at_end, rests_s, hosts, maximum)
-        turns, sends = _Turns(self.turned, self.passes, maximum), Sends(networks)
-        collectives = self._collectives()
-        links = BusyLinks(collectives, self.passes, ends_of_stages.reduced, maximum)
-        outputs = _Outputs(seconds, sends, links)
+        walk = _PassEnds(self, networks)
         for stage_pass in in_order:
-            part = seconds.part(stage_pass)
-            pass_s, through, extra = seconds.of(stage_pass)
-            left = seconds.left_s(stage_pass)
-            pass_s = pass_s + turns.before_s(stage_pass, part) + sends.lost_s(stage_pass)
-            end = free[stage_pass.stage] + (pass_s - left) if stage_pass.stage in free else through
-            if stage_pass.phase == "first_forward":
-                end = end + seconds.begin_s[part]
-            if stage_pass.needs is not None:
-                comes = sends.come_s(stage_pass, ends[stage_pass.needs]) + seconds.late_s(
-                    stage_pass
-                )
-                end = maximum(end, comes + through)
-                if self.steps_apart and stage_pass.stage not in free:
-                    begun[stage_pass.stage] = comes - seconds.begin_s[part]
-            end, last_block_s = end + extra, 0.0
-            if hosts is not None:
-                since_first_s, last_block_s = hosts.least_s(stage_pass, part, through + extra)
-                end = maximum(end, since_first_s)
-            computed = end
-            end = maximum(end, last_block_s)
-            free[stage_pass.stage], ends[stage_pass.key] = end + left, end
-            if stage_pass.is_sent:
-                outputs.send(stage_pass, end)
-            if stage_pass.phase == "first_forward":
-                free[stage_pass.stage] = end + left + seconds.after_first_s[part]
-            if stage_pass.phase == "last_backward":
-                ends_of_stages.add(stage_pass.stage, part, computed + left, last_block_s)
-        longest = ends_of_stages.longest_s(free, begun)
-        return np.array([longest]) if candidates == 1 else np.asarray(longest), ends
+            walk.run(stage_pass)
+        longest = walk.ends_of_stages.longest_s(walk.free, walk.begun)
+        is_single = len(self.times.forward_s) == 1
+        return np.array([longest]) if is_single else np.asarray(longest), walk.ends
 
-    def _collectives(self) -> Sequence[PartCollectives]:
+    @property
+    def collectives(self) -> Sequence[PartCollectives]:
         """The collectives of each part of the model that may delay sends."""
         ends = self.at_end
         nothing_s = np.zeros_like(ends.gathers_s)
         first_s = nothing_s if self.split is None else self.split.first_s
         of_parts = (ends.gathers_s, ends.reductions_s, first_s)
-        return [*map(PartCollectives, *map(_columns, of_parts))]
+        return [*map(PartCollectives, *map(columns_of, of_parts))]
 
 
-def _columns(of_parts: Floats) -> list[Any]:
-    """Split a table of seconds into a column, or a number, for each part of the model."""
-    return of_parts[0].tolist() if len(of_parts) == 1 else [*of_parts.T]
+class _PassEnds:
+    """The end of each pass and of each stage's work so far, while the passes of an order are
+    computed one after another.
+    """
 
+    def __init__(self, path: OrderPath, networks: SharedNetworks | None) -> None:
+        # For a single candidate, plain numbers are ten times faster than arrays with one entry.
+        is_single = len(path.times.forward_s) == 1
+        self.maximum: Callable[[Any, Any], Any] = max if is_single else np.maximum
+        self.seconds = _PassSeconds(path.times, path.passes, path.split)
+        self.ends: dict[PassKey, Any] = {}
+        self.free: dict[int, Any] = {}
+        self.begun: dict[int, Any] = {}
+        self.steps_apart = path.steps_apart
+        self.hosts = None if path.host is None else _HostSeconds(path.host)
+        rests_s = path.at_end.rests_s(path.times, path.split)
+        self.ends_of_stages = _StageEnds(path.at_end, rests_s, self.hosts, self.maximum)
+        self.turns = LateTurns(path.turned, path.passes, self.maximum)
+        self.slowed, self.sends = BesideSends(path.slowed, self.maximum), Sends(networks)
+        reduced = self.ends_of_stages.reduced
+        links = BusyLinks(path.collectives, path.passes, reduced, self.maximum)
+        self.outputs = _Outputs(self.seconds, self.sends, links)
 
-class _Turns:
-    """Computes how much longer passes take while gradients of the previous pass are reduced."""
+    def run(self, stage_pass: StagePass) -> None:
+        """Compute the end of a pass and of its send; those that it waits for are known."""
+        stage, seconds = stage_pass.stage, self.seconds
+        part, left = seconds.part(stage_pass), seconds.left_s(stage_pass)
+        _, through, extra = seconds.of(stage_pass)
+        end, last_block_s = self._computed(stage_pass, part) + extra, 0.0
+        if self.hosts is not None:
+            since_first_s, last_block_s = self.hosts.least_s(stage_pass, part, through + extra)
+            end = self.maximum(end, since_first_s)
+        computed = end
+        end = self.maximum(end, last_block_s)
+        self.free[stage], self.ends[stage_pass.key] = end + left, end
+        if stage_pass.is_sent:
+            self.outputs.send(stage_pass, end)
+        if stage_pass.phase == "first_forward":
+            self.free[stage] = end + left + seconds.after_first_s[part]
+        if stage_pass.phase == "last_backward":
+            self.ends_of_stages.add(stage, part, computed + left, last_block_s)
 
-    def __init__(
-        self,
-        times: TurnTimes | None,
-        passes: Sequence[StagePasses],
-        maximum: Callable[[Any, Any], Any],
-    ) -> None:
-        self.is_any, self.maximum = times is not None, maximum
-        if times is not None:
-            self.of_forward = _columns(times.forward_s)
-            self.left_s, self.least_s = _columns(times.left_s), _columns(times.least_s)
-            hidden_s = times.hidden_backward_s, times.hidden_weights_s
-            self.hidden_s = dict(zip("BW", map(_columns, hidden_s), strict=True))
-        self.reduce = ["W" if of_stage.splits_backward else "B" for of_stage in passes]
-        self.reducing: dict[int, int] = {}
-
-    def before_s(self, stage_pass: StagePass, part: int) -> Any:
-        """The seconds by which reductions of the stage's previous pass lengthen this pass."""
-        if not self.is_any:
-            return 0.0
-        reducing, kind = self.reducing.pop(stage_pass.stage, None), stage_pass.kind
-        if kind == self.reduce[stage_pass.stage]:
-            self.reducing[stage_pass.stage] = part
-        if reducing is None:
-            return 0.0
-        if kind == "F":
-            return self.of_forward[reducing]
-        return self.maximum(
-            self.left_s[reducing] - self.hidden_s[kind][part], self.least_s[reducing]
-        )
+    def _computed(self, stage_pass: StagePass, part: int) -> Any:
+        """The time at which a pass would have computed if it were neither the first nor the last of
+        its part.
+        """
+        stage, seconds = stage_pass.stage, self.seconds
+        pass_s, through, _ = seconds.of(stage_pass)
+        free = begin = self.free.get(stage, 0.0)
+        comes = None
+        if stage_pass.needs is not None:
+            comes = self.sends.come_s(stage_pass, self.ends[stage_pass.needs])
+            comes = comes + seconds.late_s(stage_pass)
+            begin = self.maximum(free, comes)
+        lost_s = self.slowed.lost_s(stage_pass, part, self.sends.going_on(stage, begin))
+        end = through
+        if stage in self.free:
+            turned_s = self.turns.before_s(stage_pass, part)
+            end = free + (pass_s + turned_s - seconds.left_s(stage_pass) + lost_s)
+        if stage_pass.phase == "first_forward":
+            end = end + seconds.begin_s[part]
+        if comes is None:
+            return end
+        if self.steps_apart and stage not in self.free:
+            self.begun[stage] = comes - seconds.begin_s[part]
+        return self.maximum(end, comes + (through + lost_s))
 
 
 class _Outputs:
@@ -191,8 +193,11 @@ class _StageEnds:
         hosts: "_HostSeconds | None",
         maximum: Callable[[Any, Any], Any],
     ) -> None:
-        self.reductions_s, self.steps_s = _columns(at_end.reductions_s), _columns(at_end.steps_s)
-        self.rests_s, self.tied_s = _columns(rests_s), _columns(at_end.tied_s)
+        self.reductions_s, self.steps_s = (
+            columns_of(at_end.reductions_s),
+            columns_of(at_end.steps_s),
+        )
+        self.rests_s, self.tied_s = columns_of(rests_s), columns_of(at_end.tied_s)
         self.blocks = None if hosts is None else hosts.blocks
         self.maximum = maximum
         self.reduced: dict[int, Any] = {}
@@ -225,8 +230,8 @@ class _HostSeconds:
     """Computes when the host of each stage has issued its passes, one after another."""
 
     def __init__(self, times: HostTimes) -> None:
-        self.of_kind = {"F": _columns(times.forward_s), "B": _columns(times.backward_s)}
-        self.blocks = _columns(times.blocks)
+        self.of_kind = {"F": columns_of(times.forward_s), "B": columns_of(times.backward_s)}
+        self.blocks = columns_of(times.blocks)
         self.issued_s: dict[int, Any] = {}
 
     def least_s(self, stage_pass: StagePass, part: int, through: Any) -> tuple[Any, Any]:

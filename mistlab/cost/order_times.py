@@ -4,7 +4,7 @@ kinds of nodes.
 Axes: C candidates or plans, S strategies, P parts of the model in order.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice, pairwise
@@ -31,19 +31,20 @@ from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns, weight_grad
 from mistlab.engines.engine import ENGINES, Engine
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.network.shared_sends import Lost, SharedNetworks, Way, plain
+from mistlab.network.shared_sends import SharedNetworks, Way
 from mistlab.network.tiers import NETWORK
 from mistlab.plan.dimensions import num_gpus
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
+from mistlab.schedule.order_text import PassKind
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.placement import Placement
 from mistlab.schedule.slots import IN_TURN, Task
 from mistlab.schedule.stage_passes import passes_of
-from mistlab.stages.part_times import EndTimes, HostTimes, SplitTimes, TurnTimes
+from mistlab.stages.part_times import EndTimes, HostTimes, SlowedTimes, SplitTimes, TurnTimes
 from mistlab.stages.plan_orders import order_of_plan, shortened
 from mistlab.stages.played_pipeline import FEWEST_NODES_SHARED, Places
-from mistlab.stages.stage_batch import StageBatch, StageSeconds, StageTimes, batch_of_parts
+from mistlab.stages.stage_batch import LOST, StageBatch, StageSeconds, StageTimes, batch_of_parts
 
 # Computes the times of stages on a cluster whose nodes are of several kinds.
 
@@ -224,9 +225,18 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
     host = None if model.tasks.host is None else HostTimes.of(times, batch.layers.reshape(shape))
     splits = any(of_stage.splits_backward for of_stage in passes)
     split, turned = _gradient_times(model, batch, with_turns.turned_s, shape, splits=splits)
-    ends = _end_times(model, batch, shape)
-    networks = _networks(model, plans, order.placement, seconds)
-    iteration_s = partial(_played_s, times, split, host, ends, turned, networks)
+    apart = ENGINES[played.engine].steps_apart
+    path = OrderPath(
+        times=times,
+        passes=passes,
+        split=split,
+        host=host,
+        at_end=_end_times(model, batch, shape),
+        turned=turned,
+        slowed=_slowed_times(model, batch, seconds, split, shape),
+        steps_apart=apart,
+    )
+    iteration_s = partial(_played_s, path, _networks(model, plans, order.placement))
     few_s = iteration_s(played)
     micro_batches = np.array([plan.micro_batches for plan in plans])
     beyond = micro_batches - played.micro_batches
@@ -234,7 +244,6 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
         return few_s
     stages = played.num_stages
     longer = replace(played, micro_batches=played.micro_batches + stages)
-    apart = ENGINES[played.engine].steps_apart
     # The extrapolated time may be too short, since with more micro-batches a host may fall behind
     # its GPU, so it is raised to a lower bound.
     least_s = order_bound_s(
@@ -258,50 +267,15 @@ def extended_s(few_s: Floats, more_s: Floats, groups: Floats, least_s: Floats) -
     return np.maximum(few_s + (more_s - few_s) * groups, least_s)
 
 
-def _played_s(
-    times: StageTimes,
-    split: SplitTimes | None,
-    host: HostTimes | None,
-    at_end: EndTimes,
-    turned: TurnTimes | None,
-    networks: SharedNetworks | None,
-    plan: Plan,
-) -> Floats:
-    """The iteration times of pipelines whose stages have these times, from the critical path of all
-    passes in the plan's order.
+def _played_s(path: OrderPath, networks: SharedNetworks | None, plan: Plan) -> Floats:
+    """The iteration times of pipelines as the critical path of all passes in the plan's order,
+    which may have other micro-batches than ``path``.
     """
-    path = OrderPath(
-        times=times,
-        passes=passes_of(order_of_plan(plan)),
-        split=split,
-        host=host,
-        at_end=at_end,
-        turned=turned,
-        steps_apart=ENGINES[plan.engine].steps_apart,
-    )
-    return path.iteration_s(networks)
-
-
-def _lost(seconds: StageSeconds, placement: Placement, plans: int) -> Lost:
-    """The seconds by which each second of a stage's sends lengthens its forward and its backward
-    passes, for each stage.
-    """
-    beside = (
-        (seconds.lost_forward_s, seconds.received_s),
-        (seconds.lost_backward_s, seconds.point_to_point_s / 2),
-    )
-    rates = [
-        np.divide(lost_s, send_s, out=np.zeros_like(lost_s), where=send_s > 0).reshape(plans, -1)
-        for lost_s, send_s in beside
-    ]
-    return [
-        [plain(rate[:, placement.of_stage(stage)].max(axis=1)) for rate in rates]
-        for stage in range(placement.num_stages)
-    ]
+    return replace(path, passes=passes_of(order_of_plan(plan))).iteration_s(networks)
 
 
 def _networks(
-    model: StagesOnGroups, plans: Sequence[Plan], placement: Placement, seconds: StageSeconds
+    model: StagesOnGroups, plans: Sequence[Plan], placement: Placement
 ) -> SharedNetworks | None:
     """The networks of nodes and racks that the sends of several stages share; None if no sends of
     different stages can overlap there.
@@ -317,8 +291,7 @@ def _networks(
                 _shares(of_tier.reshape(shape), share.reshape(shape), placement),
             )
             for of_tier, share in zip(units, shares, strict=True)
-        ],
-        _lost(seconds, placement, len(plans)),
+        ]
     )
 
 
@@ -409,6 +382,71 @@ def _once_s(model: StageTimeModel, batch: StageBatch) -> Floats:
     return np.stack([gather_s, summed(reductions), tied_s, steps_s])
 
 
+def _slowed_times(
+    model: StagesOnGroups,
+    batch: StageBatch,
+    seconds: StageSeconds,
+    split: SplitTimes | None,
+    shape: tuple[int, int],
+) -> Mapping[PassKind, SlowedTimes]:
+    """How much longer each kind of pass takes while its stage sends; empty if no send runs beside
+    passes.
+    """
+    if not (model.sends_overlap and seconds.point_to_point_s.any()):
+        return {}
+    computing, *computed_s = (
+        table.reshape(shape)
+        for table in model.by_group(partial(_computed_s, splits=split is not None), batch)
+    )
+    forward_s, backward_s, left_s, *lost_s = (
+        getattr(seconds, name).reshape(shape)
+        for name in ("through_forward_s", "through_backward_s", "left_backward_s", *LOST)
+    )
+    passes_s: dict[PassKind, tuple[Floats, Floats]] = {
+        "F": (forward_s, lost_s[0]),
+        "B": (backward_s, lost_s[1]),
+    }
+    if split is not None:
+        backward_s = np.maximum(backward_s + left_s - split.less_s, 0.0)
+        passes_s |= {"B": (backward_s, lost_s[1]), "W": (split.weights_s, np.zeros(shape))}
+    return {
+        kind: SlowedTimes(
+            share=1 - 1 / computing,
+            most_s=(computing - 1) * arithmetic_s,
+            hidden_s=np.maximum(pass_s - arithmetic_s, 0.0),
+            beside_send_s=beside_send_s,
+        )
+        for (kind, (pass_s, beside_send_s)), arithmetic_s in zip(
+            passes_s.items(), computed_s[: len(passes_s)], strict=True
+        )
+    }
+
+
+def _computed_s(model: StageTimeModel, batch: StageBatch, *, splits: bool) -> Floats:
+    """The factor by which a send lengthens arithmetic, and the seconds in which forward, backward
+    and weight-gradient passes compute, for each candidate (4, C).
+    """
+    seconds, counts = _seconds(model, batch), model.tasks.types.counts(batch.columns)
+    of_types = _computed_by_type(seconds, splits=splits)
+    computing, _ = beside_arithmetic(seconds)
+    return np.stack([computing, *((counts * of_type).sum(axis=0) for of_type in of_types)])
+
+
+def _computed_by_type(seconds: TaskSeconds, *, splits: bool) -> tuple[Floats, Floats, Floats]:
+    """The seconds in which a layer of each type computes in a forward, a backward and a
+    weight-gradient pass (types, C).
+
+    With ``splits`` backward passes leave the gradients of weights to separate passes, and have
+    nothing behind which to hide their collectives.
+    """
+    forward_s = seconds.alone("F", "") + seconds.tensor_s["forward"]
+    backward_s = seconds.alone("B", "") + seconds.tensor_s["backward"]
+    weights_s = weight_gradients_s(seconds)
+    if splits:
+        backward_s = backward_s + seconds.hidden_s - weights_s
+    return forward_s, backward_s, weights_s
+
+
 def _gradient_times(
     model: StagesOnGroups,
     batch: StageBatch,
@@ -484,14 +522,10 @@ def reduced_beside(slots: StageSlots, *, splits: bool) -> Floats:
     (alone,) = SlotWork(seconds, kinds[is_below]).alone(("backward",)).swapaxes(0, 1)
     left_s = until(STREAMS, slot_ends(seconds, alone, is_least=False), alone)
     (left_s,) = slots.summed([(left_s[None], is_below)])
-    weights_s = weight_gradients_s(seconds)
-    backward_s = seconds.alone("B", "") + seconds.tensor_s["backward"]
-    if splits:
-        # A separate pass leaves nothing behind which the collectives of other passes could hide.
-        backward_s = backward_s + seconds.hidden_s - weights_s
+    _, *computed_s = _computed_by_type(seconds, splits=splits)
     strategy = slots.strategies.index
     computing, linking = (one[strategy] for one in beside_arithmetic(seconds))
-    hidden_s = _of_first_layers(slots, [backward_s, weights_s])
+    hidden_s = _of_first_layers(slots, computed_s)
     return np.stack(
         [
             left_s,

@@ -1,5 +1,5 @@
 """Computes when sends between stages arrive that share the network of a node, and so delay one
-another and the passes beside them, or that share the link of their stage with its collectives.
+another, or that share the link of their stage with its collectives.
 
 Axis: C candidates.
 """
@@ -17,15 +17,14 @@ from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses
 
 # The route of a send: the index of the sending stage and that of the receiving stage.
 Way = tuple[int, int]
-# The seconds by which each second of a stage's sends lengthens its forward and its backward passes,
-# for each stage.
-Lost = Sequence[Sequence[Floats | float]]
 # The seconds by which a send is delayed per second in which another one runs: on the link by which
 # both leave a node, and on the one by which both enter a node.
 OnLinks = tuple[Floats | float, Floats | float]
 _SOURCE, _GOAL = range(2)
 # A new send is checked for overlap with this many of the last sends on each other route.
 _MET = 2
+# The smallest float avoids a division by zero for sends that take no time.
+_TINY = np.finfo(np.float64).tiny
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,15 +33,13 @@ class SharedNetworks:
 
     A route is a sending and a receiving stage. For each pair of routes, ``weights`` has the seconds
     by which a send on the first is delayed per second in which sends on both run: on the links by
-    which their data leaves a node, and on those by which it enters one. For each stage, ``lost``
-    has the seconds by which a second of a send lengthens a forward and a backward pass.
+    which their data leaves a node, and on those by which it enters one.
     """
 
     weights: Mapping[Way, Mapping[Way, OnLinks]]
-    lost: Lost
 
     @classmethod
-    def of(cls, levels: Sequence[tuple[Ints, Mapping[Way, Floats]]], lost: Lost) -> Self:
+    def of(cls, levels: Sequence[tuple[Ints, Mapping[Way, Floats]]]) -> Self:
         """Derive how much sends on each pair of routes delay each other, from the nodes, racks and
         other network units that the stages are on.
 
@@ -60,7 +57,7 @@ class SharedNetworks:
                 ]
                 if any(weight.any() for weight in ends):
                     weights.setdefault(way, {})[other] = plain(ends[0]), plain(ends[1])
-        return cls(weights=weights, lost=lost)
+        return cls(weights=weights)
 
 
 def plain(column: Floats) -> Floats | float:
@@ -93,20 +90,17 @@ class _Send:
     seconds: Any
     delays_s: list[Any]
 
-    def delay(self, later_s: Sequence[Any]) -> Any:
-        """Delay the send on both of its links, and return by how much later it ends."""
+    def delay(self, later_s: Sequence[Any]) -> None:
+        """Delay the send on both of its links."""
         before_s = np.maximum(*self.delays_s)
         self.delays_s = [sum(both) for both in zip(self.delays_s, later_s, strict=True)]
-        longer_s = np.maximum(*self.delays_s) - before_s
-        self.ends = self.ends + longer_s
-        return longer_s
+        self.ends = self.ends + np.maximum(*self.delays_s) - before_s
 
     def left_s(self, since: Any) -> Any:
         """The seconds that the rest of the send would take from a given time on if no other send
         slowed it; zero once it has ended.
         """
-        # The smallest float avoids a division by zero for sends that take no time.
-        lasts_s = np.maximum(self.ends - self.begins, np.finfo(np.float64).tiny)
+        lasts_s = np.maximum(self.ends - self.begins, _TINY)
         return np.maximum(self.ends - since, 0.0) * self.seconds / lasts_s
 
 
@@ -117,14 +111,11 @@ class Sends:
 
     def __init__(self, networks: SharedNetworks | None) -> None:
         self.weights = {} if networks is None else networks.weights
-        self.lost = () if networks is None else networks.lost
         # Remember the send of each pass's output, each stage's last send, and the last sends on
         # each route.
         self.of_pass: dict[PassKey, _Send] = {}
         self.last: dict[int, _Send] = {}
         self.recent: dict[Way, list[_Send]] = {}
-        # The seconds by which other sends have delayed each stage's sends since its last pass.
-        self.delayed_s: dict[int, Any] = {}
 
     def add(self, stage_pass: StagePass, end: Any, seconds: Any, *, queue: bool) -> None:
         """Add the send of a pass's output, which begins when the pass ends.
@@ -148,19 +139,20 @@ class Sends:
                 both = np.maximum(send.begins, met.begins)
                 beside_s = np.minimum(send.left_s(both), met.left_s(both))
                 later_s = [weight * beside_s for weight in weights]
-                for stage, of_stage in ((way[0], send), (other[0], met)):
-                    longer_s = of_stage.delay(later_s)
-                    self.delayed_s[stage] = self.delayed_s.get(stage, 0.0) + longer_s
+                for delayed in (send, met):
+                    delayed.delay(later_s)
         self.recent[way] = [*self.recent.get(way, ()), send][-_MET:]
 
-    def lost_s(self, stage_pass: StagePass) -> Any:
-        """The seconds by which a pass takes longer because sends that run beside it were delayed by
-        other sends.
+    def going_on(self, stage: int, since: Any) -> tuple[Any, Any]:
+        """The seconds for which a stage still sends at a given time, and the share of its last send
+        that is left then.
         """
-        if stage_pass.stage not in self.delayed_s:
-            return 0.0
-        rates = self.lost[stage_pass.stage]
-        return rates[stage_pass.kind != "F"] * self.delayed_s.pop(stage_pass.stage)
+        send = self.last.get(stage)
+        if send is None:
+            return 0.0, 0.0
+        left_s = np.maximum(send.ends - since, 0.0)
+        lasts_s = np.maximum(send.ends - send.begins, _TINY)
+        return left_s, np.minimum(left_s / lasts_s, 1.0)
 
     def come_s(self, stage_pass: StagePass, end: Any) -> Any:
         """The time at which a pass's input arrives from another stage, or ``end``, the end of the

@@ -1,16 +1,19 @@
 """The times of a model's parts in orders of passes other than 1F1B, besides those of their passes:
-separate weight-gradient passes, hosts, work that is done once an iteration, and reductions that
-lengthen the next pass.
+separate weight-gradient passes, hosts, work that is done once an iteration, and what reductions and
+sends of passes before lengthen a pass by.
 
 Axes: C candidates, P parts of the model in order.
 """
 
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 
 from mistlab.core.arrays import Floats, Ints
+from mistlab.schedule.order_text import PassKind
+from mistlab.schedule.stage_passes import StagePass, StagePasses
 from mistlab.stages.stage_batch import StageTimes
 
 
@@ -34,6 +37,22 @@ class TurnTimes:
     least_s: Floats
     hidden_backward_s: Floats
     hidden_weights_s: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SlowedTimes:
+    """How much longer one kind of pass takes while its stage sends, a column for each part of the
+    model (C, P).
+
+    Of each second beside a send, its arithmetic loses ``share``, at most ``most_s``; of that, the
+    pass's copies and collectives hide ``hidden_s``. As these are slowed too, the pass takes at
+    least ``beside_send_s`` longer beside the whole of the send that precedes it in 1F1B.
+    """
+
+    share: Floats
+    most_s: Floats
+    hidden_s: Floats
+    beside_send_s: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,3 +125,75 @@ class EndTimes:
             return rests_s
         beside_s = split.weights_s + times.within_backward_s - split.first_s
         return np.maximum(rests_s, self.reductions_s - beside_s)
+
+
+# Computes how much longer a pass takes because of what its stage still does of the passes before.
+
+
+def columns_of(of_parts: Floats) -> list[Any]:
+    """Split a table of seconds into a column, or a number, for each part of the model."""
+    return of_parts[0].tolist() if len(of_parts) == 1 else [*of_parts.T]
+
+
+class LateTurns:
+    """Computes how much longer passes take while gradients of the previous pass are reduced."""
+
+    def __init__(
+        self,
+        times: TurnTimes | None,
+        passes: Sequence[StagePasses],
+        maximum: Callable[[Any, Any], Any],
+    ) -> None:
+        self.is_any, self.maximum = times is not None, maximum
+        if times is not None:
+            self.of_forward = columns_of(times.forward_s)
+            self.left_s, self.least_s = columns_of(times.left_s), columns_of(times.least_s)
+            hidden_s = times.hidden_backward_s, times.hidden_weights_s
+            self.hidden_s = dict(zip("BW", map(columns_of, hidden_s), strict=True))
+        self.reduce = ["W" if of_stage.splits_backward else "B" for of_stage in passes]
+        self.reducing: dict[int, int] = {}
+
+    def before_s(self, stage_pass: StagePass, part: int) -> Any:
+        """The seconds by which reductions of the stage's previous pass lengthen this pass."""
+        if not self.is_any:
+            return 0.0
+        reducing, kind = self.reducing.pop(stage_pass.stage, None), stage_pass.kind
+        if kind == self.reduce[stage_pass.stage]:
+            self.reducing[stage_pass.stage] = part
+        if reducing is None:
+            return 0.0
+        if kind == "F":
+            return self.of_forward[reducing]
+        return self.maximum(
+            self.left_s[reducing] - self.hidden_s[kind][part], self.least_s[reducing]
+        )
+
+
+_SLOWED = tuple(entry.name for entry in fields(SlowedTimes))
+
+
+class BesideSends:
+    """Computes how much longer passes take because their stage sends at the same time."""
+
+    def __init__(
+        self, times: Mapping[PassKind, SlowedTimes], maximum: Callable[[Any, Any], Any]
+    ) -> None:
+        self.maximum = maximum
+        self.of_kinds = {
+            kind: [*zip(*(columns_of(getattr(of_kind, name)) for name in _SLOWED), strict=True)]
+            for kind, of_kind in times.items()
+        }
+
+    def lost_s(self, stage_pass: StagePass, part: int, sending: tuple[Any, Any]) -> Any:
+        """The seconds by which sends lengthen a pass.
+
+        ``sending`` has the seconds for which its stage still sends when it begins, and the share of
+        the last send that is left then.
+        """
+        if stage_pass.kind not in self.of_kinds:
+            return 0.0
+        share, most_s, hidden_s, beside_send_s = self.of_kinds[stage_pass.kind][part]
+        sending_s, of_send = sending
+        lost_s = share * sending_s
+        lost_s = lost_s - self.maximum(lost_s - most_s, 0.0) - hidden_s
+        return self.maximum(lost_s, beside_send_s * of_send)

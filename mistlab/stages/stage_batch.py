@@ -442,13 +442,14 @@ class StageSeconds(StageTimes):
 
     @property
     def without_turns(self) -> Self:
-        """The stage times for an order of passes in which a forward pass follows a forward pass,
-        rather than a backward pass whose gradients are still being reduced or offloaded.
+        """The stage times for orders in which it is not known yet what a pass follows: no gradients
+        are being reduced or offloaded, and nothing is being sent when it begins.
         """
         return replace(
             self,
-            forward_s=self.forward_s - self.turned_s,
-            delta_forward_s=self.delta_forward_s + self.turned_s,
+            forward_s=self.forward_s - self.turned_s - self.lost_forward_s,
+            backward_s=self.backward_s - self.lost_backward_s,
+            delta_forward_s=self.delta_forward_s + self.turned_s + self.lost_forward_s,
             turned_s=np.zeros_like(self.turned_s),
         )
 

@@ -1,6 +1,7 @@
 """Iterations as the longest path through an order, beside the formula of the one that has one."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from mistlab.cost.pipeline import iteration_s
 from mistlab.schedule.orders import interleaved, zero_bubble
 from mistlab.schedule.placement import loop
 from mistlab.schedule.stage_passes import StagePasses, passes_of
-from mistlab.stages.part_times import EndTimes, HostTimes, SplitTimes, TurnTimes
+from mistlab.stages.part_times import EndTimes, HostTimes, SlowedTimes, SplitTimes
 from mistlab.stages.plan_orders import named_order, order_of_text
 from mistlab.stages.stage_batch import StageTimes
 from tests.pipeline_orders import all_forwards_first
@@ -45,24 +46,20 @@ def order_iteration_s(
     times: StageTimes,
     passes: tuple[StagePasses, ...],
     split: SplitTimes | None = None,
-    *,
-    host: HostTimes | None = None,
-    at_end: EndTimes | None = None,
-    turned: TurnTimes | None = None,
-    steps_apart: bool = False,
+    **others: Any,
 ) -> Floats:
-    """Seconds (C) of one iteration in which stages run these passes, and share no networks."""
+    """Seconds (C) of one iteration in which stages run these passes, and share no networks.
+
+    ``others`` are further fields of the path.
+    """
     no_s = np.zeros_like(times.forward_s)
-    no_ends = EndTimes(gathers_s=no_s, reductions_s=no_s, tied_s=no_s, steps_s=no_s)
-    path = OrderPath(
-        times=times,
-        passes=passes,
-        split=split,
-        host=host,
-        at_end=no_ends if at_end is None else at_end,
-        turned=turned,
-        steps_apart=steps_apart,
-    )
+    usual: dict[str, Any] = {
+        **dict.fromkeys(("host", "turned")),
+        "at_end": EndTimes(gathers_s=no_s, reductions_s=no_s, tied_s=no_s, steps_s=no_s),
+        "slowed": {},
+        "steps_apart": False,
+    }
+    path = OrderPath(times=times, passes=passes, split=split, **{**usual, **others})
     return path.iteration_s()
 
 
@@ -206,3 +203,27 @@ def test_parts_are_reduced_one_after_another_beside_passes_and_stepped_last() ->
     late = replace(times, delta_backward_s=times.delta_backward_s + 2.0 * first)
     tied_s = order_iteration_s(late, passes, at_end=replace(at_end, tied_s=2.0 * first))
     assert tied_s == pytest.approx(13.0 + reduced + 2.0 + 2 * stepped)
+
+
+def test_a_pass_is_slowed_by_the_send_of_the_pass_before_it_whatever_kind_that_is() -> None:
+    one = np.ones((1, 2))
+    passes = passes_of(named_order("gpipe", 2, 2))
+    times = equal(2, 1.0, 2.0, send_s=0.5)
+
+    def longer_s(share: float, most: float, hidden: float = 0.0, beside: float = 0.0) -> float:
+        slowed = SlowedTimes(
+            share=share * one,
+            most_s=most * one,
+            hidden_s=hidden * one,
+            beside_send_s=beside * one,
+        )
+        path_s = order_iteration_s(times, passes, slowed={"F": slowed, "B": slowed})
+        return float(path_s[0] - order_iteration_s(times, passes)[0])
+
+    # The second forward pass of the first stage begins with the first send, and the last backward
+    # pass of the second stage with the send of the first gradient; no other pass meets a send.
+    assert longer_s(0.4, 9.0) == pytest.approx(2 * 0.4 * 0.5)
+    assert longer_s(0.4, 0.15) == pytest.approx(2 * 0.15)
+    assert longer_s(0.4, 9.0, hidden=0.05) == pytest.approx(2 * 0.15)
+    assert longer_s(0.4, 9.0, hidden=9.0, beside=0.3) == pytest.approx(2 * 0.3)
+    assert longer_s(0.4, 9.0, hidden=9.0) == pytest.approx(0.0)

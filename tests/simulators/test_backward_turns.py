@@ -109,3 +109,24 @@ def test_a_send_is_late_by_reductions_once() -> None:
     closed_s = SymbolicPredictor(workload=work, cluster=cluster).predict(plan).iteration_s
     played_s = EventSimulator(workload=work, cluster=cluster).simulate(plan).iteration_s
     assert closed_s == pytest.approx(played_s, rel=0.006)
+
+
+@pytest.mark.parametrize(
+    ("order", "nodes"), [("gpipe", 8), ("zb-v", 4), ("v-min", 8), ("interleaved-2", 4)]
+)
+def test_passes_are_slowed_by_the_send_before_them(order: str, nodes: int) -> None:
+    """A forward pass also follows forward passes, and a pass for weights a backward pass."""
+    stage = replace(
+        HALVES,
+        data_parallel=1,
+        tensor_parallel=4,
+        micro_batch=4,
+        layers=32 // nodes,
+        checkpointed_layers=0,
+    )
+    plan = Plan(stages=(stage,) * nodes, micro_batches=8, order=order)
+    work = workload_of("gpt3-2.7b", 2048, 32, "bf16")
+    cluster = Cluster(hardware=catalog.hardware("a100-40gb"), nodes=nodes, gpus_per_node=4)
+    closed_s = SymbolicPredictor(workload=work, cluster=cluster).predict(plan).iteration_s
+    played_s = EventSimulator(workload=work, cluster=cluster).simulate(plan).iteration_s
+    assert closed_s == pytest.approx(played_s, rel=0.001)
