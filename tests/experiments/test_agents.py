@@ -164,7 +164,8 @@ def test_a_configuration_may_be_the_model() -> None:
     ("name", "arguments", "told"),
     [
         ("predict_plan", {"plan": "nowhere.yaml"}, "there is no such file"),
-        ("predict_plan", {"plan": "a: 1\nb: 2\n"}, "unknown key"),
+        ("predict_plan", {"plan": "a: 1\nb: 2\n"}, "is no plan, which has workload, cluster"),
+        ("predict_plan", {"plan": "plan: {}\nb: 2\n"}, "unknown key"),
         ("predict_plan", {"plan": "--help"}, "begins with a hyphen"),
         ("predict_plan", {"plan": "x" * (1 << 19)}, "give at most"),
         ("predict_plan", {}, "Field required"),
