@@ -7,7 +7,7 @@ group can beat the best plan. The group with the smallest bound is always next, 
 bound of all groups rises; it is the lower bound of the whole space.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
@@ -20,6 +20,7 @@ from mistlab.plan.dimensions import OFFLOADS
 from mistlab.plan.plan import Plan
 from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER, order_problem
+from mistlab.stages.played_pipeline import FEWEST_NODES_SHARED, FEWEST_STAGES_PLAYED
 from mistlab.stages.stage_batch import StageBatch
 from searchers.exact.box_menus import BoxMenus
 from searchers.exact.divisions import like_blocks
@@ -39,6 +40,8 @@ GRAIN, FINER = 0.25, 2.0
 # Under a schedule other than 1F1B, the proof for a group of pipelines ends once the grain is below
 # this share, since the bounds of its plans are below their times in any case.
 FINEST = 0.0625
+# The bound of a pipeline is rounded down by less than so many grains a stage.
+ROUNDED = 4
 # Where stages may have unequal numbers of GPUs, the bounds of all groups of pipelines are raised to
 # within the first of these gaps (shares of the best plan's time), then the next. At a larger gap
 # fewer stages must be evaluated.
@@ -192,10 +195,8 @@ class _GroupProof:
                     menus.count_host_memory()
                     return self.bound_s
                 times.append(prediction.iteration_s)
-            # Bounds are rounded down by at most a grain a stage. Plans whose passes and sends are
-            # played may take longer than that.
-            rounded_s = self.bound_s + grain_s * max(1, most_stages)
-            self.has_ended = is_split and min(times) > rounded_s * (1 + ROUNDING)
+            rounded_s = grain_s * ROUNDED * max(1, most_stages)
+            self.has_ended = is_split and self._is_final(closed, times, rounded_s)
         else:
             self._show(menus, closed)
             # Under schedules other than 1F1B the bound is then final.
@@ -206,6 +207,20 @@ class _GroupProof:
             self._look_for_plans(completions)
         menus.split([stage for _, one in fastest for stage in one], self._limit_s)
         return self.bound_s
+
+    def _is_final(
+        self, pipelines: Sequence[Chosen], times: Sequence[float], rounded_s: float
+    ) -> bool:
+        """Whether the bound can rise no further, since these fastest pipelines take the longer
+        ``times``: their passes and sends are played one by one.
+
+        Bounds are rounded down by at most ``rounded_s``. A finer grain may still raise the bound to
+        the best plan's time if that is within what was rounded down.
+        """
+        may_wait = self.menus.problem.cluster.nodes >= FEWEST_NODES_SHARED
+        may_wait |= max(map(len, pipelines)) >= FEWEST_STAGES_PLAYED
+        highest_s = (self.bound_s + rounded_s) * (1 + ROUNDING)
+        return may_wait and highest_s < min([self._limit_s, *times])
 
     def _may_look(self) -> bool:
         """Whether to look for plans after this round. Where stages may have different meshes,
