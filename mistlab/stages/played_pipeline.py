@@ -124,7 +124,8 @@ def times_of_passes(times: Columns, turned_s: Sequence[float]) -> list[PassTimes
 
     A forward pass is shorter by ``turned_s`` after another forward pass than after a backward pass,
     whose gradients are still being reduced; so is a backward pass after a forward pass than after
-    another backward pass.
+    another backward pass. What a stage's last pass has more delays its send, even if that queues:
+    the last gradients are sent beside the last reductions.
     """
     rows = []
     columns = (times[name] for name in PLAYED_TIMES[:8])
@@ -142,8 +143,8 @@ def times_of_passes(times: Columns, turned_s: Sequence[float]) -> list[PassTimes
             PassTimes(forward_s, through_s, 0.0, 0.0, sent),
             PassTimes(back_s, through_back_s, 0.0, left_s, returned),
             PassTimes(back_s + turn_s, through_back_s, 0.0, left_s, returned),
-            PassTimes(back_s, through_back_s, last_s, left_s, returned),
-            PassTimes(back_s + turn_s, through_back_s, last_s, left_s, returned),
+            PassTimes(back_s, through_back_s, 0.0, left_s + last_s, returned + last_s),
+            PassTimes(back_s + turn_s, through_back_s, 0.0, left_s + last_s, returned + last_s),
         ]
         late_s = times["first_send_late_s"][stage]
     return rows
@@ -221,15 +222,17 @@ class Sending(NamedTuple):
     uses: Uses
 
 
-def _sendings(times: Columns, uses: Mapping[Route, Uses]) -> list[tuple[Sending, Sending]]:
-    """How each stage sends outputs to the next one and back, on the links in ``uses``."""
-    return [
-        (
-            _sending(times, stage, uses.get((stage, False), ())),
-            _sending(times, max(0, stage - 1), uses.get((stage, True), ())),
+def _sendings(times: Columns, uses: Mapping[Route, Uses]) -> list[list[Sending]]:
+    """How each stage sends the outputs of each kind of pass, on the links in ``uses``."""
+    sendings = []
+    for stage, last_s in enumerate(times["within_backward_s"]):
+        sent = _sending(times, stage, uses.get((stage, False), ()))
+        returned = _sending(times, max(0, stage - 1), uses.get((stage, True), ()))
+        last = returned._replace(alone_s=returned.alone_s + last_s)
+        sendings.append(
+            [sent] * len(_FORWARDS) + [returned] * (_LAST - _BACKWARD) + [last] * (_KINDS - _LAST)
         )
-        for stage in range(len(times["forward_s"]))
-    ]
+    return sendings
 
 
 def _sending(times: Columns, lower: int, uses: Uses) -> Sending:
@@ -324,7 +327,7 @@ class _Play:
         self,
         free_s: Sequence[float],
         times: Sequence[PassTimes],
-        sendings: Sequence[tuple[Sending, Sending]],
+        sendings: Sequence[Sequence[Sending]],
         micro_batches: int,
     ) -> None:
         count = len(free_s)
@@ -383,7 +386,7 @@ class _Play:
             spans.append((begin_s, end_s))
             free_s, number = end_s + left_s, number + 1
             if goal >= 0:
-                self._send(stage, (end_s, sendings[kind >= _BACKWARD], goal, needed, number))
+                self._send(stage, (end_s, sendings[kind], goal, needed, number))
         self.free_s[stage] = free_s
 
     def _send(self, stage: int, message: Message) -> None:
