@@ -18,7 +18,7 @@ from mistlab.core.values import FieldError, InputError, one_of, refuse, reject
 from mistlab.cost.confidence import PeakBounds, margin_share, peak_bounds
 from mistlab.cost.memory import allocator_of, host_bytes_over, room_bytes, room_of_plan
 from mistlab.economy.bill import model_parameters
-from mistlab.engines.engine import ENGINES, SINGLE, Precision
+from mistlab.engines.engine import ENGINES, SINGLE, Engine, Precision
 from mistlab.job.job import (
     Job,
     fields_of,
@@ -394,6 +394,18 @@ def sure_words(job: Job, prediction: Prediction, margin_gives: str = "") -> str:
         return f"{sentence}."
     asks = f"--keep-free-gib {margin_gib(job)} asks for {SURE:.0%}"
     return f"{sentence}: {asks}{margin_gives and f', and gives {margin_gives}'}."
+
+
+def untimed_words(engine: Engine) -> str:
+    """A sentence that says that no GPU has timed an engine, if it is this package's runtime; empty
+    if it is not.
+    """
+    if not engine.runs_here:
+        return ""
+    return (
+        f"Engine {engine.name} is this package's runtime, which no GPU has run; spaces such as "
+        "fsdp have engines that were timed."
+    )
 
 
 def fullest_words(job: Job, prediction: Prediction) -> Iterator[str]:

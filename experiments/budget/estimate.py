@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from experiments.bench.bench import Bench
-from experiments.bench.problem import load_equal, model_named, problem_of
+from experiments.bench.problem import load_equal, model_named, problem_of, untimed_words
 from experiments.budget.bill_units import UNITS, Unit, units_of
 from experiments.budget.rented import rented
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options, progress
@@ -22,6 +22,8 @@ from mistlab.core.files import parse_yaml
 from mistlab.core.values import did_you_mean, from_mapping, one_of, reject
 from mistlab.economy.bill import (
     OPERATIONS_FROZEN,
+    OPERATIONS_ONCE,
+    OPERATIONS_RECOMPUTED,
     Prices,
     batch_of,
     bill_of,
@@ -86,6 +88,7 @@ class Question:
         row = self._row(way, work * prediction.iteration_s)
         return {
             **row,
+            "utilisation": row["utilisation"] * self._done(plan) / row["operations"],
             "days_low": work * prediction.iteration_s_low / DAY_S,
             "days_high": work * prediction.iteration_s_high / DAY_S,
             "iteration_s": prediction.iteration_s,
@@ -103,6 +106,13 @@ class Question:
         peak = cluster.peak_flop_per_s(work.precision)
         sizes = {"tokens": self.tokens, "parameters": self.parameters, "gpus": cluster.num_gpus}
         return {**sizes, "peak_flop_per_s": peak, "operations": operations_of(work)}
+
+    def _done(self, plan: Plan) -> float:
+        """The operations per parameter and token that a plan does: a block that is not recomputed
+        has no second forward pass.
+        """
+        again = OPERATIONS_RECOMPUTED - OPERATIONS_ONCE
+        return operations_of(self.problem.workload) - again * (1 - plan.recomputed_share)
 
     def _row(self, way: str, seconds: float) -> Row:
         cluster = self.problem.cluster
@@ -357,6 +367,8 @@ def report_of(study: Study, prices: Prices) -> Report:
     bills = [row for row in study.rows if row["way"] == "published bill"]
     dated = [row for row in estimates if row["days"] is not None]
     paragraphs = [_own(estimates), _price_words(estimates, prices), *_plans(estimates)]
+    if any(row["way"] == "mist" for row in dated):
+        paragraphs.append(untimed_words(ENGINES[space_of("mist").engine]))
     if runs:
         paragraphs += ["Published runs by the formula:", _runs(runs)]
         paragraphs += ["Published bills from their GPU hours:", _bills(bills)]

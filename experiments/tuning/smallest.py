@@ -310,7 +310,7 @@ def limits(problem: Problem, space: SearchSpace) -> list[str]:
     """The ways to save memory that a search space lacks, as text; empty if it has all."""
     kinds = offloaded(space)
     lacking = [words for names, words in _LIMITS if not any(name in kinds for name in names)]
-    lacks = [f"cannot offload {' or '.join(lacking)}"] if lacking else []
+    lacks = [f"is modelled without offloading {' or '.join(lacking)}"] if lacking else []
     if problem.workload.loss == "whole":
         lacks.append("has the logits of all tokens at once (--loss whole)")
     return lacks

@@ -16,6 +16,7 @@ from experiments.bench.problem import (
     margin_gib,
     peak_bounds_of,
     sure_words,
+    untimed_words,
 )
 from experiments.bench.search_options import budget_of, searched, searchers_called, space_for
 from experiments.cli.commandline import (
@@ -42,6 +43,7 @@ from experiments.tuning.search_words import (
 from experiments.tuning.smallest import smallest
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import to_mapping
+from mistlab.engines.engine import ENGINES
 from mistlab.job.job import dump_job
 from mistlab.job.search import Budget
 from mistlab.plan.plan_words import count_words, plan_line, plan_words
@@ -197,6 +199,8 @@ def _page(entry: Entry, why: Why, bench: Bench, margin_gives: str) -> Iterator[s
     yield from plan_words(plan)
     yield from why_words(why)
     yield sure_words(bench.job(plan), prediction, margin_gives)
+    if untimed := untimed_words(ENGINES[plan.engine]):
+        yield untimed
     yield from rival_words(entry)
     yield from busy_words(entry)
     yield from (f"note: {note}" for note in prediction.notes)

@@ -315,6 +315,8 @@ class PredictionBounds:
     # Why the hardware's measured rates were scaled: they are another GPU's, or its figures were
     # edited.
     scaled: str = ""
+    # That collectives inside a node are another machine's, and slow for their links; else empty.
+    slow_links: str = ""
     # Why edited datasheet figures of the hardware have no effect (measured curves take precedence);
     # empty if they have one.
     curves_win: str = ""
@@ -346,7 +348,8 @@ class PredictionBounds:
         """
         if not self.others:
             of_rates = (note for note in (self.scaled, self.curves_win) if note)
-            return (*of_rates, *self.doubtful, *self._on(gpus).notes)
+            of_links = (self.slow_links,) if self.slow_links and gpus > 1 else ()
+            return (*of_rates, *of_links, *self.doubtful, *self._on(gpus).notes)
         groups = (self, *self.others)
         all_notes = (note for one in groups for note in (*one.doubtful, *one._on(gpus).notes))
         return (*dict.fromkeys(all_notes), UNLIKE)
@@ -427,6 +430,7 @@ def _bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionB
         own=next((one for one in cluster.hardware.own_runs if one.engine == family), None),
         kind=_kind_of(workload, cluster, engine),
         scaled=_scaled_rates(cluster.hardware),
+        slow_links=_slow_links(cluster.hardware),
         curves_win=_curves_that_win(cluster.hardware),
         doubtful=doubtful_figures(cluster),
         hidden=workload.model.hidden,
@@ -445,6 +449,24 @@ def _scaled_rates(hardware: Hardware) -> str:
     sources = (one for one in (of.compute, of.transfers) if one is not None)
     restated = next((one.source for one in sources if one.kind == "restated"), "")
     return restated and f"{hardware.name}: {restated}"
+
+
+def _slow_links(hardware: Hardware) -> str:
+    """A sentence for the user that says whose collectives inside a node are predicted, if another
+    machine's were measured to reach little of the links' rate; empty if not.
+    """
+    source, link = hardware.provenance.transfers, hardware.node.intra_node_gbytes_per_s
+    if hardware.transfers is None or source is None or source.kind not in ("scaled", "borrowed"):
+        return ""
+    lines = (group.all_gather for group in hardware.transfers.groups if group.nodes == 1)
+    rates = [line.gbytes_per_s for line in lines if line is not None]
+    if not rates or max(rates) > link / 2:
+        return ""
+    return (
+        f"{hardware.name}: collectives inside a node are as measured on {source.source}, at "
+        f"{max(rates):.0f} of {link:g} GB/s: where GPUs have peer-to-peer access or bridges, scale "
+        f"them, such as by --intra-node-gbytes-per-s {2 * link:g} for twice the rate"
+    )
 
 
 def _curves_that_win(hardware: Hardware) -> str:

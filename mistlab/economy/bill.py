@@ -45,6 +45,8 @@ def model_parameters(workload: Workload) -> int:
 # 2203.15556).
 CHINCHILLA_TOKENS_A_PARAMETER = 20.0
 OPERATIONS_RECOMPUTED = 8.0
+# Without the second forward pass.
+OPERATIONS_ONCE = 6.0
 # Frozen weights need no weight gradients, which saves two operations per parameter and token.
 OPERATIONS_FROZEN = 6.0
 

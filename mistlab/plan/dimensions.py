@@ -52,7 +52,7 @@ def _all_or_none(engine: Engine, _: bool) -> tuple[float, ...] | None:
 
 
 def _why_none(*_: object) -> str:
-    return "keeps everything on the GPU"
+    return "is modelled with everything on the GPU"
 
 
 def _why_not_some(engine: Engine, _: bool) -> str:

@@ -263,6 +263,11 @@ class Plan:
         return replace(self, stages=tuple(stages))
 
     @property
+    def recomputed_share(self) -> float:
+        """The share of the plan's blocks that are recomputed in the backward pass."""
+        return sum(stage.checkpointed_layers for stage in self.stages) / self.layers
+
+    @property
     def layers(self) -> int:
         """Number of transformer blocks in all stages."""
         return sum(stage.layers for stage in self.stages)

@@ -348,7 +348,7 @@ def test_when_nothing_fits_it_says_what_would(
     assert any("GPUs (--gpus-per-node 8" in remedy for remedy in smallest["remedies"])
     assert "What would make a plan fit:" in captured.err
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "No plan of space 3d, which cannot offload" in page
+    assert "No plan of space 3d, which is modelled without offloading" in page
     assert ", fits: the one that comes nearest needs" in page
 
 

@@ -9,6 +9,7 @@ import pytest
 from experiments import estimate
 from experiments.cli.command import EXAMPLE
 from experiments.cli.commandline import run
+from mistlab import catalog
 
 SMALL = (
     *("--model", "gpt3-1.3b", "--hardware", "l4-24gb", "--nodes", "1", "--gpus-per-node", "2"),
@@ -208,3 +209,25 @@ def test_a_name_of_hugging_face_stands_for_the_catalogue_s(
 ) -> None:
     assert run(estimate.main, ["--model", "Qwen/Qwen2.5-7B", "--tokens", "1e9"]) == 0
     assert "--model Qwen/Qwen2.5-7B: is taken as qwen2.5-7b of" in capsys.readouterr().err
+
+
+def test_the_share_of_the_peak_counts_what_a_plan_computes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second forward pass of blocks that are not recomputed is none of a plan's operations."""
+    line = ("--hardware", "h100-80gb", "--gpus-per-node", "8", "--global-batch", "8")
+    asked = ("--model", "llama3.2-1b", *line, "--sequence-length", "1024", "--train", "lora")
+    out = ("--tokens", "1e6", "--out", str(tmp_path), "--json")
+    assert run(estimate.main, [*asked, *out]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    (mist,) = (row for row in rows if row["way"] == "mist")
+    assert any("no blocks recomputed" in words for words in mist["plan"])
+    assert mist["operations"] == 6
+    recomputed_as_formula = 6 * 1e6 * mist["parameters"]
+    at_peak_s = (
+        recomputed_as_formula
+        / mist["gpus"]
+        / catalog.hardware("h100-80gb").gpu.peak_flop_per_s("fp16")
+    )
+    assert mist["utilisation"] == pytest.approx(at_peak_s / (mist["days"] * 86_400) * 4 / 6)
+    assert "which no GPU has run" in (tmp_path / "report.md").read_text(encoding="utf-8")

@@ -324,7 +324,10 @@ def test_nothing_fits_leaves_the_file_alone(
     for searcher, claim in claims.items():
         assert tuned(out, "--space", "3d", "--model", "gpt3-7b", searcher=searcher) == 1
         err = capsys.readouterr().err
-        assert "No plan of space 3d, which cannot offload what blocks keep or states" in err
+        assert (
+            "No plan of space 3d, which is modelled without offloading what blocks keep or states"
+            in err
+        )
         assert f", {claim} that comes nearest needs" in err
         # A node has eight GPUs, of which four are used.
         assert re.search(r"(8 GPUs \(--gpus-per-node 8|GPUs \(--gpus-per-node 8 --nodes)", err)
@@ -482,8 +485,8 @@ def test_a_refusal_names_the_limits_of_its_space_and_a_plan_of_one_without(
     line = [*million, *gpus, "--out", str(tmp_path / "plan.yaml")]
     assert run(tune.main, [*line, "--space", space]) == 1
     told = capsys.readouterr().err
-    limits = "which cannot offload what blocks keep or states and has the logits of all tokens at"
-    assert f"No plan of space {space}, {limits} once (--loss whole), fits" in told
+    limits = "which is modelled without offloading what blocks keep or states and has the logits of"
+    assert f"No plan of space {space}, {limits} all tokens at once (--loss whole), fits" in told
     found = re.search(
         r"space (\w+), whose engine fsdp offloads \(--space fsdp\) and a loss in chunks "
         r"\(--loss chunked\): engine fsdp, 1 stage.* at ([\d.]+) GiB of a GPU",
@@ -515,3 +518,12 @@ def test_a_gpu_may_be_called_without_its_memory(
     assert load_job(out).cluster.hardware.name == "rtx-4090-24gb"
     assert run(tune.main, [*line, "--hardware", "v100"]) == 2
     assert "'v100' is unknown: did you mean 'v100-16gb' or 'v100-32gb'?" in capsys.readouterr().err
+
+
+def test_the_page_says_of_this_runtime_alone_that_no_gpu_has_timed_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["--model", "llama3.2-1b", "--hardware", "h100-80gb", "--gpus-per-node", "1"]
+    for engine, is_untimed in (("mistlab", True), ("megatron", False), ("fsdp", False)):
+        assert run(tune.main, [*line, "--engine", engine, "--out", str(tmp_path / "p.yaml")]) == 0
+        assert ("which no GPU has run" in capsys.readouterr().out) == is_untimed

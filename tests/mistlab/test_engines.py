@@ -121,7 +121,9 @@ def test_a_row_refuses_levels_offloading_and_precisions_in_words() -> None:
     assert above.endswith("only in a pipeline: give 0 or 1")
     for name in OFFLOADS:
         assert engine_problem(name, 0.0, row, in_pipeline=True) == ""
-        assert "keeps everything on the GPU" in engine_problem(name, 0.5, row, in_pipeline=True)
+        assert "is modelled with everything on the GPU" in engine_problem(
+            name, 0.5, row, in_pipeline=True
+        )
     with pytest.raises(InputError, match="bf16, but engine deepspeed does not train in it"):
         row.memory_in("bf16")
 

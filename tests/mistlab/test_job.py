@@ -136,7 +136,7 @@ BAD = {
     ),
     "offloading by a baseline": (
         both(section("plan", engine="deepspeed"), stage(offload={"weights": 0.5})),
-        "plan.stages[0].offload: optimizer 0.5, but engine deepspeed keeps everything on the GPU",
+        "plan.stages[0].offload: optimizer 0.5, but engine deepspeed is modelled with everything",
     ),
     "sharded gradients by Megatron": (
         both(

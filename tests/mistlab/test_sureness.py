@@ -12,6 +12,7 @@ import pytest
 from experiments.cli.commandline import OPTIONS
 from experiments.runs.run_jobs import job_of
 from experiments.runs.run_sureness import Held, Miss, Range, left_out, sureness_of
+from mistlab import catalog
 from mistlab.calibration.fitted_sureness import (
     UNKNOWN_BETWEEN,
     UNKNOWN_WITHIN,
@@ -36,6 +37,7 @@ from mistlab.cost.confidence import (
     peak_bounds,
     peak_range,
 )
+from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import OwnRuns
 from simulators.symbolic import SymbolicPredictor
 from tests.mistlab.test_runs import run
@@ -354,3 +356,19 @@ def test_texts_give_the_range_of_peaks_that_bounds_have() -> None:
         told = re.search(r"90 % of measured peaks.* are ([\d.]+) to ([\d.]+) times", text)
         assert told
         assert told.groups() == (f"{low:.1f}", f"{high:.1f}")
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "lender"),
+    [
+        ("rtx-a6000-48gb", 4, "l4-24gb"),
+        ("rtx-a6000-48gb", 1, ""),
+        ("l4-24gb", 4, ""),
+        ("h200-141gb", 8, ""),
+    ],
+)
+def test_a_note_says_whose_slow_collectives_are_counted(name: str, gpus: int, lender: str) -> None:
+    job = job_of(run()).job
+    cluster = Cluster(hardware=catalog.hardware(name), nodes=1, gpus_per_node=gpus)
+    notes = " ".join(bounds_of(job.workload, cluster, "fsdp").notes(gpus))
+    assert (f"as measured on {lender}, at 6 of 31.5 GB/s" in notes) == bool(lender)
