@@ -242,8 +242,8 @@ def smallest_words(smallest: Smallest, space: str, *, is_proven: bool) -> list[s
         problem = "No searcher found a plan that fits within its budget, but there is one"
         return [f"{problem}, of {needs}: give a larger --budget-evaluations or --budget-seconds."]
     nothing = (
-        "nothing that was tried: more GPUs, more host memory or a smaller batch, up to 32 times; "
-        "a loss in chunks; states of 16 bits; adapters on 4 bits"
+        "nothing that was tried: more GPUs, more host memory, a smaller batch or shorter "
+        "sequences, up to 32 times; a loss in chunks; states of 16 bits; adapters on 4 bits"
     )
     remedies = smallest.remedies or (nothing,)
     none = "fits: the one" if is_proven else "was found that fits: of those tried the one"

@@ -227,7 +227,7 @@ def _sized(stage: StagePlan, change: int) -> StagePlan:
 def _remedies(problem: Problem, space: SearchSpace) -> Iterator[str]:
     """Changes with which a plan would fit: of each kind of change, the smallest that was tried."""
     keeping = [_less_kept_free] if problem.cluster.keep_free_gib else []
-    for change in (*keeping, _more_gpus, _more_host_memory, _smaller_batch):
+    for change in (*keeping, _more_gpus, _more_host_memory, _smaller_batch, _shorter_sequences):
         for doubling in range(1, DOUBLINGS + 1):
             remedy, other = change(problem, 2**doubling)
             if not why_empty(other, space):
@@ -366,5 +366,13 @@ def _smaller_batch(problem: Problem, times: int) -> tuple[str, Problem]:
     batch = max(1, problem.workload.global_batch // times)
     workload = replace(problem.workload, global_batch=batch)
     return f"a global batch of {batch} (--global-batch {batch})", replace(
+        problem, workload=workload
+    )
+
+
+def _shorter_sequences(problem: Problem, times: int) -> tuple[str, Problem]:
+    length = max(1, problem.workload.sequence_length // times)
+    workload = replace(problem.workload, sequence_length=length)
+    return f"sequences of {length:,} tokens (--sequence-length {length})", replace(
         problem, workload=workload
     )

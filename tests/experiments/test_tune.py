@@ -527,3 +527,16 @@ def test_the_page_says_of_this_runtime_alone_that_no_gpu_has_timed_it(
     for engine, is_untimed in (("mistlab", True), ("megatron", False), ("fsdp", False)):
         assert run(tune.main, [*line, "--engine", engine, "--out", str(tmp_path / "p.yaml")]) == 0
         assert ("which no GPU has run" in capsys.readouterr().out) == is_untimed
+
+
+def test_where_nothing_fits_a_shorter_sequence_is_named_that_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["--model", "llama3-70b", "--hardware", "rtx-3090-24gb", "--gpus-per-node", "2"]
+    line += ["--train", "lora", "--base", "4bit", "--space", "fsdp", "--global-batch", "2"]
+    line += ["--out", str(tmp_path / "p.yaml")]
+    assert run(tune.main, [*line, "--sequence-length", "8192"]) == 1
+    named = re.search(r"tokens \(--sequence-length (\d+)\)", capsys.readouterr().err)
+    assert named
+    assert run(tune.main, [*line, "--sequence-length", named[1]]) == 0
+    assert run(tune.main, [*line, "--sequence-length", str(2 * int(named[1]))]) == 1
