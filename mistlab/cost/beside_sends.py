@@ -17,8 +17,9 @@ import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.core.columns import ColumnSet
+from mistlab.core.distinct import Sums
 from mistlab.cost.side_by_side import BESIDE, LINK, SlowedBy, endless
-from mistlab.cost.slot_work import in_slots
+from mistlab.cost.slot_work import HERE, NOTHING, UPPER, SlotWork, in_slots, shared_turns
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
 from mistlab.schedule import placement
@@ -124,6 +125,14 @@ class BesideSend:
         ranges.
         """
         return self.most_sent_s is not None
+
+    def instead_of(self, usual_s: Floats, where: Bools) -> Self:
+        """The same for passes that take ``usual_s`` without a send, ``where`` that differs, but no
+        less while a send runs.
+        """
+        longer_s = np.maximum(self.usual_s + self.longer_s - usual_s, 0.0)
+        longer_s = np.where(where, longer_s, self.longer_s)
+        return replace(self, usual_s=np.where(where, usual_s, self.usual_s), longer_s=longer_s)
 
     def if_usually_longer(self, longer_s: Floats) -> Self:
         """The lower bounds for a pass that takes ``longer_s`` seconds more, even without a send,
@@ -291,6 +300,26 @@ def longest_slots(seconds: TaskSeconds, alone: Floats) -> Floats:
     by itself.
     """
     return _beside_endless(seconds, alone, "most")[0]
+
+
+def longest_beside_sends(seconds: TaskSeconds, kinds: Ints, summed: Sums) -> Mapping[Pass, Floats]:
+    """Upper bounds of the seconds of steady passes and of the time between passes if a send runs
+    all the time, for each candidate.
+
+    The bounds hold for this work and any smaller work on the same streams.
+    """
+    is_inside = kinds[:, HERE] != NOTHING
+    is_below = ~is_inside & (kinds[:, UPPER] != NOTHING)
+    alone = SlotWork(seconds, kinds).alone(STEADY)
+    turns = alone.sum(axis=1)
+    shared = shared_turns(seconds, kinds[is_below], turns[:, is_below])
+    if shared is not None:
+        turns[:, np.flatnonzero(is_below)[:, None], shared.rows] = shared.alone
+    longest = [(longest_slots(seconds, alone[:, :, is_inside]), is_inside)]
+    for where in (is_below, ~is_inside & ~is_below):
+        longest_s = longest_slots(seconds, turns[:, where])
+        longest.append(((beside_sends(seconds, turns[:, where]) * longest_s)[None], where))
+    return dict(zip((*STEADY, *TURNS), summed(longest), strict=True))
 
 
 def _beside_endless(seconds: TaskSeconds, alone: Floats, kept: Kept) -> tuple[Floats, Floats]:

@@ -1,6 +1,7 @@
 """Computes the times of passes layer by layer: of layers whose weights are copied from the host and
-gathered, of first forward passes with optimizer steps, of backward passes from which gradients
-leave, and of last backward passes in which gradient reductions queue.
+gathered, of first forward passes with optimizer steps, of passes from which activations or
+gradients leave, of last backward passes in which gradient reductions queue, and of backward passes
+without weight gradients.
 
 Axes: C candidates or cases, S strategies, J sets of layers, R rows of equal layers, L layers.
 """
@@ -13,7 +14,7 @@ from typing import Self
 import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
-from mistlab.core.distinct import Distinct, distinct_rows
+from mistlab.core.distinct import Distinct, Sums, distinct_rows
 from mistlab.cost.side_by_side import (
     AHEAD,
     AWAY,
@@ -44,17 +45,24 @@ from mistlab.cost.side_by_side import (
     until,
 )
 from mistlab.cost.slot_work import (
+    HERE,
     NOTHING,
+    SIMULATED,
+    WORK_OF_TASKS,
+    SlotWork,
     gathers_each_pass,
+    leave_passes,
+    of_layers,
     of_pass,
     reduces_each_pass,
     reduces_in_place,
+    slot_ends,
     steps_in_turn,
 )
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
 from mistlab.plan.dimensions import OFFLOADS
-from mistlab.schedule.slots import Phase
+from mistlab.schedule.slots import KINDS
 
 # Computes the time of layers whose weights are copied from the host and then gathered from ranks.
 
@@ -277,24 +285,14 @@ def _late_ends_s(
     return ends_s
 
 
-# Computes backward passes of stages that offload gradients, layer by layer.
+# Computes passes from which activations or gradients leave, layer by layer.
 # A gradient leaves as soon as it is computed and reduced, while the next layer's data is fetched.
 # No layer waits for it before the layer after the next one (``mistlab.stages.pass_tasks``), so what
-# is left of it goes on in the next layer's slot. The gradient of the pass's input goes back when
-# the last layer has computed.
+# is left of it goes on in the next layer's slot, or in the slot between two passes. A pass's output
+# is sent when the last layer has computed.
 
 
-_BACKWARDS: tuple[Phase, ...] = ("backward", "last_backward")
-# For each kind of task in a backward pass, the work of a slot that it is part of.
-_WORK_OF_TASKS = {
-    "B": COMPUTED,
-    "U": GATHERED,
-    "R": REDUCED,
-    "P<": COPIED,
-    "G<": FETCHED,
-    "A<": FETCHED,
-    "G>": LEAVES,
-}
+_FORWARDS, _STEADY, _LAST = range(len(SIMULATED))
 _OF_NEXT_LAYER = [GATHERED, COPIED, FETCHED]
 _OF_OWN_LAYER = [COMPUTED, REDUCED, LEAVES]
 # If what a layer leaves to the next slot changes by less than this share of the slot, all further
@@ -302,45 +300,77 @@ _OF_OWN_LAYER = [COMPUTED, REDUCED, LEAVES]
 _ALIKE = 1e-10
 
 
-def backwards_s(seconds: TaskSeconds, strategies: Distinct, stages: Distinct) -> Floats | None:
-    """The seconds of a steady and of the last backward pass that find their stage idle, until its
-    layers have computed; those until the last pass's gradients have left; and those in which its
-    reductions go on, for each candidate (C) that offloads gradients.
+def leaving_s(seconds: TaskSeconds, strategies: Distinct, stages: Distinct) -> Floats | None:
+    """The seconds of passes of stages from which activations or gradients leave, for each candidate
+    (C); zero for other candidates, None if no pass is simulated.
 
-    The result is (4, C), zero for other candidates; None if no pass is simulated.
+    The result is (7, C): a forward, a steady backward and the last backward pass that find their
+    stage idle, until their layers have computed; the last one until its gradients have left, and
+    the seconds in which its reductions go on; a forward pass after a backward pass, and a backward
+    pass after a forward pass.
     """
-    template, types = seconds.model.template, seconds.model.types
-    names = {task.name for phase in _BACKWARDS for task in template.phases[phase]}
-    leave = np.logical_or.reduce(seconds.alone("G", ">") > 0)
-    rows = np.flatnonzero(leave[strategies.index])
-    if not len(rows) or template.depth != 1 or not names <= _WORK_OF_TASKS.keys():
+    types, holds = seconds.model.types, reduces_each_pass(seconds)
+    rows = np.flatnonzero(np.logical_or.reduce(leave_passes(seconds))[strategies.index])
+    if not len(rows):
         return None
     sizes, of_runs = types.runs(dict(zip(types.columns, stages.columns, strict=True)))
-    work = np.concatenate(
-        [of_pass(seconds, phase, _WORK_OF_TASKS) for phase in _BACKWARDS], axis=-1
-    )
-    # Many strategies have the same work in a pass, and the last pass may be like the others.
-    slowed, holds = seconds.slowed_by(), np.tile(reduces_each_pass(seconds), 2)
-    alike = distinct_rows([*work.reshape(-1, len(holds)), holds, np.tile(slowed.first, 2)])
-    ways = alike.index.reshape(len(_BACKWARDS), -1)
+    of_passes = np.stack([of_pass(seconds, phase, WORK_OF_TASKS) for phase in SIMULATED], axis=2)
+    # Many strategies have the same work in their passes.
+    shape, slowed = of_passes.shape[:-1], seconds.slowed_by()
+    alike = distinct_rows([*of_passes.reshape(-1, len(holds)), holds, slowed.first])
+    *columns, holds, first = alike.columns
+    of_passes = np.reshape(columns, (*shape, len(first)))
+    ways, most = alike.index[strategies.index[rows]], int(sizes.max(initial=0))
+    cases = _Cases.of((sizes, of_runs), ways, stages.index[rows], most)
+    number, phases = cases.strategy, len(SIMULATED)
+    slowed, holds = replace(slowed, first=first[number]), holds[number]
     # Layers of a backward pass come in the opposite order.
-    runs, most = (sizes[::-1], of_runs[::-1]), int(sizes.max(initial=0))
-    in_phases = ways[:, strategies.index[rows]].ravel(), np.tile(stages.index[rows], len(ways))
-    cases = _Cases.of(runs, *in_phases, most)
-    lengths, kinds = _not_empty(cases.simulated, cases.types, len(types.names))
-    number, (*columns, holds, first) = cases.strategy, alike.columns
-    slowed = replace(slowed, first=first[number])
-    slots = kinds * len(first) + number
-    taken_s, rest = _in_slots(
-        np.reshape(columns, (SLOT_WORK, -1)), slots, lengths, slowed, holds[number]
+    lengths, kinds = zip(
+        *(
+            _not_empty(cases.simulated[::order], cases.types[::order], len(types.names))
+            for order in (1, -1, -1)
+        ),
+        strict=True,
     )
-    steady, last = cases.index.reshape(len(ways), -1)
-    left_s, reducing_s = (of_cases[last] for of_cases in _leaving_s(rest, slowed))
+    slots = [(kinds[phase] * phases + phase) * len(first) + number for phase in range(phases)]
+    work, every = of_passes.reshape(SLOT_WORK, -1), np.tile(np.arange(len(number)), phases)
+    taken_s, rest = _in_slots(
+        work,
+        np.concatenate(slots, axis=1),
+        np.concatenate(lengths, axis=1),
+        slowed.chosen(every),
+        holds[every],
+        np.zeros((2, len(every))),
+    )
+    idle_s, rests = taken_s.reshape(phases, -1), rest.reshape(SLOT_WORK, phases, -1)
+    left_s, reducing_s = _leaving_s(rests[:, _LAST].copy(), slowed)
     # Steady passes count what sends take from the reductions of each pass.
-    reducing_s = np.where(steady == last, 0.0, reducing_s)
-    passed_s = np.zeros((4, len(strategies.index)))
-    passed_s[:, rows] = taken_s[steady], taken_s[last], taken_s[last] + left_s, reducing_s
-    return passed_s
+    differ = (of_passes[:, :, _STEADY] != of_passes[:, :, _LAST]).any(axis=(0, 1))
+    reducing_s = np.where(differ[number], reducing_s, 0.0)
+    # Passes are alike from the second one on, since what one leaves is gone before the next leaves.
+    rest, in_turn = rests[:, _FORWARDS], []
+    for phase in (_STEADY, _FORWARDS):
+        opened_s, before = _opened(work, slots[phase][0], rest, slowed, holds)
+        passed_s, rest = _in_slots(work, slots[phase], lengths[phase], slowed, holds, before)
+        in_turn.append(opened_s + passed_s)
+    of_cases = np.stack([*idle_s, idle_s[_LAST] + left_s, reducing_s, *in_turn[::-1]])
+    of_rows = np.zeros((len(of_cases), len(strategies.index)))
+    of_rows[:, rows] = of_cases[:, cases.index]
+    return of_rows
+
+
+def _opened(
+    alone: Floats, first: Ints, rest: Floats, slowed: SlowedBy, holds: Bools
+) -> tuple[Floats, Floats]:
+    """The seconds of the slot before a pass (C), in which its ``first`` layer is fetched, and what
+    is left afterwards of the reductions and offloads of the pass before (2, C), of whose last slot
+    ``rest`` (8, C) was left.
+    """
+    work = rest.copy()
+    work[COMPUTED] = 0.0
+    work[_OF_NEXT_LAYER] = alone[_OF_NEXT_LAYER].take(first, axis=1)
+    opened_s = slot_after(work, slowed, holds=holds)
+    return opened_s, np.stack([work[BEFORE] + work[REDUCED], work[LEAVES]])
 
 
 def _not_empty(sizes: Ints, types: Ints, nothing: int) -> tuple[Ints, Ints]:
@@ -356,20 +386,21 @@ def _not_empty(sizes: Ints, types: Ints, nothing: int) -> tuple[Ints, Ints]:
 
 
 def _in_slots(
-    alone: Floats, slots: Ints, sizes: Ints, slowed: SlowedBy, holds: Bools
+    alone: Floats, slots: Ints, sizes: Ints, slowed: SlowedBy, holds: Bools, before: Floats
 ) -> tuple[Floats, Floats]:
     """The seconds until all layers of each case have computed (C), and what is left of the work of
-    the last one's slot (8, C).
+    the last one's slot (8, C). The pass before has left ``before`` (2, C) to reduce and offload.
 
     A case has rows of ``sizes`` equal layers (R, C), of which ``slots`` (R, C) are the columns of
     ``alone`` with the seconds of each work alone.
     """
     of_own, of_next = alone[_OF_OWN_LAYER], alone[_OF_NEXT_LAYER]
     taken_s, rest = np.zeros(sizes.shape[1]), np.zeros((SLOT_WORK, sizes.shape[1]))
-    going, left = np.flatnonzero(sizes[0]), np.zeros((2, 1))
+    going = np.flatnonzero(sizes[0])
+    states = distinct_rows([*before[:, going]])
+    left, same = np.array(states.columns), states.index
     row, layers = np.zeros(len(going), dtype=np.intp), sizes[0, going]
     # Slots with the same work before them and in them are simulated once.
-    same = np.zeros_like(row)
     while len(going):
         here, is_last = slots[row, going], layers == 1
         after = np.where(is_last, slots[row + 1, going], here)
@@ -463,3 +494,57 @@ def queued_reductions(
     computing, reducing = slowed.table[[COMPUTE, LINK]][:, slowed.place(both) + both]
     last_s[:, rows] = link_behind(of_layers_s(), computing, reducing)
     return last_s
+
+
+# Computes backward passes without weight gradients, which are computed in separate passes.
+
+
+# These kinds of tasks move from the backward pass to the separate weight-gradient pass: reducing
+# and offloading gradients.
+_OF_GRADIENTS = frozenset({"R", "G"})
+
+
+def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats:
+    """The seconds of each layer in a whole backward pass, in its input-gradient part and in its
+    weight-gradient part, and of waits that weight-gradient GEMMs hide in a whole pass.
+
+    The result is (4, K, S); the arguments are those of ``split_pass_seconds``.
+    """
+    here = work.kinds[:, HERE]
+    products, waits = (of_layers(one, here) for one in (weights_s, unhidden_s))
+    (whole,) = work.alone(("backward",)).swapaxes(0, 1)
+    (inputs,) = work.alone(("backward",), without=_OF_GRADIENTS).swapaxes(0, 1)
+    inputs[COMPUTE] += waits - products
+    (weights,) = work.alone(("backward",), without={*KINDS} - _OF_GRADIENTS).swapaxes(0, 1)
+    weights[COMPUTE] = products
+    (fetched_s,) = work.fetched_s(("backward",)).sum(axis=0)
+    whole_s, inputs_s, own_s = (_lasting(work, one) for one in (whole, inputs, weights))
+    whole_s, inputs_s = np.maximum(whole_s, fetched_s), np.maximum(inputs_s, fetched_s)
+    if len(work.evicts):
+        for alone, lasting in ((whole, whole_s), (weights, own_s)):
+            evicting_s = work.evicting_s(alone[:, :, work.evicts])
+            lasting[:, work.evicts] = np.maximum(lasting[:, work.evicts], evicting_s)
+    return np.stack([whole_s, inputs_s, own_s, waits])
+
+
+def split_pass_seconds(
+    seconds: TaskSeconds, kinds: Ints, summed: Sums, *, weights_s: Floats, unhidden_s: Floats
+) -> tuple[Floats, Floats]:
+    """The seconds of separate weight-gradient passes with their gradient reductions, and how much
+    shorter backward passes are without them.
+
+    The weight-gradient GEMMs take ``weights_s`` (T, S). For ``unhidden_s`` tensor-parallel ranks
+    wait for collectives that these GEMMs hide in a whole backward pass. Both passes together are
+    never shorter than one.
+    """
+    is_inside = kinds[:, HERE] != NOTHING
+    split = split_slots(SlotWork(seconds, kinds[is_inside]), weights_s, unhidden_s)
+    whole_s, inputs_s, weights_s, waits_s = summed([(split, is_inside)])
+    less_s = whole_s - inputs_s
+    return np.maximum(weights_s, less_s + waits_s), less_s
+
+
+def _lasting(work: SlotWork, alone: Floats) -> Floats:
+    """The seconds of tasks that overlap, given the seconds of each stream alone."""
+    alone = np.maximum(alone, 0.0)
+    return until(STREAMS, slot_ends(work.seconds, alone, is_least=False), alone)

@@ -18,7 +18,6 @@ from mistlab.cost.beside_sends import (
     BesideSend,
     Pass,
     beside_sends,
-    longest_slots,
     slots_beside_sends,
 )
 from mistlab.cost.layer_recurrences import (
@@ -26,21 +25,21 @@ from mistlab.cost.layer_recurrences import (
     least_ends_if_gathered,
     without_leaving_s,
 )
-from mistlab.cost.side_by_side import AHEAD, LINK, until
+from mistlab.cost.side_by_side import AHEAD, AWAY, LINK, until
 from mistlab.cost.slot_work import (
     HERE,
     LOWER,
     NOTHING,
     UPPER,
     SlotWork,
-    gathers_each_pass,
+    first_slots,
     in_slots,
+    least_in_windows,
+    leave_passes,
+    reduced_inside,
     shared_turns,
     slot_ends,
-    slots_of_first_layers,
-    slots_of_leaving,
     slots_of_stepping,
-    with_nothing,
 )
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.machine.slowdowns import STREAMS
@@ -55,9 +54,7 @@ _FIRST, _FORWARD, _BACKWARD, _LAST = (
 # The number of the phase between two passes (the "turn"), in which one pass ends while the next
 # begins.
 _TURN = len(PHASES)
-_AWAY = STREAMS.index("device_to_host")
 _COMPUTING = ("compute",)
-_NOT_AWAY = tuple(stream for stream in STREAMS if stream != STREAMS[_AWAY])
 _NOT_REDUCING = tuple(stream for stream in STREAMS if stream != "gpu_to_gpu")
 
 
@@ -106,7 +103,7 @@ class PassSlots:
         self._ends = slot_ends(seconds, self._alone, kept == "least")
         self._gather_after_copies()
         lasting = np.maximum(until(STREAMS, self._ends, self._alone), self._fetched_s.sum(axis=0))
-        if kept == "own" and len(self.work.evicts):
+        if kept == "own" and len(self.work.evicts) and seconds.model.template.depth != 1:
             self._wait_for_gradients(lasting, rows // len(kinds))
         self._in_turn(lasting)
         self._turns_s = lasting[self._turning].copy()
@@ -118,9 +115,40 @@ class PassSlots:
             part.reshape(*shaped.shape, lasting.shape[1])
             for part, shaped in zip(np.split(lasting, [first, last]), places, strict=True)
         )
+        self.leave = leave_passes(seconds)
+        self._without_leaving()
         if kept == "least":
             # Reductions of the last pass may be hidden beside longer copies.
             self.inside[_LAST][:, self.work.evicts] = self.inside[_BACKWARD][:, self.work.evicts]
+
+    def _without_leaving(self) -> None:
+        """Let nothing of what leaves a pass lengthen the time after it: it counts in passes."""
+        seconds = self._seconds
+        if not self.leave.any():
+            return
+        after = zip(
+            (self.below[-1], self.above[-1]),
+            (self.is_below, self.is_above),
+            self.leave[::-1],
+            strict=True,
+        )
+        alone = self.work.alone(("forward", "backward")).sum(axis=1)
+        fetched_s = self.work.fetched_s(("forward", "backward")).sum(axis=0).max(axis=0)
+        alone[AWAY] = 0.0
+        alone[LINK] -= reduced_inside(seconds, self._kinds[:, UPPER])
+        alone = np.maximum(alone, 0.0)
+        for turn_s, where, leave in after:
+            chosen = np.flatnonzero(leave)
+            of_turn = alone[:, where][..., chosen]
+            ends = slot_ends(seconds, of_turn, True, chosen)
+            lasting = until(STREAMS, ends, of_turn)
+            turn_s[:, chosen] = np.maximum(lasting, fetched_s[where][:, chosen])
+
+    def least_in_windows(self) -> Floats:
+        """Lower bounds of passes from which data leaves (``least_in_windows``), as one table."""
+        alone = self.work.alone(("forward", "backward"))[:, :, self.is_inside]
+        least = least_in_windows(self._seconds, self._kinds[self.is_inside], alone)
+        return least.reshape(-1, *least.shape[2:])
 
     def last_computed(self) -> Floats:
         """The seconds of each layer in the last backward pass, without gradient reductions."""
@@ -250,11 +278,6 @@ class PassSlots:
         work = SlotWork(self._seconds, self._kinds[self.is_inside])
         first, is_least = self._rows_inside(_FIRST, _FIRST), self._kept == "least"
         lasting[first] = slots_of_stepping(work, lasting[first], is_least=is_least)
-        if self._kept == "own":
-            rows = self._rows_inside(_FORWARD, _BACKWARD)
-            lasting[rows] = slots_of_leaving(work, self._alone[:, rows], lasting[rows])
-            forward = self._rows_inside(_FORWARD, _FORWARD)
-            lasting[forward] = slots_of_first_layers(work, lasting[forward])
 
     def _rows_inside(self, first: int, last: int) -> slice:
         """The row numbers of layers inside passes from phase ``first`` to ``last``, in a table."""
@@ -331,74 +354,6 @@ class FirstPass:
 PARTS = len(fields(FirstPass)) - 1
 
 
-def first_slots(
-    seconds: TaskSeconds,
-    kinds: Ints,
-    whole: tuple[Floats, Floats],
-    stepped: Floats,
-    usual: Floats,
-    *,
-    is_least: bool,
-) -> Floats:
-    """The seconds of layers in the first forward pass: the fields of ``FirstPass``, for each
-    combination of a layer's type and its neighbours' types.
-
-    ``whole`` has the tasks' seconds and their ends in each layer's time slot, ``stepped`` the
-    seconds without optimizer steps (4, K, S). A steady slot takes ``usual`` seconds (K, S). The
-    result is (6, K, S). In lower bounds (``is_least``) the next pass waits for nothing.
-    """
-    columns, (below, here, above) = seconds.columns, kinds.T
-    parts = np.zeros((6, *usual.shape))
-    unawaited, after, stepped_s, block_steps, end_steps, passing = parts
-    weights, state = (with_nothing(seconds.alone(kind, ">")) for kind in ("P", "O"))
-    chosen = np.flatnonzero((weights + state).any(axis=0))
-    if not len(chosen):
-        return parts
-    weights, state = weights[:, chosen], state[:, chosen]
-    swaps, keeps = (columns[f"offload_{kind}"][chosen] > 0 for kind in ("weights", "activations"))
-
-    # Offloaded activations queue behind the last block's optimizer states, and the head waits for
-    # both.
-    is_last = (above == NOTHING)[:, None] | (~keeps & ((weights + state)[above] == 0))
-    last = np.flatnonzero(is_last.any(axis=1))
-    at_last = np.ix_(last, chosen)
-    work, ends = (one[:, last[:, None], chosen] for one in whole)
-    without_weights = work.copy()
-    without_weights[_AWAY] = np.maximum(work[_AWAY] - weights[here[last]], 0.0)
-    # Weights that every rank holds whole are gathered with their optimizer step, not with the
-    # forward pass.
-    kept = stepped[:, :, chosen]
-    kept[LINK] *= gathers_each_pass(seconds)[chosen]
-    both = np.concatenate([kept, without_weights], axis=1)
-    both_ends = slot_ends(seconds, both, is_least, chosen)
-    kept_ends, left_ends = both_ends[:, : len(kinds)], both_ends[:, len(kinds) :]
-
-    computed = until(_NOT_AWAY, ends, work)
-    # While the last block's states are offloaded, the block before it and the head compute.
-    forward = with_nothing(seconds.alone("F", ""))[:, chosen]
-    hidden = (forward[below] + forward[above])[last]
-    left = until(STREAMS, left_ends, without_weights)
-    is_last = is_last[last]
-    unawaited[at_last] = np.where(is_last, until(STREAMS, ends, work) - computed, 0.0)
-    if not is_least:
-        after[at_last] = np.where(is_last, np.maximum(left - computed - hidden, 0.0), 0.0)
-    stepped_s[:, chosen] = np.where(swaps, until(STREAMS, kept_ends, kept), usual[:, chosen])
-    kept_computed = until(_NOT_AWAY, kept_ends[:, last], kept[:, last])
-    stepped_s[at_last] = np.where(is_last, kept_computed, stepped_s[at_last])
-
-    stepping, swapped = with_nothing(seconds.alone("S", ""))[above][:, chosen], weights[above] > 0
-    block_steps[:, chosen] = np.where(swapped, stepping, 0.0)
-    end_steps[:, chosen] = np.where(swapped, 0.0, stepping)
-    if is_least:
-        passed_s = with_nothing(seconds.alone("F", "") + seconds.tensor_s["forward"])
-        passing[:, chosen] = passed_s[here][:, chosen]
-        if len(seconds.model.types.kinds) > 1:
-            # The blocks that run their optimizer steps before the micro-batch arrives may be the
-            # largest ones, so in a lower bound no block's step lengthens the pass.
-            block_steps[:] = 0.0
-    return parts
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassSeconds:
     """The seconds of each candidate stage inside its passes, by phase, and between its passes.
@@ -434,6 +389,7 @@ class PassSeconds:
     step_computing: Floats
     computed_forward: Floats
     computed_backward: Floats
+    windows: Floats
 
     @property
     def after_last_s(self) -> Floats:
@@ -449,7 +405,71 @@ class PassSeconds:
             through={phase: seconds[rows] for phase, seconds in self.through.items()},
             **{name: getattr(self, name)[rows] for name in (*ONCE, *ALONE)},
             beside_sends={phase: one.chosen(rows) for phase, one in self.beside_sends.items()},
+            windows=self.windows[..., rows],
         )
+
+    def with_leaving(self, simulated: Floats) -> "PassSeconds":
+        """The passes with the ``simulated`` times (7, C) of those from which data leaves.
+
+        They take at least what their lower bounds say.
+        """
+        forward_s, back_s, last_s, over_s, reducing_s, turned_s, turned_back_s = simulated
+        inside, least_s = dict(self.inside), self.windows.max(axis=1)
+        least_back_s, (leave, leave_back) = least_s[1], least_s > 0
+        both_s = turned_s + turned_back_s - self.turn_at_first_layer - self.turn_at_last_layer
+        of_forward_s = np.where(
+            leave_back,
+            np.minimum(turned_s - self.turn_at_first_layer, both_s - least_back_s),
+            both_s - inside["backward"],
+        )
+        forward = np.where(leave, np.maximum(of_forward_s, least_s[0]), inside["forward"])
+        backward = np.maximum(both_s - forward, least_back_s)
+        whole_s = np.maximum(over_s, backward + self.last_closing)
+        last = np.where(leave_back, backward + last_s - back_s, inside["last_backward"])
+        through = np.where(leave, np.maximum(forward_s, least_s[0]), inside["forward"])
+        through_back = np.where(leave_back, np.minimum(back_s, backward), self.through["backward"])
+        inside["forward"], inside["last_backward"] = forward, last
+        inside["backward"] = np.where(leave_back, backward, inside["backward"])
+        opening = np.minimum(self.opening, self.turn_at_first_layer)
+        return replace(
+            self,
+            inside=inside,
+            through={"forward": through, "backward": through_back},
+            last_closing=np.where(leave_back, whole_s - last, self.last_closing),
+            reducing=reducing_s,
+            opening=np.where(leave | leave_back, opening, self.opening),
+            beside_sends=self._beside(inside, (leave, leave_back)),
+        )
+
+    def with_least_leaving(self) -> "PassSeconds":
+        """The lower bounds with those of passes from which data leaves."""
+        if not self.windows.size:
+            return self
+        least_s, through, inside = self.windows.max(axis=1), dict(self.through), dict(self.inside)
+        leave, leave_back = least_s > 0
+        for way, phase in enumerate(STEADY):
+            least = np.where(least_s[way] > 0, least_s[way], inside[phase])
+            inside[phase], through[phase] = least, np.minimum(through[phase], least)
+        inside["last_backward"] = np.where(leave_back, least_s[1], inside["last_backward"])
+        beside = {**self._beside(inside, (leave, leave_back))}
+        # No send is taken to be beside what leaves between passes.
+        for name, left in zip(TURNS, (leave_back, leave), strict=True):
+            if name in beside:
+                beside[name] = replace(
+                    beside[name], longer_s=np.where(left, 0.0, beside[name].longer_s)
+                )
+        return replace(self, inside=inside, through=through, beside_sends=beside)
+
+    def _beside(
+        self, inside: Mapping[Phase, Floats], leave: tuple[Bools, Bools]
+    ) -> Mapping[Pass, BesideSend]:
+        """How much sends slow down passes that take other times, where data leaves them."""
+        of_passes: dict[Pass, BesideSend] = {
+            phase: self.beside_sends[phase].instead_of(inside[phase], where)
+            for phase, where in zip(STEADY, leave, strict=True)
+            if phase in self.beside_sends
+        }
+        return {**self.beside_sends, **of_passes}
 
 
 ONCE = (
@@ -470,13 +490,14 @@ class PassSums:
     values: Floats
     steps: bool
     computed: bool
+    prices: int = 0
     queued: Floats | None = None
     late: Floats | None = None
-    backwards: Floats | None = None
+    leaving: Floats | None = None
 
     def chosen(self, rows: Rows) -> "PassSums":
         """Select the candidates with these indices."""
-        columns = {name: getattr(self, name) for name in ("values", "queued", "late", "backwards")}
+        columns = {name: getattr(self, name) for name in ("values", "queued", "late", "leaving")}
         chosen = {
             name: of_all.take(rows, -1) for name, of_all in columns.items() if of_all is not None
         }
@@ -498,7 +519,6 @@ class PassSums:
         late = np.zeros(1) if self.late is None else self.late
         first = FirstPass(*(*parts, late))
         inside_s["first_forward"] = inside_s["first_forward"] - first.unawaited
-        reducing = nothing
         if self.queued is not None:
             last_computed, inside_s["last_backward"] = (
                 np.where(queued_s > 0, queued_s, of_slots)
@@ -506,25 +526,13 @@ class PassSums:
                     self.queued, (last_computed, inside_s["last_backward"]), strict=True
                 )
             )
-        if self.backwards is not None:
-            # Gradients leave while later layers compute, for which slots as barriers are too long.
-            steady_s, last_s, over_s, reducing_s = self.backwards
-            has, steady_s = steady_s > 0, np.minimum(steady_s, inside_s["backward"])
-            whole_s = inside_s["last_backward"] + last_closing
-            # Lower bounds take the last pass for at least as long as a steady one.
-            least_s = np.maximum(whole_s, inside_s["backward"] + last_closing)
-            whole_s = np.where(has, np.maximum(least_s, over_s), whole_s)
-            through_backward_s = np.where(has, steady_s, through_backward_s)
-            of_last = inside_s["backward"] + last_s - steady_s
-            inside_s["last_backward"] = np.where(has, of_last, inside_s["last_backward"])
-            last_closing = whole_s - inside_s["last_backward"]
-            reducing = reducing_s
-        return PassSeconds(
+        windows = np.array([*islice(sums, 2 * self.prices)]).reshape(2, self.prices, len(computing))
+        passes = PassSeconds(
             inside=inside_s,
             first=first,
             through={"forward": inside_s["forward"], "backward": through_backward_s},
             last_computed=last_computed,
-            reducing=reducing,
+            reducing=nothing,
             opening=opening,
             first_opening=first_opening,
             last_closing=last_closing,
@@ -535,7 +543,9 @@ class PassSums:
             step_computing=step_computing,
             computed_forward=computed_forward,
             computed_backward=computed_backward,
+            windows=windows,
         )
+        return passes if self.leaving is None else passes.with_leaving(self.leaving)
 
 
 def pass_sums(
@@ -550,6 +560,8 @@ def pass_sums(
     steps = slots.of_steps()
     backward = slots.through_backward()[None]
     inside = [slots.last_computed()[None], slots.arithmetic(), backward, slots.inside, steps]
+    windows = slots.least_in_windows()
+    inside.append(windows)
     lost, turns = slots.beside_sends() if sends else ((), ())
     inside += [*lost]
     lengths = [
@@ -558,7 +570,8 @@ def pass_sums(
         (np.concatenate(inside), slots.is_inside),
     ]
     lengths += zip(turns, (slots.is_below, slots.is_above), strict=bool(turns))
-    return PassSums(summed(lengths), len(steps) > 0, seconds.model.host is not None)
+    is_timed = seconds.model.host is not None
+    return PassSums(summed(lengths), len(steps) > 0, is_timed, len(windows) // 2)
 
 
 def _beside_sends(
@@ -575,23 +588,3 @@ def _beside_sends(
     half = len(turns) // 2
     named = zip(TURNS, (turns[:half], turns[half:]), strict=True)
     return {**beside, **{name: BesideSend.of_sums(*of_turn) for name, of_turn in named if of_turn}}
-
-
-def longest_beside_sends(seconds: TaskSeconds, kinds: Ints, summed: Sums) -> Mapping[Pass, Floats]:
-    """Upper bounds of the seconds of steady passes and of the time between passes if a send runs
-    all the time, for each candidate.
-
-    The bounds hold for this work and any smaller work on the same streams.
-    """
-    is_inside = kinds[:, HERE] != NOTHING
-    is_below = ~is_inside & (kinds[:, UPPER] != NOTHING)
-    alone = SlotWork(seconds, kinds).alone(STEADY)
-    turns = alone.sum(axis=1)
-    shared = shared_turns(seconds, kinds[is_below], turns[:, is_below])
-    if shared is not None:
-        turns[:, np.flatnonzero(is_below)[:, None], shared.rows] = shared.alone
-    longest = [(longest_slots(seconds, alone[:, :, is_inside]), is_inside)]
-    for where in (is_below, ~is_inside & ~is_below):
-        longest_s = longest_slots(seconds, turns[:, where])
-        longest.append(((beside_sends(seconds, turns[:, where]) * longest_s)[None], where))
-    return dict(zip((*STEADY, *TURNS), summed(longest), strict=True))

@@ -5,16 +5,15 @@ Axes: C cases, B blocks; the four streams first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import combinations, product
 from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
-from mistlab.core.distinct import distinct_rows
 from mistlab.machine.slowdowns import COMPUTE, STREAMS, GroupSlowdowns
 
 # Computes how long work takes on the four streams of a GPU that run at the same time.
@@ -274,29 +273,72 @@ def sets_of(busy: Bools) -> NDArray[np.uint8]:
 AWAY = STREAMS.index("device_to_host")
 
 
-def slots_in_turn(
-    alone: Sequence[Floats], reduced: Sequence[Floats], slowed_by: SlowedBy, *, slots: int
-) -> tuple[Sequence[Floats], tuple[Floats, Floats]]:
-    """The seconds of each of ``slots`` layers in a row, which alternate between two kinds, and the
-    seconds of the last layer's reduction and offload that are left.
+# Computes the least time in which work on several streams can be done, in any order.
 
-    The streams work for ``alone`` (4, C) while a layer of each kind computes; of the link's work,
-    ``reduced`` (C) reduces the data that is then offloaded.
+
+def least_together(work: Floats, slowed_by: SlowedBy) -> Floats:
+    """The least seconds in which the four streams can do their work, in whatever order.
+
+    ``work`` is (4, C). While a set of streams is busy, each of them runs at one over its slowdown
+    factor. A weighted sum of the work is a lower bound if no set of streams can process more than
+    one second of it per second. The largest of these sums is the least time (the dual of a linear
+    programme); its weights are a vertex of a polytope that depends on the slowdown factors alone.
     """
-    # Many cases have the same work, so each distinct one is computed once.
-    distinct = distinct_rows([*alone[0], *alone[1], *reduced, slowed_by.first])
-    table = np.array(distinct.columns[:-1])
-    alone, reduced = (table[: len(STREAMS)], table[len(STREAMS) : -2]), (table[-2], table[-1])
-    slowed_by = replace(slowed_by, first=distinct.columns[-1])
-    # No layer precedes the first one, so at first nothing is left to reduce or to offload.
-    left, lasts = (np.zeros_like(reduced[0]), np.zeros_like(reduced[0])), []
-    for number in range(slots):
-        here, after = number % 2, (number + 1) % 2
-        leaves = reduced[after], alone[after][AWAY]
-        work = work_of_slot(alone[here], reduced[here], left, leaves)
-        lasts.append(slot_after(work, slowed_by)[distinct.index])
-        left = work[REDUCED], work[LEAVES]
-    return lasts, (left[0][distinct.index], left[1][distinct.index])
+    least = np.zeros(work.shape[1])
+    for first in np.unique(slowed_by.first).tolist():
+        cases = np.flatnonzero(slowed_by.first == first)
+        table = slowed_by.table[:, first : first + (1 << len(STREAMS))]
+        least[cases] = (_vertices(table.tobytes()) @ work[:, cases]).max(axis=0)
+    return least
+
+
+@lru_cache(maxsize=256)
+def _vertices(factors: bytes) -> Floats:
+    """Weights for which a weighted sum of the four streams' work is a lower bound of its time.
+
+    ``factors`` are the slowdowns (4, 16) by set of busy streams, as bytes; the result is (V, 4).
+    """
+    table = np.frombuffer(factors).reshape(len(STREAMS), -1)
+    is_busy: Bools = (np.arange(1, table.shape[1])[:, None] & BITS) > 0
+    rates = np.where(is_busy, 1 / table.T[1:], 0.0)
+    # A vertex of the polytope of weights satisfies as many constraints with equality as there are
+    # weights.
+    limits = np.concatenate([rates, -np.eye(len(STREAMS))])
+    bounds = np.concatenate([np.ones(len(rates)), np.zeros(len(STREAMS))])
+    chosen: Rows = np.array([*combinations(range(len(limits)), len(STREAMS))])
+    chosen = chosen[np.abs(np.linalg.det(limits[chosen])) > _SINGULAR]
+    weights = np.linalg.solve(limits[chosen], bounds[chosen][..., None])[..., 0]
+    weights = weights[(weights @ limits.T <= bounds + _ROUNDING).all(axis=1)].clip(0.0)
+    # Rounding must not make a bound too large, so the weights are scaled down.
+    weights = weights / np.maximum(1.0, (weights @ rates.T).max(axis=1))[:, None]
+    return np.asarray(np.unique(weights.round(12), axis=0)) * (1 - _ROUNDING)
+
+
+_SINGULAR, _ROUNDING = 1e-9, 1e-9
+
+
+# Of prices that differ by no more than this, one is tried.
+_NEAR = 1 / 64
+
+
+@lru_cache(maxsize=256)
+def largest_weights(factors: bytes) -> Floats:
+    """The weights of ``_vertices`` that no other weights exceed in all streams."""
+    weights = _vertices(factors)
+    exceeds = (weights[:, None] >= weights).all(axis=2) & (weights[:, None] > weights).any(axis=2)
+    return weights[~exceeds.any(axis=0)]
+
+
+def apart(prices: Floats) -> list[Floats]:
+    """The prices of which none is near another."""
+    apart: list[Floats] = []
+    for price in np.unique(prices, axis=0)[::-1]:
+        if all(np.abs(price - other).max() > _NEAR for other in apart):
+            apart.append(price)
+    return apart
+
+
+# Computes the time slots of layers whose data leaves as soon as each has computed.
 
 
 # The work in the time slot of a layer, in the order in which each stream does it: arithmetic;
@@ -333,20 +375,6 @@ def _of_sets() -> tuple[Bools, Bools, Ints]:
 
 
 _RUNNING, _GOING_ON, _BUSY = _of_sets()
-
-
-def work_of_slot(
-    alone: Floats, reduced: Floats, left: tuple[Floats, Floats], leaves: tuple[Floats, Floats]
-) -> Floats:
-    """The work of a time slot (8, C) from the seconds of each stream alone (4, C); ``reduced`` of
-    the link's seconds are reductions.
-
-    The reduction and the offload of the layer before have ``left`` seconds left; those of the
-    slot's own layer, in ``leaves``, follow its arithmetic.
-    """
-    none, gathered = np.zeros_like(reduced), np.maximum(alone[LINK] - reduced, 0.0)
-    on_link, to_host = (left[0], gathered, leaves[0]), (left[1], leaves[1])
-    return np.stack([alone[COMPUTE], *on_link, none, alone[_FROM_HOST], *to_host])
 
 
 def slot_after(

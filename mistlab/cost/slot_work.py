@@ -6,34 +6,36 @@ Axes: S strategies, K kinds of slots, P phases, J stages, R runs of layers, T ty
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from itertools import combinations
+from functools import cache
 
 import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
-from mistlab.core.distinct import Sums
 from mistlab.cost.side_by_side import (
     AWAY,
-    BITS,
+    COMPUTED,
+    COPIED,
+    FETCHED,
+    GATHERED,
     LEAVES,
+    LINK,
+    REDUCED,
     ROWS,
     TASKS,
     SlowedBy,
+    apart,
     ends_of_streams,
+    largest_weights,
+    least_together,
     link_after,
-    slot_after,
-    slots_in_turn,
     stepping_s,
     until,
-    work_of_slot,
 )
 from mistlab.cost.tasks import TaskSeconds
 from mistlab.graph.layer_types import LayerTypes, type_of
 from mistlab.graph.treatments import PLAIN
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
 from mistlab.schedule.slots import (
-    KINDS,
     PHASES,
     SHARDED_GRADIENTS,
     SHARDED_WEIGHTS,
@@ -42,10 +44,6 @@ from mistlab.schedule.slots import (
     Task,
 )
 from mistlab.stages.stage_shape import layers_above
-
-# Counts, in each stage, the layers that have the same type and the same types of neighbours, which
-# take equally long.
-
 
 # The type of an absent layer, before the first layer of a stage or after the last one.
 NOTHING = -1
@@ -259,197 +257,6 @@ def _neighbour(position: Place, phase: Phase, depth: int) -> int:
     return UPPER if above > 0 else LOWER if above < 0 else HERE
 
 
-# Computes backward passes without weight gradients, which are computed in separate passes.
-
-
-# These kinds of tasks move from the backward pass to the separate weight-gradient pass: reducing
-# and offloading gradients.
-_OF_GRADIENTS = frozenset({"R", "G"})
-
-
-def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats:
-    """The seconds of each layer in a whole backward pass, in its input-gradient part and in its
-    weight-gradient part, and of waits that weight-gradient GEMMs hide in a whole pass.
-
-    The result is (4, K, S); the arguments are those of ``split_pass_seconds``.
-    """
-    here = work.kinds[:, HERE]
-    products, waits = (of_layers(one, here) for one in (weights_s, unhidden_s))
-    (whole,) = work.alone(("backward",)).swapaxes(0, 1)
-    (inputs,) = work.alone(("backward",), without=_OF_GRADIENTS).swapaxes(0, 1)
-    inputs[COMPUTE] += waits - products
-    (weights,) = work.alone(("backward",), without={*KINDS} - _OF_GRADIENTS).swapaxes(0, 1)
-    weights[COMPUTE] = products
-    (fetched_s,) = work.fetched_s(("backward",)).sum(axis=0)
-    whole_s, inputs_s, own_s = (_lasting(work, one) for one in (whole, inputs, weights))
-    whole_s, inputs_s = np.maximum(whole_s, fetched_s), np.maximum(inputs_s, fetched_s)
-    if len(work.evicts):
-        for alone, lasting in ((whole, whole_s), (weights, own_s)):
-            evicting_s = work.evicting_s(alone[:, :, work.evicts])
-            lasting[:, work.evicts] = np.maximum(lasting[:, work.evicts], evicting_s)
-    return np.stack([whole_s, inputs_s, own_s, waits])
-
-
-def split_pass_seconds(
-    seconds: TaskSeconds, kinds: Ints, summed: Sums, *, weights_s: Floats, unhidden_s: Floats
-) -> tuple[Floats, Floats]:
-    """The seconds of separate weight-gradient passes with their gradient reductions, and how much
-    shorter backward passes are without them.
-
-    The weight-gradient GEMMs take ``weights_s`` (T, S). For ``unhidden_s`` tensor-parallel ranks
-    wait for collectives that these GEMMs hide in a whole backward pass. Both passes together are
-    never shorter than one.
-    """
-    is_inside = kinds[:, HERE] != NOTHING
-    split = split_slots(SlotWork(seconds, kinds[is_inside]), weights_s, unhidden_s)
-    whole_s, inputs_s, weights_s, waits_s = summed([(split, is_inside)])
-    less_s = whole_s - inputs_s
-    return np.maximum(weights_s, less_s + waits_s), less_s
-
-
-def _lasting(work: SlotWork, alone: Floats) -> Floats:
-    """The seconds of tasks that overlap, given the seconds of each stream alone."""
-    alone = np.maximum(alone, 0.0)
-    return until(STREAMS, slot_ends(work.seconds, alone, is_least=False), alone)
-
-
-# Computes the least time in which work on several streams can be done, in any order.
-
-
-def least_together(work: Floats, slowed_by: SlowedBy) -> Floats:
-    """The least seconds in which the four streams can do their work, in whatever order.
-
-    ``work`` is (4, C). While a set of streams is busy, each of them runs at one over its slowdown
-    factor. A weighted sum of the work is a lower bound if no set of streams can process more than
-    one second of it per second. The largest of these sums is the least time (the dual of a linear
-    programme); its weights are a vertex of a polytope that depends on the slowdown factors alone.
-    """
-    least = np.zeros(work.shape[1])
-    for first in np.unique(slowed_by.first).tolist():
-        cases = np.flatnonzero(slowed_by.first == first)
-        table = slowed_by.table[:, first : first + (1 << len(STREAMS))]
-        least[cases] = (_vertices(table.tobytes()) @ work[:, cases]).max(axis=0)
-    return least
-
-
-@lru_cache(maxsize=256)
-def _vertices(factors: bytes) -> Floats:
-    """Weights for which a weighted sum of the four streams' work is a lower bound of its time.
-
-    ``factors`` are the slowdowns (4, 16) by set of busy streams, as bytes; the result is (V, 4).
-    """
-    table = np.frombuffer(factors).reshape(len(STREAMS), -1)
-    is_busy: Bools = (np.arange(1, table.shape[1])[:, None] & BITS) > 0
-    rates = np.where(is_busy, 1 / table.T[1:], 0.0)
-    # A vertex of the polytope of weights satisfies as many constraints with equality as there are
-    # weights.
-    limits = np.concatenate([rates, -np.eye(len(STREAMS))])
-    bounds = np.concatenate([np.ones(len(rates)), np.zeros(len(STREAMS))])
-    chosen: Rows = np.array([*combinations(range(len(limits)), len(STREAMS))])
-    chosen = chosen[np.abs(np.linalg.det(limits[chosen])) > _SINGULAR]
-    weights = np.linalg.solve(limits[chosen], bounds[chosen][..., None])[..., 0]
-    weights = weights[(weights @ limits.T <= bounds + _ROUNDING).all(axis=1)].clip(0.0)
-    # Rounding must not make a bound too large, so the weights are scaled down.
-    weights = weights / np.maximum(1.0, (weights @ rates.T).max(axis=1))[:, None]
-    return np.asarray(np.unique(weights.round(12), axis=0)) * (1 - _ROUNDING)
-
-
-_SINGULAR, _ROUNDING = 1e-9, 1e-9
-
-
-# Computes the mean time of equal layers in a row whose data is offloaded as soon as each has
-# computed.
-
-
-# The number of layers in a row that are simulated, and the number of last ones whose time is
-# measured.
-_SLOTS, _MEASURED = 8, 4
-# What each steady phase offloads: activations (A) or gradients (G).
-_LEAVING: Mapping[Phase, str] = {"forward": "A", "backward": "G"}
-
-
-def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
-    """The seconds of layers whose activations or gradients are offloaded while the next layers
-    compute; of equal layers in a row, or of two alternating types, the mean if that is longer.
-
-    Their tasks take ``alone`` (4, N, S) by themselves, in each phase of ``_LEAVING``; a layer's
-    slot takes ``usual_s`` if all tasks start with it. A time slot that waits for copies lasts
-    longer than its arithmetic, and the offload of its own layer starts in it. It is then slowed by
-    two layers' work, and the next time slot by none; both together take longer than two time slots
-    with one layer's work each.
-    """
-    seconds, kinds = work.seconds, work.kinds
-    # Select the phases and strategies in which something is offloaded.
-    phase, strategy = np.nonzero([seconds.alone(k, ">").any(axis=0) for k in _LEAVING.values()])
-    rows = np.flatnonzero((kinds[:, LOWER] == kinds[:, UPPER]) & (kinds[:, LOWER] != NOTHING))
-    if not len(rows) or not len(phase) or seconds.model.template.depth != 1:
-        return usual_s
-    # The three layer types of each layer with its neighbours, and those of the layer after it.
-    turns = kinds[rows], kinds[rows][:, [HERE, UPPER, HERE]]
-    places = phase * len(kinds) + rows[:, None], strategy
-    following = SlotWork(seconds, turns[1]).alone(tuple(_LEAVING)).swapaxes(1, 2)
-    slots = np.stack([alone[:, *places], following[..., phase, strategy]], axis=1)
-    from_zero = np.array([np.inf, SHARDED_GRADIENTS])[phase]
-    reduced_s = seconds.alone("R", "")[:, strategy] * (seconds.zero[strategy] >= from_zero)
-    reduced = [of_layers(reduced_s, turn[:, LOWER]) for turn in turns]
-    works = [one.reshape(len(one), -1) for one in slots.swapaxes(0, 1)]
-    slowed = in_slots(seconds.slowed_by(), slots[:, 0], strategy)
-    lasts, _ = slots_in_turn(works, [one.ravel() for one in reduced], slowed, slots=_SLOTS)
-    both_s = np.sum(lasts[-_MEASURED:], axis=0).reshape(reduced[0].shape) * 2 / _MEASURED
-    # The seconds of each layer if its offload starts only with the next layer; where all layers are
-    # equal, these are the usual seconds.
-    barriers = until(STREAMS, slot_ends(seconds, slots, False, strategy), slots)
-    are_alike = (kinds[rows, HERE] == kinds[rows, LOWER])[:, None]
-    longer, both_at_once_s = usual_s.copy(), barriers.sum(axis=0)
-    more_s = both_s - np.where(are_alike, 2 * usual_s[places], both_at_once_s)
-    longer[places] += np.maximum(more_s, 0.0) / 2
-    return longer
-
-
-def slots_of_first_layers(work: SlotWork, usual_s: Floats) -> Floats:
-    """The seconds of each layer in a steady forward pass if its activations leave as soon as it has
-    computed, which lengthens the first layer of the pass.
-
-    Layers take ``usual_s`` (K, S) if they leave with the next slot. While its own activations are
-    offloaded, the first slot of a pass waits longer for its copies, and the time between passes has
-    less left to offload. If a pass through equal layers and the time after it together take longer,
-    the first slot gets all of the difference.
-    """
-    seconds, kinds, longer = work.seconds, work.kinds, usual_s.copy()
-    chosen = np.flatnonzero(seconds.alone("A", ">").any(axis=0))
-    rows = np.flatnonzero((kinds[:, LOWER] == NOTHING) & (kinds[:, UPPER] == kinds[:, HERE]))
-    if not len(rows) or not len(chosen) or seconds.model.template.depth != 1:
-        return longer
-    layers = kinds[rows, HERE]
-    # Four rows give the types of layers around the first layer of a pass, around one inside it,
-    # around its last layer, and between this pass and the next.
-    slots = np.tile(layers[:, None], (4, 1, 3))
-    slots[0, :, LOWER] = slots[2, :, UPPER] = slots[3, :, [HERE, UPPER]] = NOTHING
-    alone = SlotWork(seconds, slots.reshape(-1, 3)).alone(("forward", "backward"))
-    alone = alone.reshape(*alone.shape[:2], 4, len(rows), -1)[..., chosen]
-    tasks = alone[:, 0]
-    tasks[:, 3] += alone[:, 1, 3]
-    offloaded = of_layers(seconds.alone("A", ">"), layers)[:, chosen].ravel()
-    none = np.zeros_like(offloaded)
-    slowed = in_slots(seconds.slowed_by(), tasks[:, 0], chosen)
-    first, inner, last, turn = tasks.reshape(len(tasks), 4, -1).swapaxes(0, 1)
-    # The first layer of a pass has no layer before it whose data would be left to offload.
-    lasts, left = slots_in_turn([inner] * 2, [none] * 2, slowed, slots=_SLOTS)
-    work_of_last = work_of_slot(last, none, left, (none, offloaded))
-    last_s = slot_after(work_of_last, slowed)
-    rest = turn.copy()
-    rest[AWAY] -= offloaded - work_of_last[LEAVES]
-    barriers = np.stack([first, inner, last, turn, np.maximum(rest, 0.0)], axis=1)
-    barriers = barriers.reshape(len(tasks), 5, len(rows), -1)
-    ends = slot_ends(seconds, barriers, False, chosen)
-    first_s, inner_s, whole_last_s, turn_s, rest_s = until(STREAMS, ends, barriers)
-    mean_s = np.mean(lasts[-_MEASURED:], axis=0).reshape(first_s.shape)
-    slots_s = first_s + (_SLOTS - 1) * np.maximum(inner_s, mean_s) + whole_last_s + turn_s
-    played_s = (np.sum(lasts, axis=0) + last_s).reshape(first_s.shape) + rest_s
-    longer[rows[:, None], chosen] += np.maximum(played_s - slots_s, 0.0)
-    return longer
-
-
 def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Floats:
     """The seconds of each layer in the first forward pass with offloaded states or weights: the
     mean over a row of blocks.
@@ -597,3 +404,153 @@ def are_shared(seconds: TaskSeconds) -> Bools:
     # If an engine fetches layers more than one ahead, or overlaps nothing, the tasks between two
     # passes belong to other time slots.
     return np.asarray((reduces != leave) & ~fetches & (seconds.model.template.depth == 1))
+
+
+# Computes lower bounds of passes from which activations or gradients leave while later layers
+# compute. What leaves a layer may do so in the next two slots. Each second of it counts with a
+# price, and a slot's own work with any weights (of ``least_together``) that are no lower.
+
+
+# The passes that are simulated layer by layer if data leaves them
+# (``mistlab.cost.layer_recurrences``), and the work of a slot that each kind of task is part of.
+SIMULATED: tuple[Phase, ...] = ("forward", "backward", "last_backward")
+WORK_OF_TASKS = {
+    **dict.fromkeys(("F", "B"), COMPUTED),
+    "U": GATHERED,
+    "R": REDUCED,
+    "P<": COPIED,
+    **dict.fromkeys(("G<", "A<"), FETCHED),
+    **dict.fromkeys(("A>", "G>"), LEAVES),
+}
+
+
+def leave_passes(seconds: TaskSeconds) -> Bools:
+    """Masks of the strategies whose activations leave in forward passes, and of those whose
+    gradients leave in backward passes (2, S), if such passes are simulated layer by layer.
+    """
+    template, columns = seconds.model.template, seconds.columns
+    leave = np.stack([columns[f"offload_{kind}"] > 0 for kind in ("activations", "gradients")])
+    if not leave.any():
+        return leave
+    names = {task.name for phase in SIMULATED for task in template.phases[phase]}
+    return leave & (template.depth == 1 and names <= WORK_OF_TASKS.keys())
+
+
+def reduced_inside(seconds: TaskSeconds, layers: Ints) -> Floats:
+    """The seconds in which the gradients of layers are reduced while later layers compute."""
+    return of_layers(seconds.alone("R", "") * reduces_each_pass(seconds), layers)
+
+
+def least_in_windows(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> Floats:
+    """Lower bounds of the seconds of each layer in a steady forward and in a steady backward pass
+    from which activations or gradients leave, for several prices (2, prices, K, S).
+
+    A pass takes at least the sum over its layers for any price. The sums never fall as work grows;
+    they are zero where nothing leaves. The tasks take ``alone`` (4, 2, K, S) by themselves.
+    """
+    leave, slowed, holds = leave_passes(seconds), seconds.slowed_by(), reduces_each_pass(seconds)
+    of_groups = {
+        first: largest_weights(slowed.table[:, first : first + (1 << len(STREAMS))].tobytes())
+        for first in np.unique(slowed.first[leave.any(axis=0)]).tolist()
+    }
+    tables: list[tuple[int, Rows, list[Floats]]] = []
+    for way, (kind, of_layer) in enumerate((("A", LOWER), ("G", UPPER))):
+        # Gradients are reduced before they leave.
+        for reduces in (False, True)[: way + 1]:
+            of_way = leave[way] & (holds == reduces) if way else leave[way]
+            streams = [AWAY, LINK] if reduces else [AWAY]
+            for first, weights in of_groups.items():
+                chosen = np.flatnonzero(of_way & (slowed.first == first))
+                if not len(chosen):
+                    continue
+                work, layers = alone[:, way][..., chosen], kinds[:, of_layer]
+                work[AWAY], gone = 0.0, [of_layers(seconds.alone(kind, ">")[:, chosen], layers)]
+                if reduces:
+                    gone.append(reduced_inside(seconds, layers)[:, chosen])
+                    work[LINK] = np.maximum(work[LINK] - gone[1], 0.0)
+                together = np.tensordot(weights, work, 1)
+                least = [
+                    together[(weights[:, streams] >= price).all(axis=1)].max(axis=0)
+                    + np.tensordot(price, gone, 1)
+                    for price in apart(weights[:, streams])
+                ]
+                tables.append((way, chosen, least))
+    prices = max((len(least) for *_, least in tables), default=0)
+    of_prices = np.zeros((2, prices, *alone.shape[2:]))
+    for way, chosen, least in tables:
+        of_prices[way, : len(least), :, chosen] = np.array(least).transpose(2, 0, 1)
+    return of_prices
+
+
+# Computes the slots of the first forward pass, with and without its optimizer steps.
+
+
+_NOT_AWAY = (*STREAMS[:AWAY], *STREAMS[AWAY + 1 :])
+
+
+def first_slots(
+    seconds: TaskSeconds,
+    kinds: Ints,
+    whole: tuple[Floats, Floats],
+    stepped: Floats,
+    usual: Floats,
+    *,
+    is_least: bool,
+) -> Floats:
+    """The seconds of layers in the first forward pass: the fields of ``FirstPass``, for each
+    combination of a layer's type and its neighbours' types.
+
+    ``whole`` has the tasks' seconds and their ends in each layer's time slot, ``stepped`` the
+    seconds without optimizer steps (4, K, S). A steady slot takes ``usual`` seconds (K, S). The
+    result is (6, K, S). In lower bounds (``is_least``) the next pass waits for nothing.
+    """
+    columns, (below, here, above) = seconds.columns, kinds.T
+    parts = np.zeros((6, *usual.shape))
+    unawaited, after, stepped_s, block_steps, end_steps, passing = parts
+    weights, state = (with_nothing(seconds.alone(kind, ">")) for kind in ("P", "O"))
+    chosen = np.flatnonzero((weights + state).any(axis=0))
+    if not len(chosen):
+        return parts
+    weights, state = weights[:, chosen], state[:, chosen]
+    swaps, keeps = (columns[f"offload_{kind}"][chosen] > 0 for kind in ("weights", "activations"))
+
+    # Offloaded activations queue behind the last block's optimizer states, and the head waits for
+    # both.
+    is_last = (above == NOTHING)[:, None] | (~keeps & ((weights + state)[above] == 0))
+    last = np.flatnonzero(is_last.any(axis=1))
+    at_last = np.ix_(last, chosen)
+    work, ends = (one[:, last[:, None], chosen] for one in whole)
+    without_weights = work.copy()
+    without_weights[AWAY] = np.maximum(work[AWAY] - weights[here[last]], 0.0)
+    # Weights that every rank holds whole are gathered with their optimizer step, not with the
+    # forward pass.
+    kept = stepped[:, :, chosen]
+    kept[LINK] *= gathers_each_pass(seconds)[chosen]
+    both = np.concatenate([kept, without_weights], axis=1)
+    both_ends = slot_ends(seconds, both, is_least, chosen)
+    kept_ends, left_ends = both_ends[:, : len(kinds)], both_ends[:, len(kinds) :]
+
+    computed = until(_NOT_AWAY, ends, work)
+    # While the last block's states are offloaded, the block before it and the head compute.
+    forward = with_nothing(seconds.alone("F", ""))[:, chosen]
+    hidden = (forward[below] + forward[above])[last]
+    left = until(STREAMS, left_ends, without_weights)
+    is_last = is_last[last]
+    unawaited[at_last] = np.where(is_last, until(STREAMS, ends, work) - computed, 0.0)
+    if not is_least:
+        after[at_last] = np.where(is_last, np.maximum(left - computed - hidden, 0.0), 0.0)
+    stepped_s[:, chosen] = np.where(swaps, until(STREAMS, kept_ends, kept), usual[:, chosen])
+    kept_computed = until(_NOT_AWAY, kept_ends[:, last], kept[:, last])
+    stepped_s[at_last] = np.where(is_last, kept_computed, stepped_s[at_last])
+
+    stepping, swapped = with_nothing(seconds.alone("S", ""))[above][:, chosen], weights[above] > 0
+    block_steps[:, chosen] = np.where(swapped, stepping, 0.0)
+    end_steps[:, chosen] = np.where(swapped, 0.0, stepping)
+    if is_least:
+        passed_s = with_nothing(seconds.alone("F", "") + seconds.tensor_s["forward"])
+        passing[:, chosen] = passed_s[here][:, chosen]
+        if len(seconds.model.types.kinds) > 1:
+            # The blocks that run their optimizer steps before the micro-batch arrives may be the
+            # largest ones, so in a lower bound no block's step lengthens the pass.
+            block_steps[:] = 0.0
+    return parts

@@ -24,13 +24,19 @@ from mistlab.cost.beside_sends import (
     BesideSend,
     OutsidePasses,
     Pass,
+    longest_beside_sends,
     sends_beside_arithmetic,
     sent_over,
     times_beside_sends,
 )
 from mistlab.cost.chains import ISSUED
 from mistlab.cost.kernels import of_ranks
-from mistlab.cost.layer_recurrences import backwards_s, late_first_s, queued_reductions
+from mistlab.cost.layer_recurrences import (
+    late_first_s,
+    leaving_s,
+    queued_reductions,
+    split_pass_seconds,
+)
 from mistlab.cost.links import peculiar_s
 from mistlab.cost.pass_seconds import (
     ALONE,
@@ -38,10 +44,9 @@ from mistlab.cost.pass_seconds import (
     FirstPass,
     PassSeconds,
     PassSums,
-    longest_beside_sends,
     pass_sums,
 )
-from mistlab.cost.slot_work import reduces_in_place, slot_counts, split_pass_seconds
+from mistlab.cost.slot_work import leave_passes, reduces_in_place, slot_counts
 from mistlab.cost.tasks import Kept, TaskModel, TaskSeconds, task_columns, weight_gradients_s
 from mistlab.engines.engine import HostTime
 from mistlab.graph.treatments import TREATMENTS
@@ -444,13 +449,12 @@ class StageSlots:
         ``sends``.
         """
         sums = pass_sums(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
-        late, backwards = (
-            simulated_s(self.seconds, self.strategies, self.stages)
-            if kept == "own" and self.seconds.alone(leaving, ">").any()
-            else None
-            for leaving, simulated_s in (("P", late_first_s), ("G", backwards_s))
-        )
-        return replace(sums, queued=self.queued_reductions(kept), late=late, backwards=backwards)
+        late = leaving = None
+        if kept == "own":
+            of_stages = self.seconds, self.strategies, self.stages
+            late = late_first_s(*of_stages) if self.seconds.alone("P", ">").any() else None
+            leaving = leaving_s(*of_stages) if leave_passes(self.seconds).any() else None
+        return replace(sums, queued=self.queued_reductions(kept), late=late, leaving=leaving)
 
     def queued_reductions(self, kept: Kept) -> Floats | None:
         """The seconds of last backward passes in which gradient reductions of blocks queue; None if
@@ -552,7 +556,10 @@ def _times(
         - inside["backward"]
         + inside["step"],
         "within_forward_s": passes.first.within_s(
-            inside["first_forward"], inside["forward"], batch.layers, batch.offload_weights > 0
+            inside["first_forward"],
+            passes.through["forward"],
+            batch.layers,
+            batch.offload_weights > 0,
         ),
         "within_backward_s": np.maximum(last_s, 0.0),
         "after_first_s": after_s,
@@ -574,7 +581,7 @@ def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Floats]) 
         return {phase: np.minimum(*(own[phase] for own in sums)) for phase in sums[0]}
 
     inside = least([end.inside for end in ends])
-    return PassSeconds(
+    passes = PassSeconds(
         inside=inside,
         first=FirstPass.least([end.first for end in ends]),
         through=least([end.through for end in ends]),
@@ -587,4 +594,6 @@ def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Floats]) 
             for phase in ends[0].beside_sends
         },
         **{name: getattr(ends[0], name) for name in ALONE},
+        windows=np.minimum(*(end.windows for end in ends)),
     )
+    return passes.with_least_leaving()

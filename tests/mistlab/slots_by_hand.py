@@ -1,8 +1,6 @@
 """How long slots take, worked out one by one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -97,98 +95,6 @@ def beside_endless_send(slots: Sequence[Slot], factors: np.ndarray) -> tuple[flo
         longer_s += max(elapsed_s + max(2 * collective_s - done_s, 0), usual_s) - usual_s
         sent_s += max(done_s - collective_s, collective_s)
     return longer_s, sent_s
-
-
-def in_turn(slot: Slot, reduced_s: float, factors: np.ndarray, slots: int = 8) -> float:
-    """Seconds of a slot between alike layers, the mean of the last four of several in turn."""
-    lasting, _ = played([slot] * slots, reduced_s, slot.alone[0, AWAY], factors)
-    return sum(lasting[-4:]) / 4
-
-
-def played(
-    slots: Sequence[Slot], reduced_s: float, offloaded_s: float, factors: np.ndarray
-) -> tuple[list[float], tuple[float, float]]:
-    """Seconds of the slots of alike layers from the first on, task by task: a layer's reduction,
-    then its offload, begin as soon as it has computed; and what is left of the last layer's."""
-    queues, now, ends = queued_tasks(slots, reduced_s, offloaded_s), 0.0, [0.0]
-    # The slot before the first left nothing.
-    done: set[tuple[str, int]] = {("R", -1), ("D", -1)}
-    while len(ends) <= len(slots):
-        begun = len(ends) - 1
-        busy = [queue[0] for queue in queues.values() if is_next(queue, begun, reduced_s, done)]
-        # What takes no time is done at once, a stream after those that it waits for.
-        if any(task.left <= 1e-15 for task in busy):
-            for queue in queues.values():
-                if is_next(queue, begun, reduced_s, done) and queue[0].left <= 1e-15:
-                    done.add(queue.pop(0).key)
-            continue
-        over = {("C", begun), ("H", begun), ("U", begun), ("R", begun - 1), ("D", begun - 1)}
-        if over <= done:
-            ends.append(now)
-            continue
-        slowed = factors[sum(1 << task.stream for task in busy)]
-        step = min(task.left * slowed[task.stream] for task in busy)
-        for task in busy:
-            task.left -= step / slowed[task.stream]
-        now += step
-    left = {task.key[0]: task.left for queue in queues.values() for task in queue}
-    seconds = [end - start for start, end in pairwise(ends)]
-    return seconds, (left.get("R", 0.0), left.get("D", 0.0))
-
-
-def first_longer_s(
-    slots: Sequence[Slot], reduced_s: float, offloaded_s: float, factors: np.ndarray
-) -> float:
-    """By how much longer a pass takes whose offloads begin when their layer has computed, from the
-    first slot of alike layers, one inside, the last one and the turn after it."""
-    _, inside, last, turn = slots
-    seconds, left = played([*[inside] * 8, last], reduced_s, offloaded_s, factors)
-    rest = turn.alone.copy()
-    rest[0, 1] -= reduced_s - left[0]
-    rest[0, AWAY] -= offloaded_s - left[1]
-    whole = sum(seconds) + float(overlapped(rest.clip(0), factors)[0])
-    first_s, inside_s, last_s, turn_s = (float(overlapped(one.alone, factors)[0]) for one in slots)
-    inside_s = max(inside_s, in_turn(inside, reduced_s, factors))
-    return max(0.0, whole - (first_s + 7 * inside_s + last_s + turn_s))
-
-
-@dataclass
-class Queued:
-    """A task of a stream: its kind and its slot, and the seconds of it that are left."""
-
-    key: tuple[str, int]
-    stream: int
-    left: float
-
-
-def queued_tasks(
-    slots: Sequence[Slot], reduced_s: float, offloaded_s: float
-) -> dict[int, list[Queued]]:
-    """The tasks of each stream in turn."""
-    compute, link, host, away = range(len(STREAMS))
-    queues: dict[int, list[Queued]] = {compute: [], host: [], link: [], away: []}
-    for number, slot in enumerate(slots):
-        alone = slot.alone[0]
-        for name, stream, lasts_s in (
-            ("C", compute, alone[compute]),
-            ("H", host, alone[host]),
-            ("U", link, max(alone[link] - reduced_s, 0.0)),
-            ("R", link, reduced_s),
-            ("D", away, offloaded_s),
-        ):
-            queues[stream].append(Queued((name, number), stream, lasts_s))
-    return queues
-
-
-def is_next(queue: list[Queued], begun: int, reduced_s: float, done: set[tuple[str, int]]) -> bool:
-    """Whether a stream may go on with its first task, in a slot of this number."""
-    if not queue:
-        return False
-    name, number = queue[0].key
-    waits = {("C", number)} if name in ("R", "D") and number >= 0 else set()
-    if name == "D" and reduced_s:
-        waits.add(("R", number))
-    return number <= begun and waits <= done
 
 
 def stepping_in_turn(seconds: Mapping[str, float], factors: np.ndarray, blocks: int = 10) -> float:

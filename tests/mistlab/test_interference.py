@@ -22,7 +22,7 @@ from mistlab.cost.side_by_side import (
     SlowedBy,
     factors_of,
     overlapped,
-    slots_in_turn,
+    slot_after,
 )
 from mistlab.machine.slowdowns import SHARED_SETS, STREAMS, GroupSlowdowns, Interference, Slowdown
 
@@ -91,6 +91,22 @@ def test_four_streams_end_one_after_another() -> None:
     assert seconds([1.0, 2.0, 3.0, 4.0], shared) == pytest.approx(10.0)
 
 
+def slots_in_turn(
+    layers: Sequence[tuple[Sequence[float], float]], slowed: SlowedBy, slots: int
+) -> list[float]:
+    """The seconds of slots of layers in turn, whose streams work for so long alone, of the link's
+    for so long to reduce what then leaves."""
+    left, lasting = (0.0, 0.0), []
+    for number in range(slots):
+        (computed, on_link, copied, _), reduced_s = layers[number % len(layers)]
+        (_, _, _, leaves), own_s = layers[(number + 1) % len(layers)]
+        of_slot = computed, left[0], on_link - reduced_s, own_s, 0.0, copied, left[1], leaves
+        work = np.array(of_slot)[:, None]
+        lasting.append(float(slot_after(work, slowed)[0]))
+        left = float(work[3, 0]), float(work[7, 0])
+    return lasting
+
+
 def test_slots_whose_copies_last_longer_than_their_layers_alternate() -> None:
     """Copies back take four times as long beside what leaves, which takes as long as alone."""
     slowed = GroupSlowdowns(
@@ -103,34 +119,30 @@ def test_slots_whose_copies_last_longer_than_their_layers_alternate() -> None:
             ),
         ),
     )
-    alone = np.array([[3.0], [0.0], [2.0], [2.0]])
-    factors = SlowedBy.of_all(factors_of(slowed), 1)
-    lasts, _ = slots_in_turn([alone] * 2, [np.zeros(1)] * 2, factors, slots=4)
+    lasts = slots_in_turn(
+        [((3.0, 0.0, 2.0, 2.0), 0.0)], SlowedBy.of_all(factors_of(slowed), 1), slots=4
+    )
     # Nothing is left at first, and the slot is its arithmetic. The next copy is beside what is left
     # for 2, alone until the layer is done at 3, and beside what the layer leaves for another 2.
-    assert [float(one[0]) for one in lasts] == pytest.approx([3.0, 5.0, 3.0, 5.0])
+    assert lasts == pytest.approx([3.0, 5.0, 3.0, 5.0])
 
 
 def test_what_leaves_waits_for_its_reduction() -> None:
-    alone = np.array([[1.0], [3.0], [0.0], [2.0]])
     free = SlowedBy.of_all(np.ones((16, 4)), 1)
-    lasts, _ = slots_in_turn([alone] * 2, [np.array([2.0])] * 2, free, slots=3)
+    lasts = slots_in_turn([((1.0, 3.0, 0.0, 2.0), 2.0)], free, slots=3)
     # Nothing is left at first. Then the reduction of the layer before, and what it leaves;
     # meanwhile the link gathers and reduces the slot's own layer for one of two seconds. The next
     # slot is left with the rest.
-    assert [float(one[0]) for one in lasts] == pytest.approx([1.0, 4.0, 3.0])
+    assert lasts == pytest.approx([1.0, 4.0, 3.0])
 
 
 def test_slots_of_two_kinds_take_turns() -> None:
     # What the first kind's layer leaves takes 4, what the second's leaves 1; copies take 3 and 2.
-    first, second = (
-        np.array([[1.0], [0.0], [copied], [left]]) for copied, left in ((3, 1), (2, 4))
-    )
-    free = SlowedBy.of_all(np.ones((16, 4)), 1)
-    lasts, _ = slots_in_turn([first, second], [np.zeros(1)] * 2, free, slots=4)
+    kinds = [((1.0, 0.0, copied, left), 0.0) for copied, left in ((3.0, 1.0), (2.0, 4.0))]
+    lasts = slots_in_turn(kinds, SlowedBy.of_all(np.ones((16, 4)), 1), slots=4)
     # The first slot's own layer begins to leave at 1, and 2 of 4 are over at 3; the second slot
     # waits for the other 2, and nothing of what its layer leaves keeps the first kind waiting.
-    assert [float(one[0]) for one in lasts] == pytest.approx([3.0, 2.0, 3.0, 2.0])
+    assert lasts == pytest.approx([3.0, 2.0, 3.0, 2.0])
 
 
 def test_many_cases_take_what_each_takes_by_itself() -> None:

@@ -20,8 +20,6 @@ from tests.mistlab.slots_by_hand import (
     Slot,
     beside_endless_send,
     evicted,
-    first_longer_s,
-    in_turn,
     lasting_s,
     lost_beside,
     stepping_in_turn,
@@ -102,57 +100,6 @@ def walked(model: StageTimeModel, batch: StageBatch, row: int, phase: str) -> tu
     return slots, len(types)
 
 
-def with_slots_in_turn(
-    model: StageTimeModel,
-    batch: StageBatch,
-    row: int,
-    phase: str,
-    slots: SlotTimes,
-    factors: np.ndarray,
-) -> SlotTimes:
-    """The slots of a pass, of which those between alike layers last at least as long as several in
-    turn, in which what leaves begins when its layer has computed."""
-    leaving = "activations" if phase == "forward" else "gradients"
-    if phase == "last_backward":
-        return slots
-    if model.tasks.template.depth != 1 or not getattr(batch, f"offload_{leaving}")[row]:
-        return slots
-    seconds = model.tasks.seconds(
-        {name: getattr(batch, name)[row : row + 1] for name in task_columns()}
-    )
-    reduces = phase == "backward" and batch.zero[row] >= 2
-    first, plain = batch.has_embedding[row], batch.layers[row] - batch.checkpointed_layers[row]
-    found = dict(slots)
-    for kind, start, end in ((1, 0, plain), (2, plain, batch.layers[row])):
-        reduced_s = float(seconds.alone("R", "")[kind, 0]) if reduces else 0.0
-        for place in range(first + start + 1, first + end - 1):
-            mean_s = in_turn(slots[place], reduced_s, factors)
-            found[place] = slots[place]._replace(least=max(slots[place].least, mean_s))
-    edge = [1] * plain + [2] * (batch.layers[row] - plain)
-    edge = [0] * first + edge + [3] * batch.has_head[row]
-    if phase == "forward" and edge[:2] in ([1, 1], [2, 2]):
-        alike = slots_of_alike(model, batch, row, phase, is_recomputed=edge[0] == 2)
-        offloaded_s = float(seconds.alone("A", ">")[edge[0], 0])
-        longer_s = first_longer_s(alike, 0.0, offloaded_s, factors)
-        found[0] = slots[0]._replace(least=lasting_s(slots[0], factors) + longer_s)
-    return found
-
-
-def slots_of_alike(
-    model: StageTimeModel, batch: StageBatch, row: int, phase: str, *, is_recomputed: bool
-) -> list[Slot]:
-    """The first slot of a pass through alike blocks, one inside, the last and the turn after it."""
-    alike = batch.chosen(np.array([row])).with_columns(
-        layers=3, checkpointed_layers=3 * is_recomputed, has_embedding=0, has_head=0
-    )
-    slots, forward, backward = (
-        walked(model, alike, 0, name)[0] for name in (phase, "forward", "backward")
-    )
-    order, outside = ([0, 1, 2], 3) if phase == "forward" else ([2, 1, 0], -1)
-    turn = together(forward[outside], backward[outside])
-    return [*(slots[at] for at in order), slots[outside] if phase == "last_backward" else turn]
-
-
 def with_steps_in_turn(
     model: StageTimeModel,
     batch: StageBatch,
@@ -217,7 +164,10 @@ def left_of(lowest: Slot, factors: np.ndarray) -> float:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
-    model, batch = model_of(depth=depth), candidates(60)
+    # Passes that data leaves have no barriers (``tests/simulators/test_backward_passes.py``).
+    stays = ("gradients", "activations") if depth == 1 else ()
+    batch = candidates(60).with_columns(**{f"offload_{kind}": np.zeros(60) for kind in stays})
+    model = model_of(depth=depth)
     found = model(batch)
     for row in range(len(batch)):
         strategy = {name: getattr(batch, name)[row : row + 1] for name in task_columns()}
@@ -251,15 +201,9 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
                 {at: slot._replace(least=evicted(slot.alone, factors)) for at, slot in of.items()}
                 for of in (backward, last)
             )
-        forward, backward, last = (
-            with_slots_in_turn(model, batch, row, phase, of, factors)
-            for phase, of in (("forward", forward), ("backward", backward), ("last_backward", last))
-        )
-        # Gradients that leave are no barriers (``tests/simulators/test_backward_passes.py``).
-        leaves = depth == 1 and batch.offload_gradients[row] > 0
         once = [lasting(inside, work) for work in (forward, backward)]
         assert found.through_forward_s[row] == pytest.approx(once[0], rel=1e-9)
-        left = found.left_backward_s[row] if leaves else left_of(backward[0], factors) * (depth < 2)
+        left = left_of(backward[0], factors) * (depth < 2)
         assert found.left_backward_s[row] == pytest.approx(left, rel=1e-9, abs=1e-12)
         assert found.through_backward_s[row] == pytest.approx(once[1] - left, rel=1e-9)
         # A pass is slowed by what the one before sends.
@@ -301,9 +245,8 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
             if leaves_last(batch, row, at + depth, layers)
         )
         whole += found.after_first_s[row]
-        # The last gradients leave no earlier than if slots were barriers.
         taken_s = 3 * found.stable_s[row] + found.delta_forward_s[row] + found.delta_backward_s[row]
-        assert taken_s == pytest.approx(max(taken_s, whole) if leaves else whole, rel=1e-9)
+        assert taken_s == pytest.approx(whole, rel=1e-9)
 
 
 def columns_of(seconds: StageSeconds) -> np.ndarray:

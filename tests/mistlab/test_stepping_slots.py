@@ -5,8 +5,7 @@ import pytest
 from scipy.optimize import linprog
 
 from mistlab import catalog
-from mistlab.cost.side_by_side import NAMES, TASKS, SlowedBy, stepping_s
-from mistlab.cost.slot_work import least_together
+from mistlab.cost.side_by_side import NAMES, TASKS, SlowedBy, least_together, stepping_s
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.plan.plan import Offload, Plan, StagePlan

