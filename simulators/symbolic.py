@@ -69,8 +69,7 @@ class KnownStage:
     ``times`` are in the order of ``StageTimes``. ``fits`` says whether the stage fits in the memory
     of its GPUs. A rank has ``rank_host_bytes`` in host memory. ``places`` are its node and units of
     network tiers, with the shares of their links that its sends take; none if sends share no links.
-    Passes after passes of the other kind differ by ``turned_s`` from others; not known, and 0, for
-    a stage that ``offloads``.
+    Forward and backward passes are longer by these times after a pass of their own kind.
     """
 
     times: tuple[float, ...]
@@ -78,8 +77,7 @@ class KnownStage:
     fits: bool
     num_gpus: int
     rank_host_bytes: float
-    turned_s: float
-    offloads: bool
+    again_s: tuple[float, float]
     places: Places
 
 
@@ -88,12 +86,10 @@ def known_stages(
     figures: StageFigures,
     num_gpus: Ints,
     gpus_per_node: int,
-    offloads: Bools,
     places: Iterable[Places],
 ) -> Iterator[KnownStage]:
     """Every candidate as a stage with its costs; ``num_gpus`` has the number of GPUs of each
-    candidate, ``gpus_per_node`` that of a node, ``offloads`` whether it offloads anything,
-    ``places`` where each is on the network.
+    candidate, ``gpus_per_node`` that of a node, ``places`` where each is on the network.
     """
     pipeline_s = _rows(*(getattr(costs.seconds, name) for name in TIMES))
     return map(
@@ -103,8 +99,7 @@ def known_stages(
         costs.fits.tolist(),
         num_gpus.tolist(),
         costs.host_bytes.tolist(),
-        np.where(offloads, 0.0, costs.seconds.turned_s).tolist(),
-        offloads.tolist(),
+        _rows(costs.seconds.again_forward_s, costs.seconds.again_backward_s),
         places,
     )
 
@@ -493,8 +488,7 @@ class SymbolicPredictor:
         costs = self._costs(mode, batch, figures)
         places = places_on_network(self._model(mode), batch)
         gpus, in_node = num_gpus(batch.value), self.cluster.gpus_per_node
-        offloads = np.any([batch.value(name) > 0 for name in OFFLOADS], axis=0)
-        return known_stages(costs, figures, gpus, in_node, offloads, places)
+        return known_stages(costs, figures, gpus, in_node, places)
 
     def _rows(self, plan: Plan) -> list[StageRow]:
         # Two stages have equal rows only if their blocks begin at the same position of the
@@ -585,10 +579,12 @@ def _iterations(stages: Sequence[KnownStage], micro_batches: Sequence[int]) -> l
     times = StageTimes(**dict(zip(TIMES, columns, strict=True)))
     seconds: list[float] = iteration_s(times, np.array(micro_batches)).tolist()
     count, places = columns.shape[-1], [stage.places for stage in stages]
-    if count < FEWEST_STAGES_PLAYED and not any(places):
+    again_s = np.reshape([stage.again_s for stage in stages], (-1, count, 2))
+    # The closed form has all chains of two stages, unless data leaves passes, so that these are not
+    # as much longer after a pass of their own kind as others are shorter.
+    has_all = count < FEWEST_STAGES_PLAYED or (count == 2 and not again_s.sum(axis=2).any())
+    if has_all and not any(places):
         return seconds
-    turned_s = np.array([stage.turned_s for stage in stages]).reshape(-1, count)
-    offloads = np.array([stage.offloads for stage in stages]).reshape(-1, count)
     of_pipelines = [places[first : first + count] for first in range(0, len(places), count)]
-    played_s = played_iterations_s(times, turned_s, offloads, micro_batches, of_pipelines)
+    played_s = played_iterations_s(times, again_s, micro_batches, of_pipelines)
     return [*map(max, seconds, played_s)]

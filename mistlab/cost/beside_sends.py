@@ -391,6 +391,20 @@ def sent_over(steps: Ints, previous_s: Floats, next_s: Floats) -> Floats:
     return np.where(steps == placement.HERE, 0.0, beside_s)
 
 
+def longer_again(times: Mapping[str, Floats], simulated_s: Floats) -> Mapping[str, Floats]:
+    """How much longer forward passes are after a forward pass than after a backward one, and
+    backward passes after a backward pass than after a forward one, by name of a stage's times.
+
+    Passes that data leaves take ``simulated_s`` (2, C) after a pass of their own kind; zero stands
+    for other passes, which differ by ``turned_s``, in which gradients are reduced.
+    """
+    longer = {}
+    for again_s, kind, sign in zip(simulated_s, ("forward", "backward"), (-1, 1), strict=True):
+        whole_s = np.maximum(again_s, times[f"through_{kind}_s"]) - times[f"{kind}_s"]
+        longer[f"again_{kind}_s"] = np.where(again_s > 0, whole_s, sign * times["turned_s"])
+    return longer
+
+
 def times_beside_sends(
     times: Mapping[str, Floats],
     beside_sends: Mapping[Pass, BesideSend],
@@ -409,7 +423,7 @@ def times_beside_sends(
     sent, received, in_place = outside.sent_s, outside.received_s, outside.in_place
     forward, backward = (beside_sends[phase] for phase in STEADY)
     turned_s, turned_back_s = np.zeros_like(received), np.zeros_like(sent)
-    left_s, left_back_s, not_turned_s = received, sent, times["turned_s"]
+    left_s, left_back_s, more_s = received, sent, np.zeros_like(received)
     if TURNS[0] in beside_sends:
         # A send starts in the time between two passes (the "turn"); the rest of it overlaps with
         # the next pass.
@@ -418,7 +432,7 @@ def times_beside_sends(
         turned_back_s, left_back_s = back.lost_s(sent), back.left_s(sent)
     lost_s, lost_back_s = forward.lost_s(left_s), backward.lost_s(left_back_s)
     if TURNS[0] in beside_sends:
-        not_turned_s = not_turned_s + turned_s + lost_s - forward.lost_s(received)
+        more_s = turned_s + lost_s - forward.lost_s(received)
     within_s, ends_s = times["within_backward_s"], times["delta_backward_s"]
     if backward.is_of_box:
         # A lower bound for many candidates must not assume that a send overlaps with gradient
@@ -443,7 +457,9 @@ def times_beside_sends(
     return {
         **times,
         "forward_s": times["forward_s"] + turned_s + lost_s,
-        "turned_s": not_turned_s,
+        "turned_s": times["turned_s"] + more_s,
+        "again_forward_s": times["again_forward_s"] - more_s,
+        "again_backward_s": times["again_backward_s"] + more_s,
         "backward_s": times["backward_s"] + turned_back_s + lost_back_s,
         "lost_forward_s": forward.lost_s(received),
         "lost_backward_s": turned_back_s + lost_back_s,

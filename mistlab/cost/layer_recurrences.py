@@ -304,10 +304,10 @@ def leaving_s(seconds: TaskSeconds, strategies: Distinct, stages: Distinct) -> F
     """The seconds of passes of stages from which activations or gradients leave, for each candidate
     (C); zero for other candidates, None if no pass is simulated.
 
-    The result is (7, C): a forward, a steady backward and the last backward pass that find their
+    The result is (9, C): a forward, a steady backward and the last backward pass that find their
     stage idle, until their layers have computed; the last one until its gradients have left, and
-    the seconds in which its reductions go on; a forward pass after a backward pass, and a backward
-    pass after a forward pass.
+    the seconds in which its reductions go on; a forward pass after a backward pass, a backward pass
+    after a forward pass, and either after a pass of its own kind.
     """
     types, holds = seconds.model.types, reduces_each_pass(seconds)
     rows = np.flatnonzero(np.logical_or.reduce(leave_passes(seconds))[strategies.index])
@@ -347,13 +347,17 @@ def leaving_s(seconds: TaskSeconds, strategies: Distinct, stages: Distinct) -> F
     # Steady passes count what sends take from the reductions of each pass.
     differ = (of_passes[:, :, _STEADY] != of_passes[:, :, _LAST]).any(axis=(0, 1))
     reducing_s = np.where(differ[number], reducing_s, 0.0)
+
     # Passes are alike from the second one on, since what one leaves is gone before the next leaves.
-    rest, in_turn = rests[:, _FORWARDS], []
-    for phase in (_STEADY, _FORWARDS):
+    def after(rest: Floats, phase: int) -> tuple[Floats, Floats]:
         opened_s, before = _opened(work, slots[phase][0], rest, slowed, holds)
         passed_s, rest = _in_slots(work, slots[phase], lengths[phase], slowed, holds, before)
-        in_turn.append(opened_s + passed_s)
-    of_cases = np.stack([*idle_s, idle_s[_LAST] + left_s, reducing_s, *in_turn[::-1]])
+        return opened_s + passed_s, rest
+
+    back_s, rest_back = after(rests[:, _FORWARDS], _STEADY)
+    in_turn = [after(rest_back, _FORWARDS)[0], back_s]
+    again = [after(rests[:, _FORWARDS], _FORWARDS)[0], after(rest_back, _STEADY)[0]]
+    of_cases = np.stack([*idle_s, idle_s[_LAST] + left_s, reducing_s, *in_turn, *again])
     of_rows = np.zeros((len(of_cases), len(strategies.index)))
     of_rows[:, rows] = of_cases[:, cases.index]
     return of_rows

@@ -371,7 +371,8 @@ class PassSeconds:
 
     ``computing`` and ``step_computing`` are the times of arithmetic alone, in steady passes and in
     the optimizer step; ``computed_forward`` and ``computed_backward`` are those of steady passes
-    with the collectives that layers wait for.
+    with the collectives that layers wait for. ``windows`` are bounds of passes from which data
+    leaves, ``again`` (2, C) their times after a pass of their own kind; zero for others.
     """
 
     inside: Mapping[Phase, Floats]
@@ -390,6 +391,7 @@ class PassSeconds:
     computed_forward: Floats
     computed_backward: Floats
     windows: Floats
+    again: Floats
 
     @property
     def after_last_s(self) -> Floats:
@@ -406,14 +408,15 @@ class PassSeconds:
             **{name: getattr(self, name)[rows] for name in (*ONCE, *ALONE)},
             beside_sends={phase: one.chosen(rows) for phase, one in self.beside_sends.items()},
             windows=self.windows[..., rows],
+            again=self.again[:, rows],
         )
 
     def with_leaving(self, simulated: Floats) -> "PassSeconds":
-        """The passes with the ``simulated`` times (7, C) of those from which data leaves.
+        """The passes with the ``simulated`` times (9, C) of those from which data leaves.
 
         They take at least what their lower bounds say.
         """
-        forward_s, back_s, last_s, over_s, reducing_s, turned_s, turned_back_s = simulated
+        forward_s, back_s, last_s, over_s, reducing_s, turned_s, turned_back_s, *again = simulated
         inside, least_s = dict(self.inside), self.windows.max(axis=1)
         least_back_s, (leave, leave_back) = least_s[1], least_s > 0
         both_s = turned_s + turned_back_s - self.turn_at_first_layer - self.turn_at_last_layer
@@ -437,6 +440,7 @@ class PassSeconds:
             through={"forward": through, "backward": through_back},
             last_closing=np.where(leave_back, whole_s - last, self.last_closing),
             reducing=reducing_s,
+            again=np.stack(again),
             opening=np.where(leave | leave_back, opening, self.opening),
             beside_sends=self._beside(inside, (leave, leave_back)),
         )
@@ -544,6 +548,7 @@ class PassSums:
             computed_forward=computed_forward,
             computed_backward=computed_backward,
             windows=windows,
+            again=np.zeros((2, len(computing))),
         )
         return passes if self.leaving is None else passes.with_leaving(self.leaving)
 

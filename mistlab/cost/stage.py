@@ -24,6 +24,7 @@ from mistlab.cost.beside_sends import (
     BesideSend,
     OutsidePasses,
     Pass,
+    longer_again,
     longest_beside_sends,
     sends_beside_arithmetic,
     sent_over,
@@ -358,14 +359,7 @@ class StageTimeModel:
         received, sent, in_place = outside.received_s, outside.sent_s, outside.in_place
         times: Mapping[str, Floats] = {
             **dict.fromkeys((*SENDS, "within_round_s", *LOST), np.zeros(len(sent))),
-            **_times(
-                passes,
-                blocking * received,
-                blocking * sent,
-                meeting,
-                in_place,
-                batch,
-            ),
+            **_times(passes, blocking * received, blocking * sent, meeting, in_place, batch),
             "held_forward_s": meeting * sent,
             "held_backward_s": meeting * received,
             "left_backward_s": passes.inside["backward"]
@@ -541,7 +535,7 @@ def _times(
     # pass.
     kept, kept_back = meeting * sent, meeting * received
     last_s = np.where(in_place, passes.last_computed, inside["last_backward"]) - inside["backward"]
-    return {
+    times = {
         "forward_s": inside["forward"] + before_forward + kept,
         "backward_s": inside["backward"] + before_backward + kept_back,
         "through_forward_s": passes.through["forward"] + received,
@@ -565,6 +559,7 @@ def _times(
         "after_first_s": after_s,
         "turned_s": before_forward - np.maximum(passes.opening, received),
     }
+    return {**times, **longer_again(times, passes.again)}
 
 
 def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Floats]) -> PassSeconds:
@@ -595,5 +590,6 @@ def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Floats]) 
         },
         **{name: getattr(ends[0], name) for name in ALONE},
         windows=np.minimum(*(end.windows for end in ends)),
+        again=np.zeros_like(ends[0].again),
     )
     return passes.with_least_leaving()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mistlab.core.arrays import Bools, Floats
+from mistlab.core.arrays import Floats
 from mistlab.schedule.order_text import order_from_text
 from mistlab.schedule.orders import one_forward_one_backward
 from mistlab.schedule.stage_passes import StagePass, StagePasses, in_turn, passes_of
@@ -119,32 +119,32 @@ PLAYED_TIMES = (
 )
 
 
-def times_of_passes(times: Columns, turned_s: Sequence[float]) -> list[PassTimes]:
+def times_of_passes(times: Columns, again_s: Sequence[Sequence[float]]) -> list[PassTimes]:
     """The times of each stage's passes, a row for each of the ``_KINDS`` of each stage.
 
-    A forward pass is shorter by ``turned_s`` after another forward pass than after a backward pass,
-    whose gradients are still being reduced; so is a backward pass after a forward pass than after
-    another backward pass. What a stage's last pass has more delays its send, even if that queues:
-    the last gradients are sent beside the last reductions.
+    ``again_s`` says how much longer a stage's forward passes are after a forward pass than after a
+    backward one, whose gradients are still being reduced (so mostly negative), and its backward
+    passes after a backward pass than after a forward one. What a stage's last pass has more delays
+    its send, even if that queues: the last gradients are sent beside the last reductions.
     """
     rows = []
     columns = (times[name] for name in PLAYED_TIMES[:8])
     sent_s = [both_s / 2 for both_s in times["point_to_point_s"]]
     late_s = 0.0
-    for stage, (of_stage, turn_s) in enumerate(
-        zip(zip(*columns, strict=True), turned_s, strict=True)
+    for stage, (of_stage, (less_s, more_s)) in enumerate(
+        zip(zip(*columns, strict=True), again_s, strict=True)
     ):
         forward_s, back_s, through_s, through_back_s, within_s, last_s, after_s, left_s = of_stage
         back_s -= left_s
         sent, returned = sent_s[stage], sent_s[max(0, stage - 1)]
         rows += [
             PassTimes(forward_s, through_s + late_s, within_s, after_s, sent),
-            PassTimes(forward_s - turn_s, through_s, 0.0, 0.0, sent),
+            PassTimes(forward_s + less_s, through_s, 0.0, 0.0, sent),
             PassTimes(forward_s, through_s, 0.0, 0.0, sent),
             PassTimes(back_s, through_back_s, 0.0, left_s, returned),
-            PassTimes(back_s + turn_s, through_back_s, 0.0, left_s, returned),
+            PassTimes(back_s + more_s, through_back_s, 0.0, left_s, returned),
             PassTimes(back_s, through_back_s, 0.0, left_s + last_s, returned + last_s),
-            PassTimes(back_s + turn_s, through_back_s, 0.0, left_s + last_s, returned + last_s),
+            PassTimes(back_s + more_s, through_back_s, 0.0, left_s + last_s, returned + last_s),
         ]
         late_s = times["first_send_late_s"][stage]
     return rows
@@ -448,7 +448,7 @@ FEWEST_NODES_SHARED = 3
 _PASSES_PLAYED = 512
 # Where sends share no links, pipelines are played from this many stages on, and up to this many
 # passes, which takes half a millisecond.
-FEWEST_STAGES_PLAYED, _MOST_PASSES = 3, 2048
+FEWEST_STAGES_PLAYED, _MOST_PASSES = 2, 2048
 
 
 def _shared_uses(places: Sequence[Places]) -> Mapping[Route, Uses]:
@@ -480,17 +480,15 @@ def _shared_uses(places: Sequence[Places]) -> Mapping[Route, Uses]:
 
 def played_iterations_s(
     times: StageTimes,
-    turned_s: Floats,
-    offloads: Bools,
+    again_s: Floats,
     micro_batches: Sequence[int],
     places: Sequence[Sequence[Places]],
 ) -> list[float]:
     """The seconds of an iteration of each 1F1B pipeline, from all its passes and sends played with
     the times and the places of its stages; 0 if they are not played.
 
-    ``times``, ``turned_s`` (``times_of_passes``) and ``offloads``, which says whether a stage
-    offloads anything, are tables with a row for each pipeline. Where sends may overload a link and
-    any meet there, each is as fast as its links allow.
+    ``times`` and ``again_s`` (``times_of_passes``) are tables with a row for each pipeline. Where
+    sends may overload a link and any meet there, each is as fast as its links allow.
 
     The closed form of the iteration time (``mistlab.cost.pipeline``) has some of the chains of
     passes and sends that wait for one another, and gives every send its links alone, but has the
@@ -499,36 +497,23 @@ def played_iterations_s(
     the closed form still hold.
     """
     uses = [*map(_shared_uses, places)]
-    are_exact = _are_exact(times, offloads).tolist()
+    # Hosts are not played, so nor are pipelines under hosts whose sends do not meet.
+    are_exact = np.logical_not(times.issued_backward_s.any(axis=1)).tolist()
     tables = {name: getattr(times, name) for name in PLAYED_TIMES}
     return [
         _played_s(
             {name: table[row].tolist() for name, table in tables.items()},
-            turned_s[row].tolist(),
+            again_s[row].tolist(),
             count,
             of_sends,
             is_exact=is_exact,
         )
-        if of_sends or (is_exact and _played_passes(len(turned_s[row]), count) <= _MOST_PASSES)
+        if of_sends or (is_exact and _played_passes(len(again_s[row]), count) <= _MOST_PASSES)
         else 0.0
         for row, (count, of_sends, is_exact) in enumerate(
             zip(micro_batches, uses, are_exact, strict=True)
         )
     ]
-
-
-def _are_exact(times: StageTimes, offloads: Bools) -> Bools:
-    """A mask of the pipelines whose passes and sends are played also if these share no links.
-
-    In pipelines of one or two stages the closed form has all chains. Hosts are not played, nor what
-    copies and sends that queue take from one another.
-    """
-    if times.forward_s.shape[1] < FEWEST_STAGES_PLAYED:
-        return np.zeros(len(offloads), dtype=bool)
-    sends_s = np.maximum(times.point_to_point_s / 2, times.received_s)
-    passes_s = np.minimum(times.through_forward_s, times.through_backward_s)
-    copies = offloads.any(axis=1) & (sends_s > passes_s).any(axis=1)
-    return np.asarray(~copies & ~times.issued_backward_s.any(axis=1))
 
 
 def _groups(stages: int) -> int:
@@ -543,15 +528,15 @@ def _played_passes(stages: int, micro_batches: int) -> int:
 
 def _played_s(
     times: Columns,
-    turned_s: Sequence[float],
+    again_s: Sequence[Sequence[float]],
     micro_batches: int,
     uses: Mapping[Route, Uses],
     *,
     is_exact: bool,
 ) -> float:
-    stages = len(turned_s)
+    stages = len(again_s)
     played = _played_passes(stages, micro_batches) // (2 * stages)
-    first_s, of_passes = free_at_first(times), times_of_passes(times, turned_s)
+    first_s, of_passes = free_at_first(times), times_of_passes(times, again_s)
     walk = walked(first_s, of_passes, played)
     if uses and _sends_meet(sends_of(walk, of_passes, played), uses):
         shared = _Play(first_s, of_passes, _sendings(times, uses), played)

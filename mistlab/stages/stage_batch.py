@@ -417,17 +417,18 @@ def times_of(*roles: Role) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageSeconds(StageTimes):
-    """The times of each candidate stage. The five times beyond those of ``StageTimes`` do not
-    decide how long an iteration in 1F1B takes.
+    """The times of each candidate stage; the closed form of 1F1B needs ``StageTimes`` alone.
 
     A forward pass that follows a forward pass is shorter by ``turned_s``, since no gradients of a
-    backward pass are still being reduced or offloaded. ``step_s`` is the optimizer step's
-    arithmetic alone, even where it overlaps with passes. ``exposed_communication_s`` is the time
-    that a steady micro-batch takes beyond its computation. ``lost_forward_s`` and
-    ``lost_backward_s`` are how much sends lengthen steady passes.
+    backward pass are still being reduced. ``again_forward_s`` and ``again_backward_s`` are those of
+    ``longer_again``. ``step_s`` is the optimizer step's arithmetic alone, even where it overlaps
+    with passes. ``exposed_communication_s`` is the time that a steady micro-batch takes beyond its
+    computation. ``lost_forward_s`` and ``lost_backward_s`` are how much sends lengthen passes.
     """
 
     turned_s: Floats
+    again_forward_s: Floats
+    again_backward_s: Floats
     step_s: Floats
     exposed_communication_s: Floats
     lost_forward_s: Floats
