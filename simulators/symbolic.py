@@ -69,7 +69,7 @@ class KnownStage:
     ``times`` are in the order of ``StageTimes``. ``fits`` says whether the stage fits in the memory
     of its GPUs. A rank has ``rank_host_bytes`` in host memory. ``places`` are its node and units of
     network tiers, with the shares of their links that its sends take; none if sends share no links.
-    Forward and backward passes are longer by these times after a pass of their own kind.
+    Forward and backward passes are longer by ``again_s`` after a pass of their own kind.
     """
 
     times: tuple[float, ...]
@@ -579,12 +579,9 @@ def _iterations(stages: Sequence[KnownStage], micro_batches: Sequence[int]) -> l
     times = StageTimes(**dict(zip(TIMES, columns, strict=True)))
     seconds: list[float] = iteration_s(times, np.array(micro_batches)).tolist()
     count, places = columns.shape[-1], [stage.places for stage in stages]
-    again_s = np.reshape([stage.again_s for stage in stages], (-1, count, 2))
-    # The closed form has all chains of two stages, unless data leaves passes, so that these are not
-    # as much longer after a pass of their own kind as others are shorter.
-    has_all = count < FEWEST_STAGES_PLAYED or (count == 2 and not again_s.sum(axis=2).any())
-    if has_all and not any(places):
+    if count < FEWEST_STAGES_PLAYED and not any(places):
         return seconds
+    again_s = np.reshape([stage.again_s for stage in stages], (-1, count, 2))
     of_pipelines = [places[first : first + count] for first in range(0, len(places), count)]
     played_s = played_iterations_s(times, again_s, micro_batches, of_pipelines)
     return [*map(max, seconds, played_s)]

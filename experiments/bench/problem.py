@@ -397,7 +397,7 @@ def sure_words(job: Job, prediction: Prediction, margin_gives: str = "") -> str:
 
 
 def untimed_words(engine: Engine) -> str:
-    """A sentence that says that no GPU has timed an engine, if it is this package's runtime; empty
+    """A sentence that says that no GPU has run an engine, if it is this package's runtime; empty
     if it is not.
     """
     if not engine.runs_here:

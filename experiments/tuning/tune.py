@@ -141,7 +141,7 @@ def _searched(bench: Bench, name: str, space: SearchSpace, budget: Budget, seed:
 
 def _with_margin(entry: Entry, bench: Bench, options: argparse.Namespace) -> str:
     """The plan that the search gives if it keeps enough memory free to fit surely, as text; empty
-    if the answer itself fits surely, and if the search took too long to be repeated.
+    if the answer itself fits surely, or the search was unfinished or too long to be repeated.
     """
     assert entry.answer is not None
     plan, prediction = entry.answer

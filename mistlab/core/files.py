@@ -411,7 +411,7 @@ def is_path(text: str, endings: tuple[str, ...]) -> bool:
 
 
 def joined(folder: Path, path: str) -> str:
-    """A path in a plan file, from the folder of that file."""
+    """Join the folder of a plan file and a path that is written in the file."""
     return os.path.normpath(folder / path)
 
 

@@ -143,8 +143,8 @@ class _PassEnds:
             self.ends_of_stages.add(stage, part, computed + left, last_block_s)
 
     def _computed(self, stage_pass: StagePass, part: int) -> Any:
-        """The time at which a pass would have computed if it were neither the first nor the last of
-        its part.
+        """The end of a pass without its extra seconds as a first or last pass, and without its
+        host.
         """
         stage, seconds = stage_pass.stage, self.seconds
         pass_s, through, _ = seconds.of(stage_pass)

@@ -122,7 +122,7 @@ class PassSlots:
             self.inside[_LAST][:, self.work.evicts] = self.inside[_BACKWARD][:, self.work.evicts]
 
     def _without_leaving(self) -> None:
-        """Let nothing of what leaves a pass lengthen the time after it: it counts in passes."""
+        """Count data that leaves a pass in the pass alone, not in the time after it."""
         seconds = self._seconds
         if not self.leave.any():
             return
@@ -446,7 +446,7 @@ class PassSeconds:
         )
 
     def with_least_leaving(self) -> "PassSeconds":
-        """The lower bounds with those of passes from which data leaves."""
+        """The lower bounds, with ``windows`` for passes from which data leaves."""
         if not self.windows.size:
             return self
         least_s, through, inside = self.windows.max(axis=1), dict(self.through), dict(self.inside)

@@ -323,14 +323,14 @@ _NEAR = 1 / 64
 
 @lru_cache(maxsize=256)
 def largest_weights(factors: bytes) -> Floats:
-    """The weights of ``_vertices`` that no other weights exceed in all streams."""
+    """The weights of ``_vertices`` that are not dominated by other weights."""
     weights = _vertices(factors)
     exceeds = (weights[:, None] >= weights).all(axis=2) & (weights[:, None] > weights).any(axis=2)
     return weights[~exceeds.any(axis=0)]
 
 
 def apart(prices: Floats) -> list[Floats]:
-    """The prices of which none is near another."""
+    """The prices without those that are near another one that is kept."""
     apart: list[Floats] = []
     for price in np.unique(prices, axis=0)[::-1]:
         if all(np.abs(price - other).max() > _NEAR for other in apart):

@@ -127,7 +127,7 @@ def _has_keys(settings: Mapping[str, Any]) -> bool:
 
 def _is_started(command: Command, source: LaunchFile) -> bool:
     """Whether a command starts LLaMA-Factory by its name, by its module, or by a program of any
-    name that takes a file with LLaMA-Factory's keys.
+    name with LLaMA-Factory's keys as options or in a file.
     """
     words = [command.launch.program, *(word.text for word in command.launch.started)]
     names = [PurePath(word).name for word in words]

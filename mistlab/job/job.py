@@ -212,7 +212,7 @@ def _as_path(path: str) -> str:
 
 
 def _mapped_model(plain: Mapping[str, Any]) -> ModelSpec:
-    """The model of a mapping; one of name and release alone has the catalogue's sizes."""
+    """The model of a mapping; if this only names a release, with the catalogue's sizes."""
     if isinstance(plain.get("name"), str) and plain.keys() <= _OF_RELEASE:
         with within("workload"):
             known = catalog.model(plain["name"])

@@ -98,7 +98,7 @@ def _in_turn(stages: int, micro_batches: int) -> tuple[_Turn, ...]:
 class PassTimes(NamedTuple):
     """The seconds of one kind of pass of a stage: it ends ``pass_s`` after the stage's previous
     pass, or ``through_s`` after the arrival of its input, whichever is later, and ``once_s`` later
-    if it is a first or last pass.
+    if it is a first pass.
 
     The stage's next pass waits for another ``left_s``. The output is sent in ``sent_s``.
     """
@@ -446,9 +446,10 @@ FEWEST_NODES_SHARED = 3
 # about this many passes. Further ones take as long as the groups between the first, in which the
 # pipeline fills, and the last, in which it drains.
 _PASSES_PLAYED = 512
-# Where sends share no links, pipelines are played from this many stages on, and up to this many
-# passes, which takes half a millisecond.
-FEWEST_STAGES_PLAYED, _MOST_PASSES = 2, 2048
+# On fewer nodes, pipelines are played from this many stages on. Of two stages the closed form has
+# all chains: it is short only where data leaves passes in a row, and bounds would not reach longer
+# times. Where sends share no links, up to this many passes are played, in half a millisecond.
+FEWEST_STAGES_PLAYED, _MOST_PASSES = 3, 2048
 
 
 def _shared_uses(places: Sequence[Places]) -> Mapping[Route, Uses]:
