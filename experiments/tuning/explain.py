@@ -231,7 +231,9 @@ def explain(best: Entry, entries: Sequence[Entry], bench: Bench) -> Why:
         same=tuple(entry.searcher for entry in others if entry.result.plan == plan),
         rejected=rejected[0] if rejected else None,
         missed=next((change for _, change, _, found in faster if found.fits), None),
-        breakdown=breakdown_of(bench.job(plan)) if prediction.predictor == CLOSED_FORM else None,
+        breakdown=breakdown_of(bench.job(plan), prediction.iteration_s)
+        if prediction.predictor == CLOSED_FORM
+        else None,
     )
 
 

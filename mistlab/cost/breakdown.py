@@ -260,7 +260,7 @@ def breakdown_of(job: Job, whole_s: float | None = None) -> Breakdown:
     """
     own_s, late_s = _step_and_late_s(job)
     whole_s = own_s if whole_s is None else whole_s - late_s
-    launched_s = min(_iteration_s(_model(job, _without_hosts), job.plan), whole_s)
+    launched_s = min(_iteration_s(_model(job, _without_hosts), job.plan), own_s)
     model = _model(job, lambda tasks: replace(_without_hosts(tasks), send_factor=0.0))
     worked_s, works = _worked(model, job.plan)
     pipeline_s = min(worked_s, launched_s)
@@ -268,13 +268,14 @@ def breakdown_of(job: Job, whole_s: float | None = None) -> Breakdown:
     busiest_s = max(busy_s)
     differences = {
         "sends_s": _beyond(launched_s, pipeline_s),
-        "bubble_s": _beyond(pipeline_s, busiest_s),
+        # What passes and sends wait for one another beyond the closed form, if they are played.
+        "bubble_s": _beyond(pipeline_s, busiest_s) + _beyond(whole_s, own_s),
     }
     stages = []
     for index, work in enumerate(works):
         parts = _within(work, pipeline_s)
         parts |= _kernels(parts, work, _peak_s(job, index))
-        parts["hosts_s"] += _beyond(whole_s, launched_s)
+        parts["hosts_s"] += _beyond(own_s, launched_s)
         parts |= {**differences, "imbalance_s": _beyond(busiest_s, busy_s[index])}
         parts["averaging_s"] += late_s
         stages.append(StepParts(**parts))

@@ -70,7 +70,7 @@ def of_spaces(models: Sequence[str], spaces: Sequence[str], count: int, seed: in
 def assert_adds_up(job: Job) -> Breakdown:
     """The parts of every stage are the whole iteration, and its arithmetic is what MFU counts."""
     prediction = SymbolicPredictor(workload=job.workload, cluster=job.cluster).predict(job.plan)
-    found = breakdown_of(job)
+    found = breakdown_of(job, prediction.iteration_s)
     for one in (found.parts, *found.stages):
         assert one.total_s == pytest.approx(prediction.iteration_s, rel=1e-9)
     share = found.parts.arithmetic_s / prediction.iteration_s

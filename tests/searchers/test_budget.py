@@ -43,8 +43,9 @@ FEWER_CALLS = 60_000
 # Optuna learns from a round of trials, and draws the next, without a look at the clock: calls for
 # about a third of a second. Shorter budgets than three seconds may take that much longer.
 CALLS_OF_OPTUNA = 350_000
-# One batch of stage costs, of which the clock is looked at afterwards: 20 ms.
-CALLS_OF_COSTS = 21_000
+# One batch of stage costs, of which the clock is looked at afterwards, with passes layer by layer:
+# 70 ms.
+CALLS_OF_COSTS = 36_000
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ def test_no_searcher_goes_on_for_long_without_a_look_at_the_clock(name: str, sha
     clock = CountedCalls()
     with clock.running():
         result = replace(searcher, clock=clock).search(LARGE, space, Budget(seconds=calls), 0)
-    longer = CALLS_OF_OPTUNA if name.startswith("optuna") else max(0.1 * most, CALLS_OF_COSTS)
+    longer = CALLS_OF_OPTUNA if name.startswith("optuna") else max(0.2 * most, CALLS_OF_COSTS)
     assert result.wall_s <= calls + longer
 
 
