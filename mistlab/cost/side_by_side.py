@@ -331,11 +331,11 @@ def largest_weights(factors: bytes) -> Floats:
 
 def apart(prices: Floats) -> list[Floats]:
     """The prices without those that are near another one that is kept."""
-    apart: list[Floats] = []
+    kept: list[Floats] = []
     for price in np.unique(prices, axis=0)[::-1]:
-        if all(np.abs(price - other).max() > _NEAR for other in apart):
-            apart.append(price)
-    return apart
+        if all(np.abs(price - other).max() > _NEAR for other in kept):
+            kept.append(price)
+    return kept
 
 
 # Computes the time slots of layers whose data leaves as soon as each has computed.

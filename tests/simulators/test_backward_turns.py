@@ -9,28 +9,18 @@ from mistlab import catalog
 from mistlab.cost import order_times
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan, StagePlan
-from mistlab.plan.workload import Workload
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.part_times import TurnTimes
 from mistlab.stages.plan_orders import named_order
-from simulators.events import EventSimulator
-from simulators.symbolic import SymbolicPredictor
 from tests.mistlab.test_order_path import equal, order_iteration_s
+from tests.simulators.test_strained import difference
 from tests.workloads import workload_of
 
 
-def difference(hardware: str, nodes: int, batch: int, plan: Plan, model: str) -> float:
-    """The closed form's time over the event simulator's, less one."""
-    work = Workload(
-        model=catalog.model(model),
-        sequence_length=2048,
-        global_batch=batch,
-        attention="flash",
-        precision="bf16",
-    )
+def difference_on(hardware: str, nodes: int, batch: int, plan: Plan, model: str) -> float:
+    """The closed form's time over the event simulator's, less one, on nodes of 8 GPUs."""
     cluster = Cluster(hardware=catalog.hardware(hardware), nodes=nodes, gpus_per_node=8)
-    closed = SymbolicPredictor(workload=work, cluster=cluster).predict(plan).iteration_s
-    return closed / EventSimulator(workload=work, cluster=cluster).simulate(plan).iteration_s - 1
+    return difference(workload_of(model, 2048, batch, "bf16"), cluster, plan)
 
 
 def of_blocks(order: str) -> tuple[str, int, int, Plan, str]:
@@ -57,12 +47,12 @@ def of_blocks(order: str) -> tuple[str, int, int, Plan, str]:
 
 @pytest.mark.parametrize("order", ["gpipe", "interleaved-8"])
 def test_only_passes_after_a_backward_pass_wait_for_reductions(order: str) -> None:
-    assert abs(difference(*of_blocks(order))) < 0.02
+    assert abs(difference_on(*of_blocks(order))) < 0.02
 
 
 def test_turns_that_are_forgotten_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order_times, "_gradient_times", lambda *_, **__: (None, None))
-    assert difference(*of_blocks("interleaved-8")) < -0.02
+    assert difference_on(*of_blocks("interleaved-8")) < -0.02
 
 
 def test_each_kind_of_pass_has_its_own_turn() -> None:
@@ -95,9 +85,7 @@ HALVES = StagePlan(
 def test_the_first_layer_of_the_next_chunk_hides_reductions(order: str, micro_batches: int) -> None:
     plan = Plan(stages=(HALVES,) * 4, micro_batches=micro_batches, order=order)
     work = workload_of("llama3-8b", 1024, 8 * micro_batches, "bf16")
-    closed_s = SymbolicPredictor(workload=work, cluster=EIGHT).predict(plan).iteration_s
-    played_s = EventSimulator(workload=work, cluster=EIGHT).simulate(plan).iteration_s
-    assert closed_s == pytest.approx(played_s, rel=0.003)
+    assert abs(difference(work, EIGHT, plan)) <= 0.003
 
 
 def test_a_send_is_late_by_reductions_once() -> None:
@@ -106,9 +94,7 @@ def test_a_send_is_late_by_reductions_once() -> None:
     plan = Plan(stages=(stage,) * 2, micro_batches=1, order="v-half")
     work = workload_of("gpt3-2.7b", 1024, 64, "bf16")
     cluster = Cluster(hardware=catalog.hardware("a100-40gb"), nodes=8, gpus_per_node=8)
-    closed_s = SymbolicPredictor(workload=work, cluster=cluster).predict(plan).iteration_s
-    played_s = EventSimulator(workload=work, cluster=cluster).simulate(plan).iteration_s
-    assert closed_s == pytest.approx(played_s, rel=0.006)
+    assert abs(difference(work, cluster, plan)) <= 0.006
 
 
 @pytest.mark.parametrize(
@@ -127,6 +113,4 @@ def test_passes_are_slowed_by_the_send_before_them(order: str, nodes: int) -> No
     plan = Plan(stages=(stage,) * nodes, micro_batches=8, order=order)
     work = workload_of("gpt3-2.7b", 2048, 32, "bf16")
     cluster = Cluster(hardware=catalog.hardware("a100-40gb"), nodes=nodes, gpus_per_node=4)
-    closed_s = SymbolicPredictor(workload=work, cluster=cluster).predict(plan).iteration_s
-    played_s = EventSimulator(workload=work, cluster=cluster).simulate(plan).iteration_s
-    assert closed_s == pytest.approx(played_s, rel=0.001)
+    assert abs(difference(work, cluster, plan)) <= 0.001
