@@ -406,7 +406,9 @@ def in_file(holder: str, path: str) -> Iterator[None]:
 
 
 def is_path(text: str, endings: tuple[str, ...]) -> bool:
-    """Whether a text in a plan file is a path: it has a slash, or the ending of such a file."""
+    """Whether a model or a hardware is given by the path of its file, and not by its name: the text
+    has a slash, or ends like a file's name, by one of the ``endings``.
+    """
     return "/" in text or text.endswith(endings)
 
 

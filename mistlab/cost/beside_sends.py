@@ -127,8 +127,10 @@ class BesideSend:
         return self.most_sent_s is not None
 
     def instead_of(self, usual_s: Floats, where: Bools) -> Self:
-        """The same for passes that take ``usual_s`` without a send, ``where`` that differs, but no
-        less while a send runs.
+        """How much passes and sends slow each other down if the passes alone take other times.
+
+        For the candidates in ``where``, a pass takes ``usual_s`` without a send. Beside a send it
+        still takes at least as long as before.
         """
         longer_s = np.maximum(self.usual_s + self.longer_s - usual_s, 0.0)
         longer_s = np.where(where, longer_s, self.longer_s)

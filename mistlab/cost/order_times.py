@@ -502,7 +502,9 @@ def _seconds(model: StageTimeModel, batch: StageBatch) -> TaskSeconds:
 
 
 def _of_first_layers(slots: StageSlots, of_types: Sequence[Floats]) -> Floats:
-    """Select seconds of types of layers for the first layer of each candidate's backward pass."""
+    """The seconds of the layer that the backward pass of each candidate stage computes first, one
+    row for each table of seconds by type of layer.
+    """
     is_first = (slots.kinds[:, HERE] != NOTHING) & (slots.kinds[:, UPPER] == NOTHING)
     layers = slots.kinds[is_first, HERE]
     return slots.summed([(np.stack([of_layers(one, layers) for one in of_types]), is_first)])

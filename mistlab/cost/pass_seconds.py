@@ -145,7 +145,7 @@ class PassSlots:
             turn_s[:, chosen] = np.maximum(lasting, fetched_s[where][:, chosen])
 
     def least_in_windows(self) -> Floats:
-        """Lower bounds of passes from which data leaves (``least_in_windows``), as one table."""
+        """Lower bounds by layer of the seconds of passes from which data leaves, in one table."""
         alone = self.work.alone(("forward", "backward"))[:, :, self.is_inside]
         least = least_in_windows(self._seconds, self._kinds[self.is_inside], alone)
         return least.reshape(-1, *least.shape[2:])
@@ -467,7 +467,11 @@ class PassSeconds:
     def _beside(
         self, inside: Mapping[Phase, Floats], leave: tuple[Bools, Bools]
     ) -> Mapping[Pass, BesideSend]:
-        """How much sends slow down passes that take other times, where data leaves them."""
+        """How much sends slow down forward and backward passes whose times have changed.
+
+        ``inside`` are the new times. They differ where activations ``leave`` forward passes or
+        gradients leave backward passes, a mask of candidates for each.
+        """
         of_passes: dict[Pass, BesideSend] = {
             phase: self.beside_sends[phase].instead_of(inside[phase], where)
             for phase, where in zip(STEADY, leave, strict=True)

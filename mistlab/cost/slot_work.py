@@ -407,8 +407,9 @@ def are_shared(seconds: TaskSeconds) -> Bools:
 
 
 # Computes lower bounds of passes from which activations or gradients leave while later layers
-# compute. What leaves a layer may do so in the next two slots. Each second of it counts with a
-# price, and a slot's own work with any weights (of ``least_together``) that are no lower.
+# compute. What leaves a layer may do so in the next two slots. Each second of it counts as many
+# seconds of the pass as its price says, and a slot's own work as any weights (of
+# ``least_together``) say that are no lower.
 
 
 # The passes that are simulated layer by layer if data leaves them
@@ -442,11 +443,12 @@ def reduced_inside(seconds: TaskSeconds, layers: Ints) -> Floats:
 
 
 def least_in_windows(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> Floats:
-    """Lower bounds of the seconds of each layer in a steady forward and in a steady backward pass
-    from which activations or gradients leave, for several prices (2, prices, K, S).
+    """Lower bounds of how long forward and backward passes take while activations or gradients
+    leave for the host, split over their layers (2, prices, K, S).
 
-    A pass takes at least the sum over its layers for any price. The sums never fall as work grows;
-    they are zero where nothing leaves. The tasks take ``alone`` (4, 2, K, S) by themselves.
+    A price says how many seconds a pass takes at least for each second of what leaves. Each price
+    gives a bound of its own: the sum over the pass's layers. The bounds never fall as work grows,
+    and are zero where nothing leaves. The tasks take ``alone`` (4, 2, K, S) by themselves.
     """
     leave, slowed, holds = leave_passes(seconds), seconds.slowed_by(), reduces_each_pass(seconds)
     of_groups = {

@@ -379,7 +379,9 @@ _TUNERS = {
 
 
 def _about_program(text: str) -> str:
-    """Why a Python program is not imported, and what to give instead: programs are not run."""
+    """Tell a user who gives a Python program as a training run why it is not imported, and what to
+    give instead: an import runs no programs.
+    """
     if (named := _TRAINER_CLASSES.search(text)) is not None:
         return (
             f"is a Python program with {named[0]}, which trains by preferences, rewards or from a "

@@ -136,8 +136,9 @@ def _check_base(kind: str, base: Base) -> None:
 
 
 def _are_all(top: Section) -> bool:
-    """Whether feed-forward layers have adapters as well as attention. Without a setting,
-    LLaMA-Factory and ms-swift adapt all linear layers and PEFT attention only.
+    """Whether a fine-tuning run has adapters on all linear layers, not on attention's alone.
+
+    Without a setting, LLaMA-Factory and ms-swift adapt all of them, and PEFT those of attention.
     """
     if top.switch("lora_target_linear"):
         return True

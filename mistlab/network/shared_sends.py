@@ -1,5 +1,5 @@
-"""Computes when sends between stages arrive that share the network of a node, and so delay one
-another, or that share the link of their stage with its collectives.
+"""Computes when the outputs that pipeline stages send one another arrive, if sends delay each
+other on a node's network, or wait for the collectives on their stage's link.
 
 Axis: C candidates.
 """

@@ -41,12 +41,13 @@ class TurnTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SlowedTimes:
-    """How much longer one kind of pass takes while its stage sends, a column for each part of the
-    model (C, P).
+    """How much longer one kind of pass takes because its stage sends an output meanwhile, a column
+    for each part of the model (C, P).
 
-    Of each second beside a send, its arithmetic loses ``share``, at most ``most_s``; of that, the
-    pass's copies and collectives hide ``hidden_s``. As these are slowed too, the pass takes at
-    least ``beside_send_s`` longer beside the whole of the send that precedes it in 1F1B.
+    For each second of the send, the arithmetic of the pass takes ``share`` seconds longer, at most
+    ``most_s`` in all. ``hidden_s`` of this costs nothing, since the pass waits for its copies and
+    collectives anyway. But the send slows these too: if the send that precedes the pass in 1F1B
+    runs entirely beside it, the pass takes at least ``beside_send_s`` longer.
     """
 
     share: Floats

@@ -120,12 +120,14 @@ PLAYED_TIMES = (
 
 
 def times_of_passes(times: Columns, again_s: Sequence[Sequence[float]]) -> list[PassTimes]:
-    """The times of each stage's passes, a row for each of the ``_KINDS`` of each stage.
+    """How long each kind of pass of a 1F1B pipeline takes, a row for each stage and kind.
 
-    ``again_s`` says how much longer a stage's forward passes are after a forward pass than after a
-    backward one, whose gradients are still being reduced (so mostly negative), and its backward
-    passes after a backward pass than after a forward one. What a stage's last pass has more delays
-    its send, even if that queues: the last gradients are sent beside the last reductions.
+    The kinds tell passes by what their stage ran before. ``again_s`` are two numbers for each
+    stage: how much longer a forward pass takes after a forward pass than after a backward pass
+    (mostly less than zero, as the backward pass leaves gradients to reduce), and how much longer a
+    backward pass takes after a backward pass than after a forward pass. The extra time of a stage's
+    last backward pass delays its send too, even one that waits for an earlier send: the last
+    gradients are sent while the last reductions run.
     """
     rows = []
     columns = (times[name] for name in PLAYED_TIMES[:8])
@@ -151,8 +153,11 @@ def times_of_passes(times: Columns, again_s: Sequence[Sequence[float]]) -> list[
 
 
 def free_at_first(times: Columns) -> list[float]:
-    """The seconds at which each stage is free for its first pass, which takes as long as its input
-    takes through the stage.
+    """From when on each stage of a 1F1B pipeline counts as free for its first pass, in seconds.
+
+    The first pass finds its stage idle, so it ends when its input has passed through the stage
+    (``through_forward_s``), not after the time from one pass to the next (``forward_s``). The
+    difference is added here, so that the first pass can be played like all others.
     """
     first = zip(
         *(times[name] for name in ("begin_s", "through_forward_s", "forward_s")), strict=True
@@ -171,9 +176,10 @@ class Walk(NamedTuple):
 
 
 def walked(free_s: Sequence[float], times: Sequence[tuple[float, ...]], micro_batches: int) -> Walk:
-    """When the passes of a pipeline end whose stages are free for them at ``free_s``.
+    """When each pass of a 1F1B pipeline ends and its output arrives, if no send slows another.
 
-    ``times`` are those of ``times_of_passes``. A stage sends one output after another.
+    ``free_s`` is when each stage is free for its first pass (``free_at_first``), and ``times`` how
+    long each kind of pass takes (``times_of_passes``). A stage sends one output after another.
     """
     free, lane_s = [*free_s], [0.0] * len(free_s)
     comes = [-inf] * (2 * micro_batches * len(free))
@@ -250,8 +256,10 @@ Message = tuple[float, Sending, int, int, int]
 
 
 class Send:
-    """A send under way: the seconds left of it at full speed at a time, its slowdown since then,
-    and when it ends if no other send begins or ends before.
+    """A send between two pipeline stages that is under way, and when it will end.
+
+    Since ``since_s`` it takes ``slowdown`` times as long as alone; then ``left_s`` seconds of it
+    were left at full speed. ``ends_s`` holds until another send on its links begins or ends.
     """
 
     __slots__ = ("began_s", "ends_s", "left_s", "message", "since_s", "slowdown", "stage", "uses")

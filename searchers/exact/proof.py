@@ -211,11 +211,13 @@ class _GroupProof:
     def _is_final(
         self, pipelines: Sequence[Chosen], times: Sequence[float], rounded_s: float
     ) -> bool:
-        """Whether the bound can rise no further, since these fastest pipelines take the longer
-        ``times``: their passes and sends are played one by one.
+        """Whether no further round can raise the lower bound on a group's iteration time, although
+        the fastest pipelines of the group take longer.
 
-        Bounds are rounded down by at most ``rounded_s``. A finer grain may still raise the bound to
-        the best plan's time if that is within what was rounded down.
+        Bounds come from a formula; the predicted ``times`` of these ``pipelines`` may be longer,
+        since their passes and sends are played one by one. Bounds are rounded down by at most
+        ``rounded_s``: if the best plan's time is no further above the bound, finer rounding may
+        still raise the bound to it.
         """
         may_wait = self.menus.problem.cluster.nodes >= FEWEST_NODES_SHARED
         may_wait |= max(map(len, pipelines)) >= FEWEST_STAGES_PLAYED
