@@ -322,8 +322,8 @@ def release_of(model: ModelSpec) -> str:
 
 
 def needed_model(path: str, where: str, source: LaunchFile) -> ModelSpec:
-    """Return the model of a checkpoint: as its config.json describes it if that file is present,
-    else by the checkpoint's name.
+    """Return the model of a checkpoint, which it names: as its config.json describes it if that
+    file is present, else by the checkpoint's name.
     """
     text = source.beside(f"{path.rstrip('/')}/config.json") if path else None
     if text is not None:

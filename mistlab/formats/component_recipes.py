@@ -142,7 +142,6 @@ def read_automodel(source: LaunchFile, given: Given) -> Imported:
     key = "pretrained_model_name_or_path"
     path = model.text(key) or model.section("config").text(key)
     spec = draft.settled_model(given, lambda: needed_model(path, f"model.{key}", source))
-    spec = replace(spec, checkpoint=spec.checkpoint or path)
     given = replace(given, model=spec)
     peft = top.section("peft")
     if peft.content:

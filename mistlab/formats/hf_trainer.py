@@ -193,7 +193,6 @@ def read_arguments(
     where = trainer.names.get(key, key)
     path, files = top.text(key), with_files(source, command)
     model = draft.settled_model(given, lambda: needed_model(path, where, files))
-    model = replace(model, checkpoint=model.checkpoint or path)
     tell_of_saved_modules(top, draft, model)
     given = replace(given, model=model)
     if command is not None:

@@ -262,9 +262,10 @@ def _is_traced(model: ModelSpec) -> bool:
     """Whether a model equals the traced one in its ``graph_file``; a changed copy does not."""
     assert model.graph_file is not None
     try:
-        return _traced_model(model.graph_file) == model
+        traced = _traced_model(model.graph_file)
     except InputError:
         return False
+    return traced == model and traced.checkpoint == model.checkpoint
 
 
 def _hardware_file(path: str) -> Hardware:

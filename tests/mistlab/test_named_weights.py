@@ -1,11 +1,13 @@
 """A plan names the checkpoint that its user or its file named, and exports train that one."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mistlab import catalog
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, to_mapping
 from mistlab.export.given import Given
 from mistlab.export.target import Target
 from mistlab.formats.checkpoints import released, repository_of
@@ -21,6 +23,7 @@ from mistlab.job.job import (
     model_from,
     plain_model,
 )
+from mistlab.plan.workload import ModelSpec
 from mistlab.shell.session import LaunchFile
 
 INSTRUCT = "meta-llama/Llama-3.1-8B-Instruct"
@@ -35,9 +38,39 @@ bf16: true
 """
 
 
-def imported(name: str) -> Job:
-    given = Given(hardware=catalog.hardware("h100-80gb"), gpus_per_node=1)
+GIVEN = Given(hardware=catalog.hardware("h100-80gb"), gpus_per_node=1)
+OF_AUTOMODEL = """
+model: {pretrained_model_name_or_path: NAME}
+dataset: {seq_length: 2048}
+step_scheduler: {global_batch_size: 8, local_batch_size: 1}
+"""
+
+
+def imported(name: str, model: ModelSpec | None = None) -> Job:
+    given = replace(GIVEN, model=model)
     return FORMATS["axolotl"].read(LaunchFile(text=RECIPE.format(name=name)), given).job
+
+
+@pytest.mark.parametrize("name", [INSTRUCT, "me/unknown-13b"])
+def test_a_given_model_has_not_the_checkpoint_of_the_file(name: str) -> None:
+    model = catalog.model("qwen3-8b")
+    recipe = LaunchFile(text=OF_AUTOMODEL.replace("NAME", name))
+    of_automodel = FORMATS["nemo-automodel"].read(recipe, replace(GIVEN, model=model)).job
+    for job in (imported(name, model), of_automodel):
+        assert job.workload.model.checkpoint == ""
+        assert "Qwen/Qwen3-8B" in TRL.write(job)
+    named = replace(model, checkpoint="me/tuned")
+    assert imported(name, named).workload.model.checkpoint == "me/tuned"
+
+
+def test_a_plan_file_keeps_the_checkpoint_of_a_traced_model(tmp_path: Path) -> None:
+    spec = to_mapping(replace(catalog.model("qwen3-8b"), name="mine", family="custom"))
+    (tmp_path / "mine.json").write_text(json.dumps({"spec": spec}))
+    traced = model_from("mine.json", tmp_path)
+    assert plain_model(traced, tmp_path) == str(tmp_path / "mine.json")
+    trained = replace(traced, checkpoint="me/mine")
+    again = model_from(plain_model(trained, tmp_path), tmp_path)
+    assert (again, again.checkpoint) == (trained, "me/mine")
 
 
 @pytest.mark.parametrize("target", [AXOLOTL, LLAMA_FACTORY, TRL, AUTOMODEL, TORCHTUNE])
