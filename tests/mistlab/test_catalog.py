@@ -245,6 +245,9 @@ def test_a_gpu_is_called_by_its_name_without_seller_and_memory() -> None:
         (),
     ]
     assert catalog.hardware_called("H100 96GB") == ()
+    # The digits of A10G are no memory.
+    a10g = [catalog.hardware_called(name) for name in ("A10G", "NVIDIA A10G 24G", "A", "A10G 16GB")]
+    assert a10g == [("a10g-24gb",), ("a10g-24gb",), (), ()]
     for name in catalog.hardware_names():
         assert name in catalog.hardware_called(name.upper())
 
