@@ -132,7 +132,8 @@ def _of_trl(launch: Launch) -> Launch:
             name = word.text[2:].partition("=")[0]
             is_theirs = _OF_ACCELERATE.fullmatch(name.replace("-", "_")) is not None
             if is_theirs:
-                word = _part(word, word.text.replace("accelerate_config", "config_file", 1))  # noqa: PLW2901
+                text = re.sub("^--accelerate[-_]config", "--config_file", word.text)
+                word = _part(word, text)  # noqa: PLW2901 (others stay as they are)
         (options if is_theirs else others).append(word)
     before, program = launch.started[:-1], launch.started[-1]
     if not any(PurePath(word.text).name == "accelerate" for word in before):

@@ -58,6 +58,8 @@ def machine(found: Imported) -> tuple[int, int, int]:
         ("accelerate launch --config_file fsdp.yaml trl sft --config recipe.yaml", (3, 1, 8)),
         ("trl sft --config recipe.yaml --accelerate_config zero2 --num_processes 4", (2, 1, 4)),
         ("trl sft --config recipe.yaml --accelerate_config=zero3", (3, 1, 8)),
+        ("trl sft --config recipe.yaml --accelerate-config zero3 --num-processes 4", (3, 1, 4)),
+        ("trl sft --config recipe.yaml --accelerate-config=fsdp1", (3, 1, 8)),
         ("trl sft --accelerate_config fsdp1 --config recipe.yaml", (3, 1, 8)),
         ("trl sft --accelerate_config fsdp.yaml --num_processes 2 --config recipe.yaml", (3, 1, 2)),
         ("trl sft --config recipe.yaml --accelerate_config multi_gpu", (0, 1, 8)),
