@@ -372,14 +372,27 @@ def probable_words(bounds: PeakBounds, cluster: Cluster) -> str:
     )
 
 
-def margin_gib(job: Job) -> int:
-    """The whole GiB to keep free on every GPU so that any plan of the job's engine fits with the
-    probability ``SURE``.
+def margins_gib(job: Job) -> Mapping[str, int]:
+    """For each kind of GPU of a job's cluster, the whole GiB to keep free on it so that any plan of
+    the job's engine fits there with the probability ``SURE``.
     """
     share = margin_share(ENGINES[job.plan.engine].family, SURE)
     whole = replace(job.cluster, keep_free_gib=None)
-    most = max(room_bytes(group) for group in whole.of_groups)
-    return ceil(share * most / GIB_BYTES)
+    return {
+        group.hardware.name: ceil(share * room_bytes(group) / GIB_BYTES)
+        for group in whole.of_groups
+    }
+
+
+def margin_gib(job: Job) -> int | None:
+    """The most of a job's ``margins_gib`` that all GPUs of its cluster can keep free, which asks
+    for the probability ``SURE`` on as many kinds of GPUs as one option can; None if no GPU needs
+    more than is kept free already, or one of them has too little memory.
+    """
+    whole = replace(job.cluster, keep_free_gib=None)
+    least = min(room_bytes(group) for group in whole.of_groups) / GIB_BYTES
+    kept = job.cluster.keep_free_gib or 0.0
+    return max((gib for gib in margins_gib(job).values() if kept < gib < least), default=None)
 
 
 def sure_words(job: Job, prediction: Prediction, margin_gives: str = "") -> str:
@@ -390,10 +403,27 @@ def sure_words(job: Job, prediction: Prediction, margin_gives: str = "") -> str:
     bounds = peak_bounds_of(job, prediction)
     sentence = probable_words(bounds, job.cluster)
     sentence = f"{sentence[0].upper()}{sentence[1:]}"
-    if bounds.fit_probability >= SURE:
-        return f"{sentence}."
-    asks = f"--keep-free-gib {margin_gib(job)} asks for {SURE:.0%}"
-    return f"{sentence}: {asks}{margin_gives and f', and gives {margin_gives}'}."
+    over = host_bytes_over(job.plan, prediction, job.cluster) / GIB_BYTES
+    if over > 0:
+        return f"{sentence}: its fullest node lacks {over:,.1f} GiB of host memory."
+    remedy = "" if bounds.fit_probability >= SURE else _margin_words(job, margin_gives)
+    return f"{sentence}: {remedy}." if remedy else f"{sentence}."
+
+
+def _margin_words(job: Job, margin_gives: str) -> str:
+    """The memory to keep free so that plans surely fit, and the kinds of GPUs that need more than
+    all GPUs can keep free, as text.
+    """
+    margin, margins = margin_gib(job), margins_gib(job)
+    kept = margin or job.cluster.keep_free_gib or 0.0
+    more = [f"{gib} GiB on {name}" for name, gib in margins.items() if gib > kept]
+    needs = f"{SURE:.0%} takes {' and '.join(more)}, which not all GPUs can keep free"
+    if margin is None:
+        return needs if more else ""
+    gives = margin_gives and f", and gives {margin_gives}"
+    enough = [name for name, gib in margins.items() if gib <= margin]
+    on = f" on {' and '.join(enough)} ({needs})" if more else ""
+    return f"--keep-free-gib {margin} asks for {SURE:.0%}{on}{gives}"
 
 
 def untimed_words(engine: Engine) -> str:

@@ -89,8 +89,12 @@ def tune(options: argparse.Namespace, line: Sequence[str]) -> int:
         chosen_by = "played" if entry.is_played else "predicted"
         print_json({**row, "chosen_by": chosen_by, "why": to_mapping(why), "out": str(out)})
     else:
-        page = _page(entry, why, bench, _with_margin(entry, bench, options))
-        print("\n".join([*page, f"plan: {out}"]))
+        again = _with_margin(entry, bench, options)
+        gives = "" if again is None else _margin_words(entry, again)
+        print("\n".join([*_page(entry, why, bench, gives), f"plan: {out}"]))
+        if again is not None and again[1].is_interrupted:
+            progress("interrupted: the plan stands, what memory kept free would give was not found")
+            return INTERRUPTED
     if entry.is_interrupted:
         progress("interrupted: the plan is the best until then")
         return INTERRUPTED
@@ -139,28 +143,44 @@ def _searched(bench: Bench, name: str, space: SearchSpace, budget: Budget, seed:
     return entry
 
 
-def _with_margin(entry: Entry, bench: Bench, options: argparse.Namespace) -> str:
-    """The plan that the search gives if it keeps enough memory free to fit surely, as text; empty
-    if the answer itself fits surely, or the search was unfinished or too long to be repeated.
+def _with_margin(
+    entry: Entry, bench: Bench, options: argparse.Namespace
+) -> tuple[Bench, Entry] | None:
+    """The search repeated with as much memory kept free as makes plans fit surely; None if the
+    answer itself fits surely, no memory can be kept free for that, or the search was unfinished or
+    too long to be repeated.
     """
     assert entry.answer is not None
     plan, prediction = entry.answer
     job = bench.job(plan)
     is_sure = peak_bounds_of(job, prediction).fit_probability >= SURE
     if is_sure or entry.result.status != "OPTIMAL" or entry.result.wall_s > SHORT_S:
-        return ""
-    cluster = replace(job.cluster, keep_free_gib=margin_gib(job))
+        return None
+    if (margin := margin_gib(job)) is None:
+        return None
+    cluster = replace(job.cluster, keep_free_gib=margin)
     roomy = Bench.of(replace(bench.problem, cluster=cluster), options.predictor, options.view)
     budget = Budget(seconds=2 * SHORT_S)
-    again = roomy.search(entry.searcher, entry.space, budget, options.seed, lambda _: None)
-    if again.answer is None:
-        return "no plan" if again.result.status == "INFEASIBLE" else ""
-    safer, safer_prediction = again.answer
-    longer = safer_prediction.iteration_s / prediction.iteration_s - 1
-    probability = peak_bounds_of(roomy.job(safer), safer_prediction).fit_probability
+    return roomy, roomy.search(entry.searcher, entry.space, budget, options.seed, lambda _: None)
+
+
+def _margin_words(entry: Entry, again: tuple[Bench, Entry]) -> str:
+    """The proven best plan of a search repeated with memory kept free, beside the first search's
+    plan, as text; empty if the repeated search proved nothing.
+    """
+    roomy, safer_entry = again
+    if safer_entry.result.status == "INFEASIBLE":
+        return "no plan"
+    if safer_entry.result.status != "OPTIMAL":
+        return ""
+    assert entry.answer is not None
+    assert safer_entry.answer is not None
+    safer, prediction = safer_entry.answer
+    longer = prediction.iteration_s / entry.answer[1].iteration_s - 1
+    probability = peak_bounds_of(roomy.job(safer), prediction).fit_probability
     return (
-        f"{safer_prediction.iteration_s:.3f} s ({longer:+.1%}) at "
-        f"{safer_prediction.peak_reserved_bytes / GIB_BYTES:.1f} GiB, which fits with "
+        f"{prediction.iteration_s:.3f} s ({longer:+.1%}) at "
+        f"{prediction.peak_reserved_bytes / GIB_BYTES:.1f} GiB, which fits with "
         f"{probability:.0%} ({plan_line(safer)})"
     )
 
