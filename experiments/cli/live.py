@@ -65,9 +65,10 @@ class Live:
 
 
 def _left(ledger: Ledger) -> str:
-    """What is left of a search's budget as text: seconds, or evaluations, whose rate differs too
-    much between the parts of a search to tell seconds from it.
+    """What is left of a search's budget as text: seconds, evaluations, or both where the budget
+    limits both. No seconds are told from evaluations, whose rate differs much during a search.
     """
-    if ledger.budget.seconds is None:
-        return f"{ledger.evaluations_left or 0:,} evaluations left"
-    return f"{ledger.seconds_left:.0f} s left"
+    limits = [] if ledger.budget.seconds is None else [f"{ledger.seconds_left:.0f} s"]
+    if (evaluations := ledger.evaluations_left) is not None:
+        limits.append(f"{evaluations:,} evaluations")
+    return f"{' or '.join(limits)} left"

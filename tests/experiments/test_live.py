@@ -45,7 +45,7 @@ def test_the_gap_stands_beside_the_best_time(capsys: pytest.CaptureFixture[str])
     [
         (Budget(evaluations=20_000), "19,999 evaluations left"),
         (Budget(seconds=7200.0), "7200 s left"),
-        (Budget(evaluations=20_000, seconds=7200.0), "7200 s left"),
+        (Budget(evaluations=20_000, seconds=7200.0), "7200 s or 19,999 evaluations left"),
     ],
 )
 def test_what_is_left_is_told_in_the_budget_s_unit(
