@@ -348,7 +348,7 @@ class PredictionBounds:
         """
         if not self.others:
             of_rates = (note for note in (self.scaled, self.curves_win) if note)
-            of_links = (self.slow_links,) if self.slow_links and gpus > 1 else ()
+            of_links = (self.slow_links,) if self.slow_links else ()
             return (*of_rates, *of_links, *self.doubtful, *self._on(gpus).notes)
         groups = (self, *self.others)
         all_notes = (note for one in groups for note in (*one.doubtful, *one._on(gpus).notes))
@@ -430,7 +430,7 @@ def _bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionB
         own=next((one for one in cluster.hardware.own_runs if one.engine == family), None),
         kind=_kind_of(workload, cluster, engine),
         scaled=_scaled_rates(cluster.hardware),
-        slow_links=_slow_links(cluster.hardware),
+        slow_links=_slow_links(cluster),
         curves_win=_curves_that_win(cluster.hardware),
         doubtful=doubtful_figures(cluster),
         hidden=workload.model.hidden,
@@ -451,10 +451,14 @@ def _scaled_rates(hardware: Hardware) -> str:
     return restated and f"{hardware.name}: {restated}"
 
 
-def _slow_links(hardware: Hardware) -> str:
-    """A sentence for the user that says whose collectives inside a node are predicted, if another
-    machine's were measured to reach little of the links' rate; empty if not.
+def _slow_links(cluster: Cluster) -> str:
+    """A sentence that warns the user of slow collectives between the GPUs of a node: predictions
+    take them from another machine, where they reached less than half of the links' rate. Empty if
+    they do not, or if only one GPU of each node is used.
     """
+    hardware = cluster.hardware
+    if cluster.gpus_per_node == 1:
+        return ""
     source, link = hardware.provenance.transfers, hardware.node.intra_node_gbytes_per_s
     if hardware.transfers is None or source is None or source.kind not in ("scaled", "borrowed"):
         return ""

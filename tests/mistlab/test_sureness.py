@@ -359,16 +359,22 @@ def test_texts_give_the_range_of_peaks_that_bounds_have() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "gpus", "lender"),
+    ("name", "nodes", "gpus", "lender"),
     [
-        ("rtx-a6000-48gb", 4, "l4-24gb"),
-        ("rtx-a6000-48gb", 1, ""),
-        ("l4-24gb", 4, ""),
-        ("h200-141gb", 8, ""),
+        ("rtx-a6000-48gb", 1, 4, "l4-24gb"),
+        ("rtx-a6000-48gb", 2, 2, "l4-24gb"),
+        ("rtx-a6000-48gb", 1, 1, ""),
+        ("rtx-a6000-48gb", 4, 1, ""),
+        ("l4-24gb", 1, 4, ""),
+        ("h200-141gb", 1, 8, ""),
     ],
 )
-def test_a_note_says_whose_slow_collectives_are_counted(name: str, gpus: int, lender: str) -> None:
+def test_a_note_says_whose_slow_collectives_are_counted(
+    name: str, nodes: int, gpus: int, lender: str
+) -> None:
     job = job_of(run()).job
-    cluster = Cluster(hardware=catalog.hardware(name), nodes=1, gpus_per_node=gpus)
-    notes = " ".join(bounds_of(job.workload, cluster, "fsdp").notes(gpus))
-    assert (f"as measured on {lender}, at 6 of 31.5 GB/s" in notes) == bool(lender)
+    cluster = Cluster(hardware=catalog.hardware(name), nodes=nodes, gpus_per_node=gpus)
+    notes = " ".join(bounds_of(job.workload, cluster, "fsdp").notes(nodes * gpus))
+    measured = re.findall(r"as measured on (\S+), at 6 of 31.5 GB/s", notes)
+    assert measured == [lender] * bool(lender)
+    assert ("collectives inside a node" in notes) == bool(lender)
