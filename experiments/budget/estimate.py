@@ -108,8 +108,8 @@ class Question:
         return {**sizes, "peak_flop_per_s": peak, "operations": operations_of(work)}
 
     def _done(self, plan: Plan) -> float:
-        """The operations per parameter and token that a plan does: a block that is not recomputed
-        has no second forward pass.
+        """The operations per parameter and token that a plan does: those of the formula, less the
+        second forward pass of GEMMs that the plan does not recompute.
         """
         again = OPERATIONS_RECOMPUTED - OPERATIONS_ONCE
         return operations_of(self.problem.workload) - again * (1 - plan.recomputed_share)

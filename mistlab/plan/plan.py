@@ -264,8 +264,14 @@ class Plan:
 
     @property
     def recomputed_share(self) -> float:
-        """The share of the plan's blocks that are recomputed in the backward pass."""
-        return sum(stage.checkpointed_layers for stage in self.stages) / self.layers
+        """The share of the GEMMs of the plan's blocks that are computed a second time in the
+        backward pass: all of a checkpointed block, half of one that recomputes every second GEMM.
+        """
+        again = (
+            stage.checkpointed_layers + stage.degree("products_recomputed_layers") / 2
+            for stage in self.stages
+        )
+        return sum(again) / self.layers
 
     @property
     def layers(self) -> int:

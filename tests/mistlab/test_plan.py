@@ -24,6 +24,15 @@ def test_a_plan_counts_its_stages() -> None:
     assert (plan.num_stages, plan.num_gpus, plan.layers) == (2, 16, 7)
 
 
+def test_the_recomputed_share_counts_half_of_blocks_that_recompute_every_second_gemm() -> None:
+    whole = StagePlan(**STAGE, checkpointed_layers=1)
+    mixed = StagePlan(**STAGE, checkpointed_layers=1, products_recomputed_layers=2)
+    # Attention's core has no parameters, which the formula 8TP counts.
+    core = StagePlan(**STAGE, core_recomputed_layers=4)
+    for stages, share in (((whole,), 1 / 4), ((mixed,), 2 / 4), ((whole, mixed, core), 3 / 12)):
+        assert Plan(micro_batches=1, stages=stages).recomputed_share == share
+
+
 @pytest.mark.parametrize("engine", ["megatron", "deepspeed"])
 def test_baselines_may_leave_communication_exposed(engine: Any) -> None:
     stages = (StagePlan(**STAGE),)
