@@ -96,6 +96,8 @@ _CONTEXTS: Mapping[str, int] = {
     "gemma 3": 131_072,
     "phi 3 mini 4k": 4096,
     "phi 3 mini 128k": 131_072,
+    "phi 3.5 mini": 131_072,
+    "tinyllama": 2048,
 }
 # Words at the end of a checkpoint's name that say how its weights are quantised.
 _QUANTISED = re.compile(r"([-_](unsloth|bnb|gptq|awq|gguf|fp8|int[48]|[48]-?bit))+$", re.IGNORECASE)
