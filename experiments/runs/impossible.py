@@ -39,7 +39,8 @@ class Limits:
     """The limits of a job's run on its GPUs: a step takes at least the seconds of its GEMMs at the
     peak rate (``gemms_s``) and of those that recomputation adds (``recomputed_s``), and the memory
     peak is at most a GPU's memory. If all GPUs shared the model, each would hold this number of
-    ``parameters``; GEMMs have operands of ``bits`` bits.
+    ``parameters``; GEMMs have operands of ``bits`` bits. The pipeline has this number of
+    ``stages``.
     """
 
     hardware: str
@@ -49,6 +50,7 @@ class Limits:
     memory_gib: float
     parameters: float
     bits: int
+    stages: int
 
 
 def limits_of(run: Configuration, job: Job, times: int, recomputed_share: float) -> Limits | None:
@@ -69,6 +71,7 @@ def limits_of(run: Configuration, job: Job, times: int, recomputed_share: float)
         memory_gib=cluster.memory_bytes / GIB_BYTES,
         parameters=parameters_of(workload.model) / job.plan.num_gpus,
         bits=BITS[workload.precision],
+        stages=job.plan.num_stages,
     )
 
 
@@ -106,10 +109,13 @@ def impossible_figures(
 
 
 def _held(row: RunRow, limits: Limits) -> tuple[str, float]:
-    """The names of what a run holds for certain on its fullest GPU, and its GiB, at least: the mean
-    over all GPUs, in the fewest bits that the row allows. What the row leaves open counts nothing.
+    """What of weights, gradients and moments the GPU that a row measured holds for certain, and
+    how many GiB of it at least: the mean over all GPUs, in the fewest bits that the row allows.
+
+    What the row leaves open counts nothing. A pipeline's fullest stage holds at least the mean;
+    another one, such as the first, may hold less.
     """
-    if row.weights_on_host:
+    if row.weights_on_host or (limits.stages > 1 and row.peak_of != "fullest"):
         return "weights", 0.0
     if row.adapters:
         is_stated = bool(row.text("base_bits")) or row.base != "16bit"

@@ -547,6 +547,10 @@ def test_peaks_above_the_memory_of_a_gpu_are_named(
         ({"method": "lora", "adapter_rank": "8", "base_bits": "16"}, 2, "frozen weights"),
         ({"method": "lora", "adapter_rank": "8"}, 0, ""),
         ({"gpus": ""}, 0, ""),
+        ({"memory_kind": "peak of rank 0"}, 2 + 2, "weights, gradients"),
+        # One stage of a pipeline may hold less than the mean, the fullest does not.
+        ({"zero": "1", "pp": "2"}, 2 + 2, "weights, gradients"),
+        ({"zero": "1", "pp": "2", "memory_kind": "peak of rank 0"}, 0, ""),
         ({"model": "dense 7B", **dict.fromkeys(SIZES, "")}, 0, ""),
     ],
 )
