@@ -7,7 +7,7 @@ import pytest
 
 from experiments import compare_searchers, estimate, tune, will_it_fit
 from experiments.cli.commandline import run
-from mistlab.engines.engine import ENGINES
+from mistlab.engines.engine import ENGINES, SINGLE
 from mistlab.job.job import load_job
 
 SMALL = (
@@ -57,6 +57,13 @@ def test_commands_that_name_no_precision_answer_in_that_of_their_engine(
     assert run(estimate.main, [*asked, "--tokens", "1e6", "--prices", str(prices)]) == 0
     told = capsys.readouterr().out
     assert "Cheapest of all: 1 x h100-80gb" in told
+
+
+def test_no_engine_needs_32_bits_as_its_default() -> None:
+    """All GPUs have fp16, and each engine that trains in 32 bits trains in fp16, too."""
+    for engine in ENGINES.values():
+        assert engine.memory.keys() & {"fp16", "bf16"}
+        assert "fp16" in engine.memory or not engine.memory.keys() & {*SINGLE}
 
 
 @pytest.mark.parametrize("command", [tune, will_it_fit])

@@ -13,6 +13,7 @@ from mistlab.export.given import Given
 from mistlab.export.nearest import nearest
 from mistlab.formats.file_formats import FORMATS
 from mistlab.formats.recipes.exports import RECIPES
+from mistlab.formats.recipes.recipe_rules import fused_kernel
 from mistlab.job.job import Job, load_job
 from tests.mistlab.launch_files import H100, imported, source_of, texts
 from tests.mistlab.test_tuner_launchers import FACTORY, RECIPE
@@ -44,6 +45,18 @@ def test_gpus_before_ampere_have_no_flash_attention(
     assert ("sdpa" in text) != is_flash
     if name == "trl":
         assert ("packing_strategy: bfd" in text) == is_flash
+
+
+@pytest.mark.parametrize(
+    ("precision", "kernel"),
+    [
+        *((name, "fa2") for name in ("fp16", "bf16", "fp8", "fp4")),
+        ("fp32", "sdpa"),
+        ("tf32", "sdpa"),
+    ],
+)
+def test_attention_has_16_bits_unless_all_has_32(precision: str, kernel: str) -> None:
+    assert fused_kernel(on("b200-180gb", 1, precision), "fa2") == kernel
 
 
 @pytest.mark.parametrize(

@@ -161,8 +161,11 @@ def bits_of_base(workload: Workload) -> dict[str, Any]:
 
 
 def fused_kernel(job: Job, name: str) -> str:
-    """Return ``name``, that of FlashAttention, if the GPUs of a job run it in the job's precision,
-    else SDPA: it needs 16 bits, and of NVIDIA's GPUs Ampere or later, which have bf16.
+    """Return the attention kernel for a job's recipe: FlashAttention, which its tool calls
+    ``name``, if the GPUs run it in the job's precision, else PyTorch's ``sdpa``.
+
+    FlashAttention computes in 16 bits, in which attention stays if only GEMMs are in fp8 or fp4. Of
+    NVIDIA's GPUs it needs Ampere or a later one, which are those with bf16.
     """
     runs = all(cluster.hardware.gpu.has("bf16") for cluster in job.cluster.of_groups)
     return name if runs and job.workload.precision not in SINGLE else "sdpa"
