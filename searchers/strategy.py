@@ -41,9 +41,12 @@ from searchers.savings import ways_listed, why_empty
 
 # When a budget counts evaluations, this many candidates for stages count as one plan.
 STAGES_A_PLAN = 1000
-# How many plans are predicted between two checks of the clock: 32 take a tenth longer per plan than
-# 64.
+# How many plans are predicted between two checks of the clock, unless a budget of seconds is nearly
+# spent: 32 take a tenth longer per plan than 64.
 PLANS_AT_ONCE = 32
+# The first plans with a number of stages and micro-batches take up to ten times as long as later
+# ones.
+TIMES_OF_NEW_KINDS = 10
 # How many candidates for stages are predicted between two checks of the clock. Candidates with
 # distinct ratios take up to 50 microseconds each, and twice as long with more of them per batch.
 STAGES_AT_ONCE = 1 << 14
@@ -95,6 +98,7 @@ class Ledger:
     said: "Callable[[Plan], Plan] | None" = None
     hears: "Callable[[float], object] | None" = None
     began_s: float = field(init=False)
+    _plan_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.began_s = self.clock()
@@ -200,12 +204,25 @@ class Ledger:
         left = self.evaluations_left
         allowed = plans if left is None else plans[:left]
         predictions: list[Prediction] = []
-        for start in range(0, max(1, len(allowed)), PLANS_AT_ONCE):
-            together = allowed[start : start + PLANS_AT_ONCE]
+        while True:
+            start, began_s = len(predictions), self.wall_s
+            together = allowed[start : start + self._plans_in_time]
             predictions += self._predicted(together)
-            is_last = start + len(together) == len(allowed)
+            self._plan_s = (self.wall_s - began_s) / max(1, len(together))
+            is_last = len(predictions) == len(allowed)
             self._continue(predictions, is_short=is_last and len(allowed) < len(plans))
-        return predictions
+            if is_last:
+                return predictions
+
+    @property
+    def _plans_in_time(self) -> int:
+        """How many plans are predicted before the next look at the clock: ``PLANS_AT_ONCE``, or
+        fewer if the seconds left would not suffice for that many plans of a new kind.
+        """
+        if self.budget.seconds is None or not self._plan_s:
+            return PLANS_AT_ONCE
+        in_time = self.seconds_left / (self._plan_s * TIMES_OF_NEW_KINDS)
+        return max(1, int(min(PLANS_AT_ONCE, in_time)))
 
     def predict_fastest(
         self, plans: Iterable[tuple[float, Plan]], *, most_waiting: float = inf
