@@ -167,6 +167,23 @@ def test_deepspeed_s_page_of_muon_pads_samples_and_recomputes() -> None:
     assert found.engine == "deepspeed-trainer"
 
 
+@pytest.mark.parametrize(
+    ("method", "zero", "engine", "level"),
+    [("full", "3", "deepspeed-trainer", 3), ("lora", "", "trainer", 0)],
+)
+def test_glm_4_s_script_recomputes_and_adapts_without_deepspeed(
+    method: str, zero: str, engine: str, level: int
+) -> None:
+    cells = {"engine": "HF Trainer + DeepSpeed", "model": "glm4-9b", "method": method, "zero": zero}
+    made = run(**cells, source="THUDM/GLM-4 finetune/README.md")
+    assert (made.engine, made.zero, made.recompute.way) == (engine, level, "full")
+
+
+@pytest.mark.parametrize(("date", "tokens"), [("2024-04", 512), ("2024-10", 1304)])
+def test_torchtune_s_data_sets_cut_samples_until_summer(date: str, tokens: int) -> None:
+    assert run(engine="torchtune", method="lora", date=date).sequence_length == tokens
+
+
 def test_a_loss_outside_of_the_sharded_model_gathers_the_head() -> None:
     cells = {"engine": "NeMo AutoModel (FSDP2)", "method": "full", "model": "llama3.2-1b"}
     cells |= {"gpus": "8", "sequence_length": "2048", "micro_batch": "8", "zero": "fsdp"}
