@@ -199,6 +199,8 @@ def _trained(options: argparse.Namespace) -> dict[str, Any]:
     given: dict[str, Any] = {
         "train": train or getattr(options, "train", None),
         "adapter_rank": getattr(options, "rank", None),
+        "adapter_targets": getattr(options, "adapter_targets", None),
+        "optimizer": getattr(options, "optimizer", None),
         "base": getattr(options, "base", None),
         "loss": getattr(options, "loss", None),
         "states": getattr(options, "states", None),

@@ -10,6 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from experiments.bench.adapter_words import adapters_called, bytes_of_adapters
 from experiments.bench.problem import (
     asked_words,
     check_beside_plan,
@@ -30,7 +31,7 @@ from experiments.pages.groups import grouped
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, gib, table, table_of, yes_no
 from experiments.tuning import search_plots
-from experiments.tuning.smallest import LEANER
+from experiments.tuning.leaner import leaner, leaner_adapters
 from mistlab import catalog
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError, reject, to_mapping
@@ -89,10 +90,14 @@ def report_of(
         " ".join([_verdict(row), f"Plans may take {room_words(cluster)}.", _probable(row)]),
         "; ".join(plan_words(asked.job.plan)[:2]) + ".",
         _memory(row),
+        *filter(None, (row["adapters"],)),
     ]
     if not row["fits"]:
-        paragraphs += [_changes(others), *_cheapest_words(study, cheapest)]
-        paragraphs += _otherwise_words(otherwise)
+        paragraphs.append(_changes(others))
+        # What the user's own GPUs can train comes before other GPUs.
+        ways = [[*_cheapest_words(study, cheapest)], [*_otherwise_words(otherwise)]]
+        is_elsewhere = cheapest is not None and cheapest.kind == "elsewhere"
+        paragraphs += [words for way in (ways[::-1] if is_elsewhere else ways) for words in way]
     return Report(
         title=title,
         words=paragraphs,
@@ -157,8 +162,14 @@ def _cheapest_words(study: Study, cheapest: Tried | None) -> Iterator[str]:
         )
         return
     row = study.rows[-1]
+    what = "The cheapest change that makes it fit"
+    if cheapest.kind == "elsewhere":
+        what = (
+            "No change of the plan makes it fit on these GPUs. The cheapest on more of them or "
+            "on other GPUs that were measured"
+        )
     yield (
-        f"The cheapest change that makes it fit: {cheapest.words}. An iteration takes "
+        f"{what}: {cheapest.words}. An iteration takes "
         f"{row['iteration_s']:.3f} s, {row['slower_by']:+.1%} against the plan if it did fit, and "
         f"the fullest GPU {row['reserved_bytes'] / GIB_BYTES:.1f} of "
         f"{row['room_bytes'] / GIB_BYTES:.1f} GiB. The plan is plan.yaml, beside this run's rows."
@@ -349,7 +360,7 @@ def trained_otherwise(job: Job, *, as_options: bool, within_s: float = inf) -> T
     """A job that fits since its training is changed, and whose iteration takes less than
     ``within_s``; None if there is none.
 
-    It has the first change of training in ``LEANER`` with which the plan fits unchanged. If no
+    It has the first change of training (``leaner``) with which the plan fits unchanged. If no
     single change is enough, it is the fastest job with one or two of these changes and one change
     of the plan; jobs that train the same weights as before come first. Its text names a change of
     the training by command-line options, or by fields of a plan file's workload.
@@ -387,7 +398,8 @@ def _leaner(job: Job, number: int, *, as_options: bool) -> Iterator[tuple[str, J
     changes as text.
     """
     workloads = [job.workload]
-    for changes in combinations(LEANER, number):
+    ways = [*leaner(job.workload), *leaner_adapters(job.workload)]
+    for changes in combinations(ways, number):
         with suppress(InputError):
             workload = job.workload
             for values, _ in changes:
@@ -487,6 +499,8 @@ def _row(change: Tried, asked: Tried) -> Row:
     memory: Mapping[str, int] = to_mapping(fullest.memory)
     assert set(memory) == {*MemoryByClass.__slots__}
     bounds = peak_bounds_of(change.job, prediction)
+    work, stage = change.job.workload, prediction.stages.index(fullest)
+    adapters = adapters_called(work, bytes_of_adapters(work, change.job.plan, stage))
     return {
         "kind": change.kind,
         "change": change.words,
@@ -496,11 +510,12 @@ def _row(change: Tried, asked: Tried) -> Row:
         "gpus": change.job.plan.num_gpus,
         "iteration_s": prediction.iteration_s,
         "slower_by": prediction.iteration_s / asked.prediction.iteration_s - 1,
-        "stage": prediction.stages.index(fullest),
+        "stage": stage,
         "reserved_bytes": fullest.peak_reserved_bytes,
         "room_bytes": round(room_bytes(cluster)),
         "outside_bytes": round(allocator_of(cluster).outside_bytes),
         "host_bytes": round(host_bytes_of(change.job.plan, prediction, cluster)),
         "host_room_bytes": cluster.host_memory_bytes,
         "memory": memory,
+        "adapters": f"{adapters}." if adapters else "",
     }

@@ -56,9 +56,8 @@ BASE = frozenset(
 # How many new objects trigger a garbage collection. Imports make many permanent objects, and
 # Python's default of a thousand would take a tenth of a short command's time.
 OBJECTS_A_SEARCH = 20_000
-# The environment variable for the number of threads of NumPy. They only help with large matrices,
-# of which there are none here, and while idle they would take a third of a prediction's CPU time.
-# PyTorch has a setting of its own.
+# The environment variable for NumPy's threads, which only help with large matrices. There are none
+# here, and idle threads would take a third of a prediction's CPU time. PyTorch has a variable too.
 NUMPY_THREADS = "OPENBLAS_NUM_THREADS"
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -107,6 +106,14 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         " every step)",
     },
     "--rank": {"type": int, "help": "rank of the low-rank adapters (default: 16)"},
+    "--adapter-targets": {
+        "choices": ("all", "attention"),
+        "help": "products that have adapters (default: all)",
+    },
+    "--optimizer": {
+        "choices": ("adamw", "adamw-bf16", "adamw-8bit"),
+        "help": "AdamW with moments of 32, 16 or 8 bits (default: adamw)",
+    },
     "--base": {
         "choices": ("16bit", "8bit", "4bit"),
         "help": "bits of each frozen weight of a block (default: 16bit)",
@@ -185,7 +192,7 @@ PROBLEM_OF_ENGINES: Mapping[str, Any] = {
 # For commands with options that say which weights are trained, the defaults of these options.
 TRAINED: Mapping[str, Any] = {
     "train": "all",
-    "rank": None,
+    **dict.fromkeys(("rank", "adapter_targets", "optimizer")),
     "base": None,
     "loss": None,
     "states": None,
@@ -228,6 +235,10 @@ OWN_WORDS: Mapping[tuple[str, str], str] = {
     },
     ("--attention", "eager"): "--attention math",
     **{("--states", word): "--states 16bit" for word in ("16", "bf16", "fp16")},
+    **dict.fromkeys(
+        [("--optimizer", f"{word}_8bit") for word in ("adamw", "adamw_bnb", "paged_adamw")],
+        "--optimizer adamw-8bit",
+    ),
 }
 # Options of other programs, each with the option here that has its meaning.
 OWN_OPTIONS: Mapping[str, str] = {
@@ -250,6 +261,8 @@ OWN_OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("--load-in-4bit", "--qlora", "--4bit"), "--train lora --base 4bit"),
     **dict.fromkeys(("--load-in-8bit", "--8bit"), "--train lora --base 8bit"),
     **dict.fromkeys(("--lora", "--peft", "--use-peft", "--adapters"), "--train lora"),
+    **dict.fromkeys(("--lora-target", "--lora-target-modules"), "--adapter-targets"),
+    **dict.fromkeys(("--optim", "--adam"), "--optimizer"),
     **dict.fromkeys(("--lora-r", "--lora-rank", "--r", "--adapter-rank"), "--rank"),
     **dict.fromkeys(("--model-name", "--model-name-or-path", "--base-model"), "--model"),
     **dict.fromkeys(("--framework", "--system", "--backend"), "--engine"),

@@ -268,7 +268,8 @@ def _class_words(smallest: Smallest) -> str:
     """What takes the most memory of the plan that comes nearest to fitting, as text."""
     states = " states" if smallest.memory_class == "optimizer" else ""
     size = smallest.class_bytes / GIB_BYTES
-    return f"{size:.1f} GiB on the GPU are {smallest.memory_class}{states}"
+    largest = f"{size:.1f} GiB on the GPU are {smallest.memory_class}{states}"
+    return "; ".join(filter(None, (largest, smallest.adapters)))
 
 
 def _needs(smallest: Smallest) -> str:

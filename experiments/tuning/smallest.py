@@ -8,7 +8,7 @@ move between stages and one offload ratio changes, as long as this helps. Every 
 proposed to the user has been tried.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from math import floor
@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from experiments.bench.adapter_words import adapters_called, bytes_of_adapters
 from experiments.bench.bench import Bench
 from experiments.bench.problem import largest
+from experiments.tuning.leaner import IN_CHUNKS, LEANEST, leaner, leaner_adapters
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
 from mistlab.cost.memory import allocator_of, host_bytes_of
@@ -29,6 +31,7 @@ from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import NO_OFFLOAD, Offload, Plan, StagePlan
 from mistlab.plan.plan_words import plan_words
 from mistlab.plan.space import SearchSpace
+from mistlab.plan.workload import unsupported
 from searchers.meshes import (
     Mesh,
     Pipeline,
@@ -52,7 +55,8 @@ class Smallest:
 
     ``memory_class`` is the kind of tensor that takes most of the fullest GPU's peak. Host bytes are
     those of the fullest node. ``remedies`` are changes with which a plan fits, ``limits`` the ways
-    to save memory that the search space does not allow.
+    to save memory that the search space does not allow. ``adapters`` says what low-rank adapters
+    take, if that is much.
     """
 
     plan: Plan
@@ -65,6 +69,7 @@ class Smallest:
     host_limit_bytes: int
     remedies: tuple[str, ...]
     limits: tuple[str, ...] = ()
+    adapters: str = ""
 
 
 def smallest(bench: Bench, space: SearchSpace) -> Smallest:
@@ -88,6 +93,7 @@ def nearest(bench: Bench, space: SearchSpace) -> Smallest:
     fullest = prediction.stages[stage]
     group, cluster = _group_of(plan, stage, bench.problem.cluster), bench.problem.cluster
     memory_class, class_bytes = largest(fullest.memory)
+    work = bench.problem.workload
     return Smallest(
         plan=plan,
         prediction=prediction,
@@ -98,6 +104,7 @@ def nearest(bench: Bench, space: SearchSpace) -> Smallest:
         host_bytes=round(host_bytes_of(plan, prediction, cluster)),
         host_limit_bytes=group.host_memory_bytes,
         remedies=(),
+        adapters=adapters_called(work, bytes_of_adapters(work, plan, stage)),
     )
 
 
@@ -239,44 +246,46 @@ def _remedies(problem: Problem, space: SearchSpace) -> Iterator[str]:
     yield from _in_another_space(problem, space)
 
 
-# Ways to train with less memory, smallest change first: the fields of the workload that change, and
-# the command-line options that set them.
-LEANER: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"loss": "chunked"}, "a loss in chunks (--loss chunked)"),
-    ({"states": "16bit"}, "weights and states of 16 bits (--states 16bit)"),
-    ({"train": "adapters"}, "adapters alone (--train lora)"),
-    ({"train": "adapters", "base": "4bit"}, "adapters on 4 bits (--train lora --base 4bit)"),
-)
-LEANEST: tuple[dict[str, Any], str] = (
-    {"train": "adapters", "base": "4bit", "loss": "chunked"},
-    "adapters on 4 bits with a loss in chunks (--train lora --base 4bit --loss chunked)",
-)
 # Search spaces whose plans can offload: in the first one activations, in the second also other
 # states.
 OFFLOADING = ("fsdp", "mist")
-IN_CHUNKS = LEANER[0]
 
 
 def _trained_otherwise(problem: Problem, space: SearchSpace) -> Iterator[str]:
-    """The first way to train with less memory with which a plan fits, unless the job trains that
-    way already; if it trains all weights, the first way that trains adapters too.
+    """The first way to train with less memory with which a plan fits; if the job trains all
+    weights, also the first way that trains adapters, otherwise every way to have smaller ones.
     """
     is_told = False
-    for changes, remedy in (*LEANER, LEANEST):
+    for changes, remedy in (*leaner(problem.workload), LEANEST):
         if is_told and "train" not in changes:
             continue
-        try:
-            workload = replace(problem.workload, **changes)
-        except InputError:
-            continue
-        other = replace(problem, workload=workload)
-        if workload != problem.workload and not why_empty(other, space):
-            _, prediction = _nearest(Bench.of(other), space)
-            if prediction.fits:
-                yield remedy
-                is_told = True
-                if workload.train == "adapters":
-                    return
+        if _fits_with(problem, space, changes):
+            yield remedy
+            is_told = True
+            if "train" in changes or problem.workload.train == "adapters":
+                break
+    enough: list[Mapping[str, Any]] = []
+    for changes, remedy in leaner_adapters(problem.workload):
+        is_more = any(known.items() <= changes.items() for known in enough)
+        if not is_more and _fits_with(problem, space, changes):
+            enough.append(changes)
+            yield remedy
+
+
+def _fits_with(problem: Problem, space: SearchSpace, changes: Mapping[str, Any]) -> bool:
+    """Whether a space has a plan that fits if fields of the workload are changed; no, if nothing
+    changes or the workload is then invalid.
+    """
+    try:
+        workload = replace(problem.workload, **changes)
+    except InputError:
+        return False
+    other = replace(problem, workload=workload)
+    engines = [workload.trained_by(ENGINES[own.engine]) for own in space.of_engines]
+    lacks = any(unsupported(workload, engine) for engine in engines)
+    if workload == problem.workload or lacks or why_empty(other, space):
+        return False
+    return _nearest(Bench.of(other), space)[1].fits
 
 
 def _in_another_space(problem: Problem, space: SearchSpace) -> Iterator[str]:

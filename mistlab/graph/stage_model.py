@@ -167,9 +167,7 @@ class StageModel:
         Neither the largest layer nor the head has trained parameters of its own.
         """
         work = self.workload
-        memory = _memory_of(
-            replace(work, train="all", adapter_rank=None, base="16bit"), self.engine
-        )
+        memory = _memory_of(work.training_all, self.engine)
         of = adapter_bytes(work, batch.value, memory)
         states = {
             "weights_bytes": of.weights,

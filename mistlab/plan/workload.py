@@ -491,6 +491,11 @@ class Workload:
                 "adapter_rank",
                 f"{self.adapter_rank}, but train is all: give train: adapters, or leave it out",
             )
+        if self.adapter_targets != "all":
+            refuse(
+                "adapter_targets",
+                f"{self.adapter_targets}, but train is all: give train: adapters, or leave it out",
+            )
 
     @property
     def is_plain(self) -> bool:
@@ -499,6 +504,11 @@ class Workload:
         """
         usual = self.states == "mixed" and self.gradients == "usual" and self.reduces_plainly
         return self.train == "all" and self.loss == "whole" and usual
+
+    @property
+    def training_all(self) -> Self:
+        """The same workload with all weights trained in 16 bits, and no adapters."""
+        return replace(self, train="all", adapter_rank=None, adapter_targets="all", base="16bit")
 
     @property
     def reduces_plainly(self) -> bool:
