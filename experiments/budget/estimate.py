@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
@@ -12,6 +11,7 @@ from experiments.bench.bench import Bench
 from experiments.bench.problem import load_equal, model_named, problem_of, untimed_words
 from experiments.budget.bill_units import UNITS, Unit, units_of
 from experiments.budget.rented import rented
+from experiments.budget.trained_tokens import length_words, tokens_of
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options, progress
 from experiments.cli.live import Live
 from experiments.pages.charts import Bars
@@ -19,7 +19,7 @@ from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, number, table, table_of
 from mistlab import catalog
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import did_you_mean, from_mapping, one_of, reject
+from mistlab.core.values import from_mapping, one_of, reject
 from mistlab.economy.bill import (
     OPERATIONS_FROZEN,
     OPERATIONS_ONCE,
@@ -27,7 +27,6 @@ from mistlab.economy.bill import (
     Prices,
     batch_of,
     bill_of,
-    chinchilla_tokens,
     gpu_hours_of,
     model_parameters,
     operations_of,
@@ -140,11 +139,12 @@ def estimate(options: argparse.Namespace) -> int:
     Megatron-LM's authors (every block recomputed; where weights are frozen, that of Hugging Face's
     programs, which shard all weights), the plan that mist finds, or the plan of --plan.
     --tokens is the number of tokens, "published" for as many as the model was trained with, or
-    "chinchilla" for 20 a parameter. Without --nodes and --attention, the training runs on one node
-    with flash attention; gpt3-175b runs on 128 nodes with math attention, as published. Prices of
-    power and carbon intensities are options. A second table has published training runs. With
-    --prices, a table of kinds of GPUs with its date and source, the command instead shows the hours
-    and dollars on each kind of GPU, and which of them to rent.
+    "chinchilla" for 20 a parameter; --samples and --epochs give those of a data set. Without
+    --nodes and --attention, the training runs on one node with flash attention; gpt3-175b runs on
+    128 nodes with math attention, as published. Prices of power and carbon intensities are options.
+    A second table has published training runs. With --prices, a table of kinds of GPUs with its
+    date and source, the command instead shows the hours and dollars on each kind of GPU, and which
+    of them to rent.
     """
     if options.gpu_hours is not None:
         return _billed(options)
@@ -164,7 +164,9 @@ def estimate(options: argparse.Namespace) -> int:
         if not options.quick:
             study.add_all(_rows(_llama(question), None, quick=False))
         study.add_all(known_rows())
-    return study.end(report_of(study, question.prices), DONE if is_answered else NO_ANSWER)
+    length = length_words(options, question.problem.workload, question.tokens)
+    report = report_of(study, question.prices, length)
+    return study.end(report, DONE if is_answered else NO_ANSWER)
 
 
 def _rented(options: argparse.Namespace) -> int:
@@ -182,8 +184,8 @@ def _rented(options: argparse.Namespace) -> int:
     progress(f"kinds and numbers of GPUs are those of {options.prices}")
     _check_shares(options)
     problem = _problem(options)
-    tokens = _tokens(options, problem.workload, model_parameters(problem.workload))
-    return rented(options, tokens)
+    tokens = tokens_of(options, problem.workload, model_parameters(problem.workload))
+    return rented(options, tokens, length_words(options, problem.workload, tokens))
 
 
 def _llama(question: Question) -> Question:
@@ -239,7 +241,7 @@ def _question(options: argparse.Namespace) -> tuple[Question, Plan | None]:
     parameters = model_parameters(problem.workload)
     question = Question(
         problem=problem,
-        tokens=_tokens(options, problem.workload, parameters),
+        tokens=tokens_of(options, problem.workload, parameters),
         parameters=parameters,
         prices=_prices(options, problem.cluster),
         utilisation=options.utilisation,
@@ -292,32 +294,6 @@ def _set_defaults(options: argparse.Namespace) -> None:
     options.attention = options.attention or attention
 
 
-# Numbers as spoken: 50M, 1.5B, 2T.
-_WITH_UNIT = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmbtKMBT])")
-_ZEROS = {"k": 3, "m": 6, "b": 9, "t": 12}
-
-
-def _tokens(options: argparse.Namespace, work: Workload, parameters: int) -> float:
-    trained = work.model.trained
-    published = None if trained is None else trained.tokens
-    if options.tokens == "chinchilla" or (options.tokens == "published" and published is None):
-        return chinchilla_tokens(parameters)
-    if options.tokens == "published" and published is not None:
-        return published
-    try:
-        tokens = float(options.tokens)
-    except ValueError:
-        if match := _WITH_UNIT.fullmatch(options.tokens):
-            number = f"{match[1]}e{_ZEROS[match[2].lower()]}"
-            reject(f"--tokens: {options.tokens} has a letter as its unit: give {number}")
-        near = did_you_mean(options.tokens, ("published", "chinchilla"))
-        remedy = near or "give a number such as 300e9, or published or chinchilla"
-        reject(f"--tokens: {options.tokens!r} is not a number of tokens: {remedy}")
-    if not 0 < tokens < math.inf:
-        reject(f"--tokens: {tokens:g} is not a number of tokens: give one above 0, such as 300e9")
-    return tokens
-
-
 def _prices(options: argparse.Namespace, cluster: Cluster) -> Prices:
     watts = cluster.hardware.gpu.board_watts if options.watts is None else options.watts
     if watts is None:
@@ -360,13 +336,14 @@ WAYS = {
 }
 
 
-def report_of(study: Study, prices: Prices) -> Report:
-    """The text and tables of an estimate."""
+def report_of(study: Study, prices: Prices, length: str = "") -> Report:
+    """The text and tables of an estimate; ``length`` says how long the training is."""
     estimates = [row for row in study.rows if row["way"] in WAYS]
     runs = [row for row in study.rows if row["way"] == "published run"]
     bills = [row for row in study.rows if row["way"] == "published bill"]
     dated = [row for row in estimates if row["days"] is not None]
-    paragraphs = [_own(estimates), _price_words(estimates, prices), *_plans(estimates)]
+    paragraphs = [_own(estimates), *filter(None, [length]), _price_words(estimates, prices)]
+    paragraphs += _plans(estimates)
     if any(row["way"] == "mist" for row in dated):
         paragraphs.append(untimed_words(ENGINES[space_of("mist").engine]))
     if runs:

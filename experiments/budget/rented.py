@@ -91,8 +91,10 @@ class RentedRun:
         }
 
 
-def rented(options: argparse.Namespace, tokens: float) -> int:
-    """The training on every kind and number of GPUs in the table of prices."""
+def rented(options: argparse.Namespace, tokens: float, length: str) -> int:
+    """The training on every kind and number of GPUs in the table of prices; ``length`` says how
+    long it is.
+    """
     content = read_yaml(options.prices)
     with about(options.prices):
         table = PriceTable.of_content(content)
@@ -109,7 +111,7 @@ def rented(options: argparse.Namespace, tokens: float) -> int:
         runs.append(run)
         study.add(run.row())
     offered = [run for run in runs if run.rented is not None]
-    sentences = [*_paragraphs(offered, options, hours, table), *_left_out(runs)]
+    sentences = [*_paragraphs(offered, options, hours, table), *_left_out(runs), length]
     is_answered = bool(offered) and not any(line.startswith("None ") for line in sentences)
     report = Report(title="What a training takes on rented GPUs", words=sentences)
     return study.end(report, DONE if is_answered else NO_ANSWER)

@@ -266,7 +266,7 @@ OWN_OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("--lora-r", "--lora-rank", "--r", "--adapter-rank"), "--rank"),
     **dict.fromkeys(("--model-name", "--model-name-or-path", "--base-model"), "--model"),
     **dict.fromkeys(("--framework", "--system", "--backend"), "--engine"),
-    **dict.fromkeys(("--epochs", "--num-epochs", "--num-train-epochs"), "--tokens"),
+    **dict.fromkeys(("--num-epochs", "--num-train-epochs"), "--epochs"),
     **dict.fromkeys(("--deadline", "--until"), "--by"),
     **dict.fromkeys(("--budget-usd", "--max-cost", "--max-price"), "--under"),
 }
@@ -275,7 +275,6 @@ MOST_CHOICES = 200
 # What the option here takes in place of another program's, where its value is no longer the same.
 _OTHERWISE = {
     "--global-batch": ", the sequences of a whole step",
-    "--tokens": ", those of all epochs together",
 }
 _WRONG_CHOICE = re.compile(r"argument (?P<option>--\S+): invalid choice: '(?P<value>[^']*)'")
 

@@ -75,6 +75,13 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 "%(default)s)",
                 "published",
             ),
+            option(
+                "--samples",
+                "samples of a data set, in place of --tokens: each is counted as a full sequence",
+                type=int,
+                metavar="N",
+            ),
+            option("--epochs", "with --samples: times that each is trained on", type=float),
             option("--plan", "predict this plan", **path("PLAN.yaml")),
             option(
                 "--gpu-hours",

@@ -134,6 +134,44 @@ def test_bad_input_is_refused_before_anything_is_written(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["--samples", "0"], "--samples: 0 is too small: give at least 1"),
+        (["--samples", "9", "--epochs", "0"], "--epochs: 0 is not a number of epochs"),
+        (["--epochs", "3"], "--epochs 3: has an effect only with a number of samples"),
+        (["--samples", "9", "--tokens", "1e6"], "--samples 9: the training has --tokens 1e6"),
+        (["--num-epochs", "3"], "--num-epochs 3: give --epochs ("),
+    ],
+)
+def test_samples_and_epochs_are_refused_by_name(
+    line: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = run(estimate.main, [*SMALL, *line, "--out", str(tmp_path / "run")])
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    assert (status, (tmp_path / "run").exists()) == (2, False)
+    assert message in capsys.readouterr().err
+
+
+def test_samples_are_full_sequences_and_said_to_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--quick", "--out", str(tmp_path), "--sequence-length", "2048", "--global-batch", "16"]
+    tables = []
+    for line in (["--samples", "1000", "--epochs", "2.5"], ["--tokens", str(2500 * 2048)]):
+        assert run(estimate.main, [*SMALL, *more, *line]) == 0
+        page = capsys.readouterr().out
+        tables.append([row for row in page.splitlines() if row.startswith("|")])
+        # 2,500 sequences are 156 whole batches of 16, and one that is not full.
+        steps = "157 steps of 16 sequences, each counted with all of its 2,048 tokens"
+        assert steps in page
+        assert ("(1,000 samples, 2.5 times)" in page) == ("--samples" in line)
+        assert ("shorter samples that are packed have fewer" in page) == ("--samples" in line)
+    assert tables[0] == tables[1]
+
+
 def test_a_precision_that_no_predicted_plan_has_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
