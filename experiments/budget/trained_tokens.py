@@ -71,6 +71,6 @@ def length_words(options: argparse.Namespace, work: Workload, tokens: float) -> 
     if options.samples is not None or work.train == "adapters":
         advice = ": shorter samples that are packed have fewer (give their tokens by --tokens)"
     return (
-        f"{begin} are {steps:,} steps of {work.global_batch:,} sequences, each counted with all of "
-        f"its {work.sequence_length:,} tokens{advice}."
+        f"{begin} are {steps:,} steps of {work.global_batch:,} full sequences of "
+        f"{work.sequence_length:,} tokens{advice}."
     )

@@ -45,7 +45,7 @@ PLAN_COMMANDS: dict[str, Group] = {
                 "--solve",
                 "find the lowest inter_node_gbytes_per_s, intra_node_gbytes_per_s, "
                 "memory_gib or gpus, or the highest latency_us, with which the plan "
-                "reaches the goal of --for",
+                "reaches the goal of --for; or the longest sequence_length that fits",
                 metavar="NUMBER",
             ),
             option(

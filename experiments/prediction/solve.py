@@ -1,5 +1,5 @@
 """Finds what a plan would need to reach a goal: a bandwidth, a latency, a GPU memory or a number of
-GPUs.
+GPUs; and the longest sequences with which it fits.
 """
 
 import math
@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.bench.problem import peak_bounds_of, predicted, probable_words
 from mistlab.core.units import GIB_BYTES
-from mistlab.core.values import InputError, near_matches, refuse, reject
+from mistlab.core.values import MOST_TOKENS, InputError, near_matches, refuse, reject
 from mistlab.cost.memory import allocator_of
 from mistlab.economy.inverse import least_that
 from mistlab.job.job import Job
@@ -19,6 +19,9 @@ from mistlab.plan.dimensions import AXES
 
 # The parallel degree that increases if a plan gets more GPUs.
 REPLICAS = AXES["data"].dimension
+# The degrees by which ranks cut a sequence, and the tokens by which longer sequences are tried.
+CUTS = (AXES["context"].dimension, AXES["tensor"].dimension)
+LENGTHS = 128
 # The range in which link rates are tried, as multiples of the present rate; the largest one counts
 # as unlimited.
 SLOWEST, FASTEST = 1e-4, 1e4
@@ -127,12 +130,7 @@ def _latency(job: Job, name: str, goal: str | None) -> Solved:
 
 def _memory(job: Job, name: str, goal: str | None) -> Solved:
     """The smallest GPU memory with which the plan fits."""
-    if goal is not None:
-        refuse(
-            "--for",
-            f"{goal}: --solve {name} finds the least memory with which the plan fits, which has no "
-            "goal: leave --for out",
-        )
+    _check_no_goal(goal, name, "the least memory")
     prediction = _predicted(job)
     free = (job.cluster.keep_free_gib or 0.0) * GIB_BYTES
     outside = allocator_of(job.cluster).outside_bytes
@@ -143,6 +141,61 @@ def _memory(job: Job, name: str, goal: str | None) -> Solved:
         f"{probable_words(peak_bounds_of(job, prediction), job.cluster)}"
     )
     return Solved(name=name, number=least, now=now, unit="GiB", words=text)
+
+
+def _length(job: Job, name: str, goal: str | None) -> Solved:
+    """The longest sequences with which the plan fits, a multiple of ``LENGTHS`` tokens and of the
+    parts into which its ranks cut a sequence.
+    """
+    _check_no_goal(goal, name, "the longest sequences")
+    _predicted(job)
+    now, learned = job.workload.sequence_length, job.workload.model.learned_positions
+    parts = (2 * math.prod(stage.degree(part) for part in CUTS) for stage in job.plan.stages)
+    step = math.lcm(LENGTHS, *parts)
+    most = (learned or MOST_TOKENS) // step
+
+    def longer(count: int) -> Job:
+        return replace(job, workload=replace(job.workload, sequence_length=count * step))
+
+    def fits(count: int) -> bool:
+        prediction = predicted(longer(count))
+        return isinstance(prediction, Prediction) and prediction.fits
+
+    count = _most_that(fits, most)
+    if count == 0:
+        text = f"not even sequences of {step:,} tokens fit (now {now:,})"
+        return Solved(name=name, number=None, now=now, unit="tokens", words=text)
+    longest = longer(count)
+    whole = " all positions of the model," if count == most and learned else ""
+    probable = probable_words(peak_bounds_of(longest, _predicted(longest)), job.cluster)
+    text = (
+        f"sequences of {count * step:,} tokens fit,{whole} in steps of {step:,} (now {now:,}), "
+        f"where the peak is as predicted: {probable}"
+    )
+    further = [note for note in longest.workload.remarks if note not in job.workload.remarks]
+    text = "; ".join([text, *further])
+    return Solved(name=name, number=count * step, now=now, unit="tokens", words=text)
+
+
+def _most_that(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number up to ``most`` that fits, where all smaller ones do; 0 if none does."""
+    low, high = 0, 1
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _check_no_goal(goal: str | None, name: str, what: str) -> None:
+    if goal is not None:
+        refuse(
+            "--for",
+            f"{goal}: --solve {name} finds {what} with which the plan fits, which has no goal: "
+            "leave --for out",
+        )
 
 
 def _gpus(job: Job, name: str, goal: str | None) -> Solved:
@@ -186,6 +239,7 @@ QUESTIONS: Mapping[str, Asked] = {
     "intra_node_gbytes_per_s": _rate,
     "latency_us": _latency,
     "memory_gib": _memory,
+    "sequence_length": _length,
     "gpus": _gpus,
 }
 

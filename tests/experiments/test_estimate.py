@@ -165,7 +165,7 @@ def test_samples_are_full_sequences_and_said_to_be(
         page = capsys.readouterr().out
         tables.append([row for row in page.splitlines() if row.startswith("|")])
         # 2,500 sequences are 156 whole batches of 16, and one that is not full.
-        steps = "157 steps of 16 sequences, each counted with all of its 2,048 tokens"
+        steps = "157 steps of 16 full sequences of 2,048 tokens"
         assert steps in page
         assert ("(1,000 samples, 2.5 times)" in page) == ("--samples" in line)
         assert ("shorter samples that are packed have fewer" in page) == ("--samples" in line)

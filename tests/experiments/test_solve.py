@@ -12,6 +12,7 @@ from experiments.cli.command import main_of
 from experiments.cli.commandline import run
 from experiments.commands import COMMANDS
 from experiments.prediction.solve import QUESTIONS, solved
+from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.economy.inverse import TurnsTwiceError, least_that
 from mistlab.job.job import Job, dump_job, job_from_mapping
@@ -138,3 +139,47 @@ def test_the_command_tells_it(
     assert told["answer"] in capsys.readouterr().out
     assert run(predict, [str(plan), "--for", "5%"]) == 2
     assert "give --solve too" in capsys.readouterr().err
+
+
+def with_length(job: Job, tokens: int) -> Job:
+    return replace(job, workload=replace(job.workload, sequence_length=tokens))
+
+
+@pytest.mark.parametrize("context", [1, 4])
+def test_the_longest_sequences_fit_and_no_longer_ones(context: int) -> None:
+    stages = tuple(
+        replace(one, data_parallel=8 // context, context_parallel=context, checkpointed_layers=16)
+        for one in JOB.plan.stages
+    )
+    job = replace(JOB, plan=replace(JOB.plan, stages=stages, micro_batches=8 * context))
+    answer = solved(job, "sequence_length", None)
+    assert answer.number is not None
+    tokens = int(answer.number)
+    for length, fits in ((tokens, True), (tokens + 128, False), (tokens // 256 * 128, True)):
+        prediction = predicted(with_length(job, length))
+        assert isinstance(prediction, Prediction)
+        assert prediction.fits == fits
+    assert (answer.now, answer.unit) == (4096, "tokens")
+    assert f"sequences of {tokens:,} tokens fit, in steps of 128 (now 4,096)" in answer.words
+    # Beyond the context that the model was released with.
+    assert "exceed the context of 8,192" in answer.words
+    # The question is of the plan, whatever its sequences have now.
+    assert solved(with_length(job, 256), "sequence_length", None).number == tokens
+
+
+def test_sequences_end_where_positions_or_memory_do() -> None:
+    model = replace(catalog.model("gpt3-2.7b"), context=5000)
+    positions = replace(JOB, workload=replace(JOB.workload, model=model))
+    stages = tuple(replace(one, checkpointed_layers=16) for one in JOB.plan.stages)
+    positions = replace(positions, plan=replace(JOB.plan, stages=stages))
+    answer = solved(positions, "sequence_length", None)
+    assert answer.number == 4992
+    assert "all positions of the model" in answer.words
+    full = replace(JOB, cluster=replace(JOB.cluster, keep_free_gib=60.0))
+    answer = solved(full, "sequence_length", None)
+    assert (answer.number, answer.words) == (
+        None,
+        "not even sequences of 128 tokens fit (now 4,096)",
+    )
+    with pytest.raises(InputError, match="finds the longest sequences with which the plan fits"):
+        solved(JOB, "sequence_length", "5%")
