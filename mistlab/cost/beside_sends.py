@@ -51,7 +51,8 @@ class BesideSend:
     If the pass only computed, it would take ``computing_longer_s`` longer, and ``computing_sent_s``
     seconds of the send would be finished when it ends. With its host copies and collectives it
     takes ``longer_s`` longer, and ``sent_s`` seconds of the send are finished; without the pass it
-    would be ``late_s`` more.
+    would be ``late_s`` more. No send makes the pass more than ``most_longer_s`` longer: copies that
+    take longer than the arithmetic hide the rest.
 
     For a box (all candidates with offload ratios between given values) these are the least times,
     and ``sent_s`` holds for the shortest pass. No pass of the box finishes more than
@@ -64,6 +65,7 @@ class BesideSend:
     longer_s: Floats
     sent_s: Floats
     late_s: Floats
+    most_longer_s: Floats
     most_sent_s: Floats | None = None
 
     def chosen(self, rows: Rows | slice) -> Self:
@@ -82,7 +84,7 @@ class BesideSend:
             # slows a longer pass for longer, but overlaps with a smaller share of it.
             longest_s = self.longer_s + self.most_sent_s - self.sent_s
             lost_s = np.minimum(lost_s, longest_s * _share(send_s, self.most_sent_s))
-        return np.asarray(np.maximum(computing_s, lost_s))
+        return np.asarray(np.minimum(np.maximum(computing_s, lost_s), self.most_longer_s))
 
     def left_s(self, send_s: Floats) -> Floats:
         """The seconds of a send that remain when the pass has ended, for each candidate; the whole
@@ -132,9 +134,14 @@ class BesideSend:
         For the candidates in ``where``, a pass takes ``usual_s`` without a send. Beside a send it
         still takes at least as long as before.
         """
-        longer_s = np.maximum(self.usual_s + self.longer_s - usual_s, 0.0)
-        longer_s = np.where(where, longer_s, self.longer_s)
-        return replace(self, usual_s=np.where(where, usual_s, self.usual_s), longer_s=longer_s)
+        longer = {
+            name: np.where(where, np.maximum(self.usual_s + longer_s - usual_s, 0.0), longer_s)
+            for name, longer_s in (
+                ("longer_s", self.longer_s),
+                ("most_longer_s", self.most_longer_s),
+            )
+        }
+        return replace(self, usual_s=np.where(where, usual_s, self.usual_s), **longer)
 
     def if_usually_longer(self, longer_s: Floats) -> Self:
         """The lower bounds for a pass that takes ``longer_s`` seconds more, even without a send,
@@ -147,6 +154,7 @@ class BesideSend:
             self,
             usual_s=self.usual_s + longer_s,
             longer_s=self.longer_s - hidden_s,
+            most_longer_s=np.maximum(self.most_longer_s - longer_s, 0.0),
             sent_s=sent_s,
             most_sent_s=np.maximum(self.most_sent_s, sent_s),
         )
@@ -166,8 +174,11 @@ class BesideSend:
         ``busy`` is the number of the layers' time slots in which host copies or collectives run. If
         it is zero, a send slows only arithmetic, since the stage often stalls meanwhile.
         """
-        beside = (np.where(busy > 0, one_s, 0.0) for one_s in copying)
-        return cls(usual_s, computing_longer_s, computing_sent_s, *beside)
+        longer_s, sent_s, late_s = (np.where(busy > 0, of_all_s, 0.0) for of_all_s in copying)
+        most_longer_s = np.where(busy > 0, longer_s, np.inf)
+        return cls(
+            usual_s, computing_longer_s, computing_sent_s, longer_s, sent_s, late_s, most_longer_s
+        )
 
     @classmethod
     def of_box(cls, ends: Sequence[Self], longest_s: Floats | float) -> Self:
@@ -185,6 +196,7 @@ class BesideSend:
         least_s = np.minimum(*(end.usual_s for end in ends))
         first_s, second_s = (end.usual_s + end.longer_s for end in ends)
         elapsed_s = np.minimum(first_s, second_s)
+        most_elapsed_s = np.minimum(*(end.usual_s + end.most_longer_s for end in ends))
         sent_s = elapsed_s - late_s
         # The slowest pass may also be one with host copies, which takes at most ``longest_s``.
         most_s = np.maximum(np.maximum(first_s, second_s), longest_s)
@@ -195,6 +207,7 @@ class BesideSend:
             longer_s=elapsed_s - least_s,
             sent_s=sent_s,
             late_s=late_s,
+            most_longer_s=most_elapsed_s - least_s,
             most_sent_s=most_s - late_s,
         )
 

@@ -67,16 +67,23 @@ def drawn_box(draw: np.random.Generator, rows: int) -> tuple[BesideSend, BesideS
     usual_s = draw.uniform(0.1, 1, (2, rows))
     elapsed_s = usual_s * draw.uniform(1, 4, (2, rows))
     late_s = elapsed_s * draw.uniform(0, 0.95, (2, rows))
+    computed_s = usual_s * draw.uniform(0, 1, (2, rows))
     between, has_copies = draw.random(rows), draw.random(rows) < 0.5
-    higher = draw.exponential(0.3, (3, rows)) * (draw.random((3, rows)) < 0.5) * has_copies
-    usual, elapsed, late = (
+    higher = draw.exponential(0.3, (4, rows)) * (draw.random((4, rows)) < 0.5) * has_copies
+    usual, elapsed, late, computed = (
         (1 - between) * least + between * most + more
-        for (least, most), more in zip((usual_s, elapsed_s, late_s), higher, strict=True)
+        for (least, most), more in zip(
+            (usual_s, elapsed_s, late_s, computed_s), higher, strict=True
+        )
     )
     elapsed = np.maximum(elapsed, np.maximum(usual, late * 1.01))
-    ends = [beside(*of_end) for of_end in zip(usual_s, elapsed_s, late_s, strict=True)]
+    hides = draw.random(rows) < 0.5
+    ends = [
+        beside(*of_end, hides)
+        for of_end in zip(usual_s, elapsed_s, late_s, computed_s, strict=True)
+    ]
     box = BesideSend.of_box(ends, np.where(has_copies, elapsed, 0.0))
-    return beside(usual, elapsed, late), box
+    return beside(usual, elapsed, late, computed, hides), box
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -108,8 +115,16 @@ def test_no_turn_and_pass_of_a_box_lose_less_beside_a_send_than_their_bound(seed
 
 
 def beside(
-    usual_s: NDArray[np.float64], elapsed_s: NDArray[np.float64], late_s: NDArray[np.float64]
+    usual_s: NDArray[np.float64],
+    elapsed_s: NDArray[np.float64],
+    late_s: NDArray[np.float64],
+    computed_s: NDArray[np.float64],
+    hides: NDArray[np.bool_],
 ) -> BesideSend:
-    """Passes that take so long beside an endless send, which is so late then."""
-    none = np.zeros_like(usual_s)
-    return BesideSend(usual_s, none, none, elapsed_s - usual_s, elapsed_s - late_s, late_s)
+    """Passes that take so long beside an endless send, which is so late then; their arithmetic
+    alone takes ``computed_s``, and where copies hide it, nothing makes them any longer.
+    """
+    longer_s = elapsed_s - usual_s
+    most_longer_s = np.where(hides, longer_s, np.inf)
+    computing = computed_s * 0.5, computed_s * 1.2
+    return BesideSend(usual_s, *computing, longer_s, elapsed_s - late_s, late_s, most_longer_s)
