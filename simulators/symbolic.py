@@ -4,7 +4,7 @@ Axes: C candidates.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -39,7 +39,12 @@ from mistlab.plan.workload import Workload
 from mistlab.schedule.order_text import PipelineOrder
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.stages.plan_orders import order_of_plan, shortened
-from mistlab.stages.played_pipeline import FEWEST_STAGES_PLAYED, Places, played_iterations_s
+from mistlab.stages.played_pipeline import (
+    FEWEST_STAGES_PLAYED,
+    FURTHER_TIMES,
+    Places,
+    played_iterations_s,
+)
 from mistlab.stages.stage_batch import (
     TIMES,
     StageBatch,
@@ -58,6 +63,8 @@ from mistlab.stages.stage_batch import (
 # Axes of arrays: C candidates.
 
 
+# The times that an iteration is predicted from, in closed form and played.
+_TIMES = (*TIMES, *FURTHER_TIMES)
 # The bytes of a stage must stay below this (8 EiB), so that they fit in 64-bit integers.
 MOST_BYTES = 2.0**63
 
@@ -66,10 +73,9 @@ MOST_BYTES = 2.0**63
 class KnownStage:
     """The costs of one stage, which are cached for other plans with the same stage.
 
-    ``times`` are in the order of ``StageTimes``. ``fits`` says whether the stage fits in the memory
+    ``times`` are in the order of ``_TIMES``. ``fits`` says whether the stage fits in the memory
     of its GPUs. A rank has ``rank_host_bytes`` in host memory. ``places`` are its node and units of
     network tiers, with the shares of their links that its sends take; none if sends share no links.
-    Forward and backward passes are longer by ``again_s`` after a pass of their own kind.
     """
 
     times: tuple[float, ...]
@@ -77,7 +83,6 @@ class KnownStage:
     fits: bool
     num_gpus: int
     rank_host_bytes: float
-    again_s: tuple[float, float]
     places: Places
 
 
@@ -91,7 +96,7 @@ def known_stages(
     """Every candidate as a stage with its costs; ``num_gpus`` has the number of GPUs of each
     candidate, ``gpus_per_node`` that of a node, ``places`` where each is on the network.
     """
-    pipeline_s = _rows(*(getattr(costs.seconds, name) for name in TIMES))
+    pipeline_s = _rows(*(getattr(costs.seconds, name) for name in _TIMES))
     return map(
         KnownStage,
         map(tuple, pipeline_s),
@@ -99,7 +104,6 @@ def known_stages(
         costs.fits.tolist(),
         num_gpus.tolist(),
         costs.host_bytes.tolist(),
-        _rows(costs.seconds.again_forward_s, costs.seconds.again_backward_s),
         places,
     )
 
@@ -350,8 +354,7 @@ class SymbolicPredictor:
         that plans cannot name.
         """
         mode = EngineMode(engine=engine, overlap_communication=overlap_communication)
-        seconds = self._model(mode)(batch)
-        return iteration_s(StageTimes.of(seconds, len(micro_batches), -1), micro_batches)
+        return np.array(_batch_s(self._model(mode), batch, micro_batches.tolist()))
 
     def iterations_of(self, plans: Sequence[Plan], engine: Engine) -> list[float]:
         """The iteration time of each plan in seconds if the given engine runs it instead of the
@@ -410,11 +413,8 @@ class SymbolicPredictor:
             return [0.0] * len(plans)
         if mode not in self._slow:
             self._slow[mode] = self._model_on(cluster, mode)
-        table = StageTimes.of(self._slow[mode](StageBatch.of_plans(plans)), len(plans), -1)
-        seconds: list[float] = iteration_s(
-            table, np.array([plan.micro_batches for plan in plans])
-        ).tolist()
-        return seconds
+        micro_batches = [plan.micro_batches for plan in plans]
+        return _batch_s(self._slow[mode], StageBatch.of_plans(plans), micro_batches)
 
     def _prediction(
         self,
@@ -573,15 +573,28 @@ def _iterations(stages: Sequence[KnownStage], micro_batches: Sequence[int]) -> l
     """The iteration time of each pipeline, from a list of all pipelines' stages in order; all
     pipelines have equally many stages.
     """
-    columns = np.array([stage.times for stage in stages]).T.reshape(
-        len(stages[0].times), len(micro_batches), -1
-    )
-    times = StageTimes(**dict(zip(TIMES, columns, strict=True)))
+    times = dict(zip(_TIMES, np.array([stage.times for stage in stages]).T, strict=True))
+    return _iterations_s(times, [stage.places for stage in stages], micro_batches)
+
+
+def _batch_s(model: StagesOnGroups, batch: StageBatch, micro_batches: Sequence[int]) -> list[float]:
+    """The iteration time of each pipeline of a batch, all of equally many stages."""
+    seconds = model(batch)
+    times = {name: getattr(seconds, name) for name in _TIMES}
+    return _iterations_s(times, places_on_network(model, batch), micro_batches)
+
+
+def _iterations_s(
+    of_stages: Mapping[str, Floats], places: Sequence[Places], micro_batches: Sequence[int]
+) -> list[float]:
+    """The iteration time of each pipeline, from the times and places of all pipelines' stages."""
+    tables = {name: column.reshape(len(micro_batches), -1) for name, column in of_stages.items()}
+    times = StageTimes(**{name: tables[name] for name in TIMES})
     seconds: list[float] = iteration_s(times, np.array(micro_batches)).tolist()
-    count, places = columns.shape[-1], [stage.places for stage in stages]
-    if count < FEWEST_STAGES_PLAYED and not any(places):
+    count = times.forward_s.shape[1]
+    if count == 1 or (count < FEWEST_STAGES_PLAYED and not any(places)):
         return seconds
-    again_s = np.reshape([stage.again_s for stage in stages], (-1, count, 2))
+    further_s = np.stack([tables[name] for name in FURTHER_TIMES], axis=-1)
     of_pipelines = [places[first : first + count] for first in range(0, len(places), count)]
-    played_s = played_iterations_s(times, again_s, micro_batches, of_pipelines)
+    played_s = played_iterations_s(times, further_s, micro_batches, of_pipelines)
     return [*map(max, seconds, played_s)]

@@ -439,12 +439,17 @@ def times_beside_sends(
     forward, backward = (beside_sends[phase] for phase in STEADY)
     turned_s, turned_back_s = np.zeros_like(received), np.zeros_like(sent)
     left_s, left_back_s, more_s = received, sent, np.zeros_like(received)
+    late_s, late_back_s = forward.late_s, backward.late_s
+    late_turned_s = np.zeros_like(sent)
     if TURNS[0] in beside_sends:
         # A send starts in the time between two passes (the "turn"); the rest of it overlaps with
         # the next pass.
         turn, back = (beside_sends[name] for name in TURNS)
         turned_s, left_s = turn.lost_s(received), turn.left_s(received)
         turned_back_s, left_back_s = back.lost_s(sent), back.left_s(sent)
+        late_back_s = late_back_s + back.late_s
+        late_turned_s = turn.late_s * _share(times["turned_s"], turn.usual_s)
+        late_s = late_s + turn.late_s - late_turned_s
     lost_s, lost_back_s = forward.lost_s(left_s), backward.lost_s(left_back_s)
     if TURNS[0] in beside_sends:
         more_s = turned_s + lost_s - forward.lost_s(received)
@@ -478,6 +483,9 @@ def times_beside_sends(
         "backward_s": times["backward_s"] + turned_back_s + lost_back_s,
         "lost_forward_s": forward.lost_s(received),
         "lost_backward_s": turned_back_s + lost_back_s,
+        "late_forward_s": late_s,
+        "late_backward_s": late_back_s,
+        "late_turned_s": late_turned_s,
         "delta_forward_s": times["delta_forward_s"] - turned_s - lost_s,
         "delta_backward_s": ends_s + shared_s,
         "within_backward_s": within_s + shared_s,

@@ -54,7 +54,7 @@ from mistlab.graph.treatments import TREATMENTS
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED, num_gpus
 from mistlab.schedule.slots import IN_TURN, Phase
-from mistlab.stages.stage_batch import LOST, SENDS, StageBatch, StageSeconds
+from mistlab.stages.stage_batch import LATE, LOST, SENDS, StageBatch, StageSeconds
 
 # Computes the time in which a host issues passes, and the time of passes that wait for their host
 # (host-bound).
@@ -358,7 +358,7 @@ class StageTimeModel:
         blocking, meeting = float(sends in IN_TURN), float(sends == "meeting")
         received, sent, in_place = outside.received_s, outside.sent_s, outside.in_place
         times: Mapping[str, Floats] = {
-            **dict.fromkeys((*SENDS, "within_round_s", *LOST), np.zeros(len(sent))),
+            **dict.fromkeys((*SENDS, "within_round_s", *LOST, *LATE), np.zeros(len(sent))),
             **_times(passes, blocking * received, blocking * sent, meeting, in_place, batch),
             "held_forward_s": meeting * sent,
             "held_backward_s": meeting * received,

@@ -4,7 +4,8 @@ other on a node's network, or wait for the collectives on their stage's link.
 Axis: C candidates.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
@@ -226,3 +227,117 @@ class BusyLinks:
         """The shorter one of the times of a send and of a collective, at least zero."""
         longer_s = self.maximum(sent_s - collective_s, 0.0)
         return self.maximum(sent_s - longer_s, 0.0)
+
+
+# Plays sends that share links: each goes as fast as the links that it uses allow.
+
+
+# A send from a stage to the next one or back: the stage, and whether it goes back.
+Route = tuple[int, bool]
+# The links that a send uses, each with the share of the link's bandwidth that it takes.
+Uses = Sequence[tuple[int, float]]
+# The start and the end of a pass.
+Span = tuple[float, float]
+
+
+class Sending(NamedTuple):
+    """How one kind of output of a stage is sent: in ``alone_s`` at full speed, and ``late_s`` later
+    if a pass of the stage runs beside it all the time.
+
+    ``uses`` are the links that other stages may use too; without such links, passes are assumed to
+    run beside all sends.
+    """
+
+    alone_s: float
+    late_s: float
+    uses: Uses
+
+
+# An output that can be sent: when it is ready, how it is sent, the stage and the number of the pass
+# there that need it, and the number of the sender's next pass.
+Message = tuple[float, Sending, int, int, int]
+
+
+class Send:
+    """A send between two pipeline stages that is under way, and when it will end.
+
+    Since ``since_s`` it takes ``slowdown`` times as long as alone; then ``left_s`` seconds of it
+    were left at full speed. ``ends_s`` holds until another send on its links begins or ends.
+    """
+
+    __slots__ = ("began_s", "ends_s", "left_s", "message", "since_s", "slowdown", "stage", "uses")
+
+    def __init__(self, stage: int, message: Message, now: float) -> None:
+        self.stage, self.message, self.uses = stage, message, message[1].uses
+        self.left_s, self.slowdown, self.began_s, self.since_s = message[1].alone_s, 1.0, now, now
+        self.ends_s = now + self.left_s
+
+    def slow_down(self, slowdown: float, now: float) -> None:
+        """From now on, what is left of the send takes ``slowdown`` times as long."""
+        self.left_s -= (now - self.since_s) / self.slowdown
+        self.since_s, self.slowdown = now, slowdown
+        self.ends_s = now + self.left_s * slowdown
+
+    def late_s(self, span: Span | None) -> float:
+        """The seconds by which the sender's next pass makes the send longer; ``span`` is the
+        pass's start and end, None if it begins after the send.
+        """
+        late_s, lasted_s = self.message[1].late_s, self.ends_s - self.began_s
+        if not late_s or span is None or lasted_s <= 0:
+            return 0.0
+        beside_s = min(self.ends_s, span[1]) - max(self.began_s, span[0])
+        return late_s * max(0.0, beside_s / lasted_s)
+
+
+class LinksInUse:
+    """The sends under way on each link, and the share of its bandwidth that they ask for together.
+
+    A send is as slow as on its most overloaded link.
+    """
+
+    def __init__(self) -> None:
+        self.users: defaultdict[int, list[Send]] = defaultdict(list)
+        self.asked: defaultdict[int, float] = defaultdict(float)
+
+    def enter(self, send: Send, now: float) -> None:
+        """Begin a send, and slow down those that share a link with it."""
+        for link, share in send.uses:
+            self.asked[link] += share
+            self.users[link].append(send)
+        self._share(send.uses, now, fewest=2)
+
+    def leave(self, send: Send, now: float) -> None:
+        """End a send, and speed up those that shared a link with it."""
+        for link, share in send.uses:
+            users = self.users[link]
+            users.remove(send)
+            self.asked[link] = self.asked[link] - share if users else 0.0
+        self._share(send.uses, now, fewest=1)
+
+    def _share(self, uses: Uses, now: float, *, fewest: int) -> None:
+        """Set the slowdown of all sends on these links from ``now`` on, where at least ``fewest``
+        share a link.
+        """
+        asked = self.asked
+        for link, _ in uses:
+            users = self.users[link]
+            for user in users if len(users) >= fewest else ():
+                slowdown = max(1.0, *[asked[of_user] for of_user, _ in user.uses])
+                if slowdown != user.slowdown:
+                    user.slow_down(slowdown, now)
+
+
+def sends_meet(sends: Iterable[tuple[float, float, Route]], uses: Mapping[Route, Uses]) -> bool:
+    """Whether sends of two stages use a link at the same time if each send had its links to
+    itself; ``sends`` are those of ``sends_of``.
+    """
+    last: dict[int, tuple[float, int]] = {}
+    for begin_s, end_s, route in sorted(send for send in sends if send[2] in uses):
+        stage, _ = route
+        for link, _ in uses[route]:
+            until_s, other = last.get(link, (0.0, stage))
+            if begin_s < until_s and stage != other:
+                return True
+            if end_s > until_s:
+                last[link] = end_s, stage
+    return False

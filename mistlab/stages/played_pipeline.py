@@ -2,8 +2,8 @@
 sends that share a node's network slow one another down.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -13,16 +13,24 @@ from typing import NamedTuple
 import numpy as np
 
 from mistlab.core.arrays import Floats
+from mistlab.network.shared_sends import (
+    LinksInUse,
+    Message,
+    Route,
+    Send,
+    Sending,
+    Span,
+    Uses,
+    sends_meet,
+)
 from mistlab.schedule.order_text import order_from_text
 from mistlab.schedule.orders import one_forward_one_backward
 from mistlab.schedule.stage_passes import StagePass, StagePasses, in_turn, passes_of
-from mistlab.stages.stage_batch import StageTimes
+from mistlab.stages.stage_batch import LATE, StageTimes
 
 # Plays passes and sends in plain numbers as if each send had its links to itself.
 
 
-# A send from a stage to the next one or back: the stage, and whether it goes back.
-Route = tuple[int, bool]
 # The orders of this many pipelines are cached.
 _MOST_KEPT = 64
 
@@ -117,6 +125,9 @@ PLAYED_TIMES = (
     *("within_forward_s", "within_backward_s", "after_first_s", "left_backward_s"),
     *("point_to_point_s", "received_s", "first_send_late_s", "begin_s", "end_s"),
 )
+# Times that the closed form of an iteration does without: how much longer passes are after a pass
+# of their own kind, and how much a whole pass, and what it reduces first, lengthen a send.
+FURTHER_TIMES = "again_forward_s", "again_backward_s", *LATE
 
 
 def times_of_passes(times: Columns, again_s: Sequence[Sequence[float]]) -> list[PassTimes]:
@@ -168,64 +179,111 @@ def free_at_first(times: Columns) -> list[float]:
 class Walk(NamedTuple):
     """The seconds in an iteration at which passes and sends happen: when each stage is free after
     its last pass, and when each pass ends and its input arrives.
+
+    ``sends_s`` is how long the output of each pass is sent, in the order of ``_in_turn``.
     """
 
     free_s: list[float]
     ends_s: list[float]
     comes_s: list[float]
+    sends_s: list[float]
 
 
-def walked(free_s: Sequence[float], times: Sequence[tuple[float, ...]], micro_batches: int) -> Walk:
+def walked(
+    free_s: Sequence[float],
+    times: Sequence[tuple[float, ...]],
+    micro_batches: int,
+    sends_s: list[float] | None = None,
+) -> Walk:
     """When each pass of a 1F1B pipeline ends and its output arrives, if no send slows another.
 
     ``free_s`` is when each stage is free for its first pass (``free_at_first``), and ``times`` how
-    long each kind of pass takes (``times_of_passes``). A stage sends one output after another.
+    long each kind of pass takes (``times_of_passes``); sends take ``sends_s`` if given. A stage
+    sends one output after another.
     """
     free, lane_s = [*free_s], [0.0] * len(free_s)
     comes = [-inf] * (2 * micro_batches * len(free))
-    ends = comes.copy()
-    for stage, index, row, goes_to in _in_turn(len(free), micro_batches):
-        pass_s, through_s, once_s, left_s, sent_s = times[row]
+    ends, turns = comes.copy(), _in_turn(len(free), micro_batches)
+    if sends_s is None:
+        sends_s = [times[row][-1] for _, _, row, _ in turns]
+    for (stage, index, row, goes_to), sent_s in zip(turns, sends_s, strict=True):
+        pass_s, through_s, once_s, left_s, _ = times[row]
         end_s, waited_s = free[stage] + pass_s, comes[index] + through_s
         end_s = ends[index] = (waited_s if waited_s > end_s else end_s) + once_s
         free[stage] = end_s + left_s
         if goes_to >= 0:
             begin_s = lane_s[stage] if lane_s[stage] > end_s else end_s
             lane_s[stage] = comes[goes_to] = begin_s + sent_s
-    return Walk(free, ends, comes)
+    return Walk(free, ends, comes, sends_s)
 
 
-def sends_of(
-    walk: Walk, times: Sequence[PassTimes], micro_batches: int
-) -> Iterator[tuple[float, float, Route]]:
+def sends_of(walk: Walk, micro_batches: int) -> Iterator[tuple[float, float, Route]]:
     """The start and the end of each send of a pipeline, with its stage and direction."""
-    comes_s = walk.comes_s
-    for stage, _, row, goes_to in _in_turn(len(walk.free_s), micro_batches):
+    turns = _in_turn(len(walk.free_s), micro_batches)
+    for (stage, _, row, goes_to), sent_s in zip(turns, walk.sends_s, strict=True):
         if goes_to >= 0:
-            end_s = comes_s[goes_to]
-            yield end_s - times[row].sent_s, end_s, (stage, row % _KINDS >= _BACKWARD)
+            end_s = walk.comes_s[goes_to]
+            yield end_s - sent_s, end_s, (stage, row % _KINDS >= _BACKWARD)
+
+
+def alone_of(times: Columns) -> list[float]:
+    """The seconds of a send from each stage to the next one, or back, beside no pass."""
+    whole_s, received_s = times["point_to_point_s"], times["received_s"]
+    return [*map(min, (both_s / 2 for both_s in whole_s), (*received_s[1:], 0.0))]
+
+
+def sends_beside_passes(
+    walk: Walk,
+    free_s: Sequence[float],
+    times: Sequence[PassTimes],
+    late_s: Sequence[Sequence[float]],
+    alone_s: Sequence[float],
+) -> list[float]:
+    """How long sends take that are beside those passes of their stages which ran beside them in
+    ``walk``, in the order of ``Walk.sends_s``.
+
+    A whole forward and a whole backward pass of each stage, and the reductions of a backward pass
+    before them, make a send ``late_s`` later, and a part of a pass as much less. Sends take at most
+    twice ``alone_s`` (``alone_of``), as the link is shared by halves.
+    """
+    stages, of_stage = len(free_s), len(walk.ends_s) // len(free_s)
+    steps = steps_of(stages, of_stage // 2)
+    ends_s, begins_s, late_of = walk.ends_s, [], []
+    for stage, first_s in enumerate(free_s):
+        when_s, late_of_kind = first_s, _late_of_kinds(*late_s[stage])
+        for number, step in enumerate(steps[stage]):
+            index = stage * of_stage + number
+            begins_s.append(max(when_s, walk.comes_s[index]))
+            lasted_s = ends_s[index] - begins_s[-1]
+            late_of.append(late_of_kind[step.kind] / lasted_s if lasted_s > 0 else 0.0)
+            when_s = ends_s[index] + times[stage * _KINDS + step.kind].left_s
+    sends_s = []
+    turns = _in_turn(stages, of_stage // 2)
+    for (stage, index, row, goes_to), sent_s in zip(turns, walk.sends_s, strict=True):
+        if goes_to < 0:
+            sends_s.append(0.0)
+            continue
+        end_s = walk.comes_s[goes_to]
+        begin_s, later_s, beside = end_s - sent_s, 0.0, index + 1
+        while beside < (stage + 1) * of_stage and begins_s[beside] < end_s:
+            both_s = min(ends_s[beside], end_s) - max(begins_s[beside], begin_s)
+            later_s += late_of[beside] * max(both_s, 0.0)
+            beside += 1
+        is_back = row % _KINDS >= _BACKWARD
+        usual_s = times[stage * _KINDS + (_BACKWARD if is_back else _FIRST)].sent_s
+        of_last_s, whole_s = times[row].sent_s - usual_s, alone_s[stage - is_back]
+        sends_s.append(whole_s + of_last_s + min(later_s, whole_s))
+    return sends_s
+
+
+def _late_of_kinds(forward_s: float, backward_s: float, turned_s: float) -> Sequence[float]:
+    """The seconds by which each kind of pass of a stage lengthens a send."""
+    again_s = backward_s + turned_s
+    both = backward_s, again_s
+    return (forward_s, forward_s, forward_s + turned_s, *both, *both)
 
 
 # Plays sends that share links, each as fast as its links allow.
-
-
-# The links that a send uses, each with the share of the link's bandwidth that it takes.
-Uses = Sequence[tuple[int, float]]
-# The start and the end of a pass.
-Span = tuple[float, float]
-
-
-class Sending(NamedTuple):
-    """How one kind of output of a stage is sent: in ``alone_s`` at full speed, and ``late_s`` later
-    if a pass of the stage runs beside it all the time.
-
-    ``uses`` are the links that other stages may use too; without such links, passes are assumed to
-    run beside all sends.
-    """
-
-    alone_s: float
-    late_s: float
-    uses: Uses
 
 
 def _sendings(times: Columns, uses: Mapping[Route, Uses]) -> list[list[Sending]]:
@@ -248,80 +306,6 @@ def _sending(times: Columns, lower: int, uses: Uses) -> Sending:
         return Sending(whole_s, 0.0, ())
     alone_s = min(whole_s, times["received_s"][lower + 1])
     return Sending(alone_s, whole_s - alone_s, uses)
-
-
-# An output that can be sent: when it is ready, how it is sent, the stage and the number of the pass
-# there that need it, and the number of the sender's next pass.
-Message = tuple[float, Sending, int, int, int]
-
-
-class Send:
-    """A send between two pipeline stages that is under way, and when it will end.
-
-    Since ``since_s`` it takes ``slowdown`` times as long as alone; then ``left_s`` seconds of it
-    were left at full speed. ``ends_s`` holds until another send on its links begins or ends.
-    """
-
-    __slots__ = ("began_s", "ends_s", "left_s", "message", "since_s", "slowdown", "stage", "uses")
-
-    def __init__(self, stage: int, message: Message, now: float) -> None:
-        self.stage, self.message, self.uses = stage, message, message[1].uses
-        self.left_s, self.slowdown, self.began_s, self.since_s = message[1].alone_s, 1.0, now, now
-        self.ends_s = now + self.left_s
-
-    def slow_down(self, slowdown: float, now: float) -> None:
-        """From now on, what is left of the send takes ``slowdown`` times as long."""
-        self.left_s -= (now - self.since_s) / self.slowdown
-        self.since_s, self.slowdown = now, slowdown
-        self.ends_s = now + self.left_s * slowdown
-
-    def late_s(self, span: Span | None) -> float:
-        """The seconds by which the sender's next pass makes the send longer; ``span`` is the
-        pass's start and end, None if it begins after the send.
-        """
-        late_s, lasted_s = self.message[1].late_s, self.ends_s - self.began_s
-        if not late_s or span is None or lasted_s <= 0:
-            return 0.0
-        beside_s = min(self.ends_s, span[1]) - max(self.began_s, span[0])
-        return late_s * max(0.0, beside_s / lasted_s)
-
-
-class _Links:
-    """The sends under way on each link, and the share of its bandwidth that they ask for together.
-
-    A send is as slow as on its most overloaded link.
-    """
-
-    def __init__(self) -> None:
-        self.users: defaultdict[int, list[Send]] = defaultdict(list)
-        self.asked: defaultdict[int, float] = defaultdict(float)
-
-    def enter(self, send: Send, now: float) -> None:
-        """Begin a send, and slow down those that share a link with it."""
-        for link, share in send.uses:
-            self.asked[link] += share
-            self.users[link].append(send)
-        self._share(send.uses, now, fewest=2)
-
-    def leave(self, send: Send, now: float) -> None:
-        """End a send, and speed up those that shared a link with it."""
-        for link, share in send.uses:
-            users = self.users[link]
-            users.remove(send)
-            self.asked[link] = self.asked[link] - share if users else 0.0
-        self._share(send.uses, now, fewest=1)
-
-    def _share(self, uses: Uses, now: float, *, fewest: int) -> None:
-        """Set the slowdown of all sends on these links from ``now`` on, where at least ``fewest``
-        share a link.
-        """
-        asked = self.asked
-        for link, _ in uses:
-            users = self.users[link]
-            for user in users if len(users) >= fewest else ():
-                slowdown = max(1.0, *[asked[of_user] for of_user, _ in user.uses])
-                if slowdown != user.slowdown:
-                    user.slow_down(slowdown, now)
 
 
 class _Play:
@@ -357,7 +341,7 @@ class _Play:
         # Sends that begin later, in order of time, and sends under way.
         self.later: list[tuple[float, int, Message]] = []
         self.under_way: list[Send] = []
-        self.links = _Links()
+        self.links = LinksInUse()
         self.ready = [*range(count)]
         self._play()
 
@@ -425,22 +409,6 @@ class _Play:
             self._send(stage, queue.popleft())
 
 
-def _sends_meet(sends: Iterable[tuple[float, float, Route]], uses: Mapping[Route, Uses]) -> bool:
-    """Whether sends of two stages use a link at the same time if each send had its links to
-    itself; ``sends`` are those of ``sends_of``.
-    """
-    last: dict[int, tuple[float, int]] = {}
-    for begin_s, end_s, route in sorted(send for send in sends if send[2] in uses):
-        stage, _ = route
-        for link, _ in uses[route]:
-            until_s, other = last.get(link, (0.0, stage))
-            if begin_s < until_s and stage != other:
-                return True
-            if end_s > until_s:
-                last[link] = end_s, stage
-    return False
-
-
 # Computes which links the sends of a pipeline may overload, and how long an iteration takes then.
 
 
@@ -454,10 +422,14 @@ FEWEST_NODES_SHARED = 3
 # about this many passes. Further ones take as long as the groups between the first, in which the
 # pipeline fills, and the last, in which it drains.
 _PASSES_PLAYED = 512
+# Where sends outlast passes, pipelines are walked this often again, each time with sends beside the
+# passes of the walk before.
+_WALKED_AGAIN = 2
 # On fewer nodes, pipelines are played from this many stages on. Of two stages the closed form has
 # all chains: it is short only where data leaves passes in a row, and bounds would not reach longer
-# times. Where sends share no links, up to this many passes are played, in half a millisecond.
-FEWEST_STAGES_PLAYED, _MOST_PASSES = 3, 2048
+# times. Longer pipelines, whose passes grow with the square of the number of their stages, are
+# played only where sends share links; playing these many stages takes half a millisecond.
+FEWEST_STAGES_PLAYED, _MOST_STAGES_PLAYED = 3, 16
 
 
 def _shared_uses(places: Sequence[Places]) -> Mapping[Route, Uses]:
@@ -489,14 +461,14 @@ def _shared_uses(places: Sequence[Places]) -> Mapping[Route, Uses]:
 
 def played_iterations_s(
     times: StageTimes,
-    again_s: Floats,
+    further_s: Floats,
     micro_batches: Sequence[int],
     places: Sequence[Sequence[Places]],
 ) -> list[float]:
     """The seconds of an iteration of each 1F1B pipeline, from all its passes and sends played with
     the times and the places of its stages; 0 if they are not played.
 
-    ``times`` and ``again_s`` (``times_of_passes``) are tables with a row for each pipeline. Where
+    ``times`` and ``further_s`` (``FURTHER_TIMES``) are tables with a row for each pipeline. Where
     sends may overload a link and any meet there, each is as fast as its links allow.
 
     The closed form of the iteration time (``mistlab.cost.pipeline``) has some of the chains of
@@ -512,12 +484,12 @@ def played_iterations_s(
     return [
         _played_s(
             {name: table[row].tolist() for name, table in tables.items()},
-            again_s[row].tolist(),
+            further_s[row].tolist(),
             count,
             of_sends,
             is_exact=is_exact,
         )
-        if of_sends or (is_exact and _played_passes(len(again_s[row]), count) <= _MOST_PASSES)
+        if of_sends or (is_exact and len(further_s[row]) <= _MOST_STAGES_PLAYED)
         else 0.0
         for row, (count, of_sends, is_exact) in enumerate(
             zip(micro_batches, uses, are_exact, strict=True)
@@ -525,29 +497,36 @@ def played_iterations_s(
     ]
 
 
+def _outlast(alone_s: Sequence[float], times: Columns) -> bool:
+    """Whether any send takes longer than a pass of its stage, so that it may run beside several."""
+    passes = zip(times["through_forward_s"], times["through_backward_s"], strict=True)
+    return any(sent_s > min(both) for sent_s, both in zip(alone_s, passes, strict=True))
+
+
 def _groups(stages: int) -> int:
     return max(4, _PASSES_PLAYED // (2 * stages**2))
 
 
-def _played_passes(stages: int, micro_batches: int) -> int:
-    """How many passes are played of a pipeline with many micro-batches."""
-    beyond = max(0, micro_batches // stages - _groups(stages))
-    return 2 * stages * (micro_batches - beyond * stages)
-
-
 def _played_s(
     times: Columns,
-    again_s: Sequence[Sequence[float]],
+    further_s: Sequence[Sequence[float]],
     micro_batches: int,
     uses: Mapping[Route, Uses],
     *,
     is_exact: bool,
 ) -> float:
-    stages = len(again_s)
-    played = _played_passes(stages, micro_batches) // (2 * stages)
+    stages, again_s = len(further_s), [of_stage[:2] for of_stage in further_s]
+    groups = _groups(stages)
+    played = micro_batches - max(0, micro_batches // stages - groups) * stages
     first_s, of_passes = free_at_first(times), times_of_passes(times, again_s)
     walk = walked(first_s, of_passes, played)
-    if uses and _sends_meet(sends_of(walk, of_passes, played), uses):
+    late_s, alone_s = [of_stage[2:] for of_stage in further_s], alone_of(times)
+    if any(map(any, late_s)) and _outlast(alone_s, times):
+        beside = times_of_passes({**times, "first_send_late_s": [0.0] * stages}, again_s)
+        for _ in range(_WALKED_AGAIN):
+            sends_s = sends_beside_passes(walk, first_s, beside, late_s, alone_s)
+            walk = walked(first_s, beside, played, sends_s)
+    if uses and sends_meet(sends_of(walk, played), uses):
         shared = _Play(first_s, of_passes, _sendings(times, uses), played)
         free_s, ends_s = shared.free_s, [end_s for _, end_s in shared.spans[-1]]
     elif is_exact:
@@ -556,7 +535,7 @@ def _played_s(
         return 0.0
     longest_s = max(map(sum, zip(free_s, times["end_s"], strict=True)))
     if played < micro_batches:
-        groups, of_group = _groups(stages), 2 * stages
+        of_group = 2 * stages
         between_s = ends_s[(groups - 1) * of_group - 1] - ends_s[of_group - 1]
         longest_s += (micro_batches - played) // stages * between_s / (groups - 2)
     return longest_s

@@ -392,21 +392,18 @@ class StageTimes(ColumnSet):
 
     @property
     def gone_backward_s(self) -> Floats:
-        """The seconds of a backward pass until its input gradient can be sent to the previous
-        stage.
-        """
+        """The seconds of a backward pass until its input gradient can be sent back."""
         return np.asarray(self.backward_s - self.left_backward_s)
 
     @property
     def issued_s(self) -> Floats:
-        """The seconds in which the host issues the forward and the backward pass of a
-        micro-batch.
-        """
+        """The seconds in which the host issues both passes of a micro-batch."""
         return self.issued_forward_s + self.issued_backward_s
 
 
 TIMES = tuple(entry.name for entry in fields(StageTimes))
 LOST = "lost_forward_s", "lost_backward_s"
+LATE = "late_forward_s", "late_backward_s", "late_turned_s"
 SENDS = tuple(entry.name for entry in fields(StageTimes) if entry.metadata["is_send"])
 
 
@@ -423,7 +420,9 @@ class StageSeconds(StageTimes):
     backward pass are still being reduced. ``again_forward_s`` and ``again_backward_s`` are those of
     ``longer_again``. ``step_s`` is the optimizer step's arithmetic alone, even where it overlaps
     with passes. ``exposed_communication_s`` is the time that a steady micro-batch takes beyond its
-    computation. ``lost_forward_s`` and ``lost_backward_s`` are how much sends lengthen passes.
+    computation. ``lost_forward_s`` and ``lost_backward_s`` are how much sends lengthen passes,
+    ``late_forward_s`` and ``late_backward_s`` how much a whole pass lengthens the send beside it,
+    and ``late_turned_s`` the reductions of ``turned_s``.
     """
 
     turned_s: Floats
@@ -433,6 +432,9 @@ class StageSeconds(StageTimes):
     exposed_communication_s: Floats
     lost_forward_s: Floats
     lost_backward_s: Floats
+    late_forward_s: Floats
+    late_backward_s: Floats
+    late_turned_s: Floats
 
     @property
     def stable_s(self) -> Floats:
@@ -545,9 +547,7 @@ def chunk_of_loop(batch: StageBatch, chunk: int, chunks: int) -> StageBatch:
 
 
 def chunk_in_order(batch: StageBatch, chunk: int, in_order: StagesInOrder) -> StageBatch:
-    """Chunk number ``chunk`` of each candidate as a stage of its own, in a named order of
-    passes.
-    """
+    """Chunk number ``chunk`` of each candidate as a stage of its own, in a named order."""
     placement, first_blocks = in_order.placement, in_order.first_blocks
     if first_blocks is not None:
         batch = batch.with_columns(first_block=first_blocks[in_order.stage, chunk])

@@ -9,13 +9,17 @@ from typing import Any, NamedTuple
 import pytest
 
 from mistlab import catalog
+from mistlab.engines.engine import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.plan.workload import Workload
 from mistlab.stages import played_pipeline
 from mistlab.stages.played_pipeline import (
     PLAYED_TIMES,
+    alone_of,
     free_at_first,
+    sends_beside_passes,
+    sends_of,
     times_of_passes,
     walked,
 )
@@ -129,6 +133,23 @@ CASES = {
         0.04,
         near=0.015,
     ),
+    # A send outlasts a forward and a backward pass, both of which gather weights.
+    "sends share the link with collectives of several passes": Case(
+        Plan(
+            micro_batches=8,
+            stages=alike(4, micro_batch=4, zero=3, checkpointed_layers=1),
+        ),
+        workload_of("gpt3-1.3b", 1024, 64, "bf16"),
+        Cluster(
+            hardware=catalog.hardware("h100-80gb"),
+            nodes=2,
+            gpus_per_node=4,
+            inter_node_gbytes_per_s=0.5,
+            intra_node_gbytes_per_s=16.0,
+        ),
+        0.04,
+        near=0.025,
+    ),
     # Unlike stages hold up unlike micro-batches.
     "unlike stages offload": Case(
         Plan(
@@ -154,8 +175,10 @@ def test_pipelines_take_what_the_event_simulator_plays(
     """The closed form by itself is too short."""
     plan, work, cluster, short, near = CASES[name]
     played_s = EventSimulator(workload=work, cluster=cluster).predict(plan).iteration_s
-    seconds = SymbolicPredictor(workload=work, cluster=cluster).predict(plan).iteration_s
+    predictor = SymbolicPredictor(workload=work, cluster=cluster)
+    seconds = predictor.predict(plan).iteration_s
     assert seconds == pytest.approx(played_s, rel=near)
+    assert predictor.iterations_of([plan], ENGINES[plan.engine]) == [seconds]
     monkeypatch.setattr(symbolic, "played_iterations_s", lambda *_: [0.0])
     alone_s = SymbolicPredictor(workload=work, cluster=cluster).predict(plan).iteration_s
     assert alone_s < played_s * (1 - short)
@@ -195,6 +218,26 @@ def test_pipelines_with_hosts_are_not_played() -> None:
     for stages in (plan.stages, (plan.stages[0], copying, *plan.stages[2:])):
         assert is_played(replace(plan, engine="mistlab", stages=stages), work, cluster)
     assert not is_played(replace(plan, engine="fsdp-eager"), work, cluster)
+
+
+def test_long_pipelines_are_played_only_if_sends_share_links() -> None:
+    work, h100 = workload_of("gpt3-1.3b", 1024, 32, "bf16"), catalog.hardware("h100-80gb")
+    for stages, is_short in ((12, True), (24, False)):
+        plan = Plan(micro_batches=32, stages=alike(stages, data_parallel=1, micro_batch=1))
+        cluster = Cluster(hardware=h100, nodes=3, gpus_per_node=stages // 3)
+        assert is_played(plan, work, cluster) == is_short
+    wide = replace(plan, stages=alike(24, data_parallel=8, micro_batch=1))
+    a_node_each = Cluster(hardware=h100, nodes=24, gpus_per_node=8, inter_node_gbytes_per_s=1.0)
+    assert is_played(wide, replace(work, global_batch=256), a_node_each)
+
+
+def test_a_single_stage_is_not_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no sends, also where a cluster has so many nodes that others' sends share links."""
+    monkeypatch.setattr(symbolic, "played_iterations_s", None)
+    plan = Plan(micro_batches=4, stages=alike(1, data_parallel=8, micro_batch=1))
+    cluster = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=4, gpus_per_node=2)
+    work = workload_of("gpt3-1.3b", 1024, 32, "bf16")
+    assert SymbolicPredictor(workload=work, cluster=cluster).predict(plan).iteration_s > 0
 
 
 def is_played(plan: Plan, work: Workload, cluster: Cluster) -> bool:
@@ -273,6 +316,34 @@ def test_the_last_reductions_delay_a_queued_gradient() -> None:
         walk = walked(free_at_first(times), times_of_passes(times, [(0.0, 0.0)] * 3), 6)
         ends_s.append(max(walk.free_s))
     assert ends_s[1] == pytest.approx(ends_s[0] + 4.0)
+
+
+def test_sends_are_as_late_as_the_passes_beside_them_make_them() -> None:
+    """Of two stages, the first runs a forward pass beside its first send, the second one a forward
+    and a backward pass; beside the other sends both wait.
+    """
+    times = times_of(2, forward_s=1.0, backward_s=2.0)
+    times["point_to_point_s"], times["received_s"] = [12.0, 0.0], [0.0, 4.0]
+    assert alone_of(times) == [4.0, 0.0]
+    first_s, of_passes = free_at_first(times), times_of_passes(times, [(0.0, 0.0)] * 2)
+    walk = walked(first_s, of_passes, 2)
+    assert {end_s - begin_s for begin_s, end_s, _ in sends_of(walk, 2)} == {6.0}
+    sends_s = sends_beside_passes(
+        walk, first_s, of_passes, [(0.5, 2.0, 0.0), (0.125, 1.0, 0.125)], [4.0, 0.0]
+    )
+    walk = walked(first_s, of_passes, 2, sends_s)
+    lasted_s = {
+        (stage, is_back): [
+            end_s - begin_s
+            for begin_s, end_s, route in sends_of(walk, 2)
+            if route == (stage, is_back)
+        ]
+        for stage, is_back in ((0, False), (1, True))
+    }
+    assert lasted_s == {(0, False): [4.5, 4.0], (1, True): [5.25, 4.0]}
+    # The link is shared by halves.
+    late_s = [(50.0, 50.0, 0.0)] * 2
+    assert max(sends_beside_passes(walk, first_s, of_passes, late_s, [4.0, 0.0])) == 8.0
 
 
 def times_of(stages: int, **seconds: float) -> dict[str, list[float]]:
