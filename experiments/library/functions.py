@@ -397,8 +397,9 @@ def predict_many(
 
 def explain(plan: PlanLike, **cluster: Any) -> ExplainedPlan:
     """Break an iteration's time down into parts that add up to it."""
-    job, _ = _job(plan, cluster)
-    return ExplainedPlan(job=job, breakdown=breakdown_of(job))
+    answer = predict(plan, **cluster)
+    breakdown = breakdown_of(answer.job, answer.prediction.iteration_s)
+    return ExplainedPlan(job=answer.job, breakdown=breakdown)
 
 
 def tune(  # noqa: PLR0913 (all by name)

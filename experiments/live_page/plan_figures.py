@@ -63,7 +63,10 @@ def comparison_of(first: Job, second: Job) -> dict[str, Any]:
         verdict = f"steps differ in tokens: {apart[1] / apart[0]:.2f} times the time for a token"
         return {"verdict": verdict, "ratio": apart[1] / apart[0], "sure": None, "parts": []}
     comparison = compared(pinned, other)
-    parts = [breakdown_of(job).parts for job in (first, second)]
+    parts = [
+        breakdown_of(job, prediction.iteration_s).parts
+        for job, prediction in ((first, pinned), (second, other))
+    ]
     rows = [
         {
             "part": WORDS[name],

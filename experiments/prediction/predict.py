@@ -286,7 +286,7 @@ def _broken_down(answer: PlanAnswer) -> PlanAnswer:
     """
     if answer.job is None or answer.prediction is None:
         return answer
-    return replace(answer, breakdown=breakdown_of(answer.job))
+    return replace(answer, breakdown=breakdown_of(answer.job, answer.prediction.iteration_s))
 
 
 def _beside_measured(

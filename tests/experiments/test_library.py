@@ -13,6 +13,8 @@ from experiments.cli.commandline import run
 from experiments.commands import COMMANDS
 from experiments.prediction.measured_step import MeasuredStep, StepCorrection
 from mistlab.core.units import GIB_BYTES
+from mistlab.job.job import Job
+from tests.simulators.test_played_pipelines import CASES
 
 ROOT = Path(mistlab.__file__).parents[1]
 PLAN = ROOT / "experiments" / "plans" / "gpt3-2.7b-4xl4.yaml"
@@ -53,10 +55,13 @@ def test_a_plan_may_be_a_mapping_and_has_other_numbers() -> None:
 
 
 def test_parts_of_an_explanation_add_up() -> None:
-    found = mistlab.explain(PLAN)
-    whole = mistlab.predict(PLAN).iteration_s
-    assert found.breakdown.parts.total_s == pytest.approx(whole)
-    assert found.to_frame()["arithmetic_s"].gt(0).all()
+    plan, work, cluster, *_ = CASES["sends of both directions queue"]
+    played = mistlab.job_to_mapping(Job(workload=work, cluster=cluster, plan=plan), Path())
+    for given in (PLAN, played):
+        found = mistlab.explain(given)
+        whole = mistlab.predict(given).iteration_s
+        assert found.breakdown.parts.total_s == pytest.approx(whole)
+        assert found.to_frame()["arithmetic_s"].gt(0).all()
 
 
 def test_a_search_gives_a_plan_that_is_predicted_alike(

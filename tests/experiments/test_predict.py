@@ -18,6 +18,7 @@ from experiments.prediction.predict import predicted, sentence
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
 from mistlab.cost.memory import room_bytes
+from mistlab.job.job import Job, dump_job
 from mistlab.job.prediction import PARTS, Breakdown, Prediction, StepParts
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan
@@ -25,6 +26,7 @@ from mistlab.plan.workload import Workload
 from mistlab.schedule.slots import KINDS
 from simulators.registry import PREDICTORS
 from simulators.symbolic import SymbolicPredictor
+from tests.simulators.test_played_pipelines import CASES
 
 GOOD = """\
 workload:
@@ -258,12 +260,15 @@ def test_only_what_is_played_can_be_disturbed(capsys: pytest.CaptureFixture[str]
 def test_a_breakdown_adds_up_to_the_iteration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = plan_file(tmp_path, "plan.yaml")
-    assert run(predict.main, [path, "--breakdown", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    found = answer["breakdown"]
-    for parts in (found["parts"], *found["stages"]):
-        assert sum(parts.values()) == pytest.approx(answer["iteration_s"], rel=1e-9)
+    path, played = plan_file(tmp_path, "plan.yaml"), str(tmp_path / "played.yaml")
+    plan, work, cluster, *_ = CASES["sends of both directions queue"]
+    dump_job(Job(workload=work, cluster=cluster, plan=plan), played)
+    for given in (path, played):
+        assert run(predict.main, [given, "--breakdown", "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        found = answer["breakdown"]
+        for parts in (found["parts"], *found["stages"]):
+            assert sum(parts.values()) == pytest.approx(answer["iteration_s"], rel=1e-9)
     assert run(predict.main, [path, "--json"]) == 0
     assert "breakdown" not in json.loads(capsys.readouterr().out)
 

@@ -16,7 +16,8 @@ from experiments.live_page.plan_figures import figures_of, predicted_job
 from experiments.live_page.questions import QUESTIONS
 from experiments.live_page.texts import job_in, problem_asked
 from mistlab.core.values import InputError
-from mistlab.job.job import job_from_mapping, job_to_mapping, load_job
+from mistlab.job.job import Job, job_from_mapping, job_to_mapping, load_job
+from tests.simulators.test_played_pipelines import CASES
 
 ROOT = Path(__file__).parents[2]
 PROBLEM = {
@@ -155,11 +156,16 @@ def test_what_would_buy_time_is_predicted_as_plans_are() -> None:
 def test_two_plans_differ_by_parts_that_add_up() -> None:
     first = ask("predict", problem=PROBLEM)
     second = ask("predict", problem=PROBLEM, plan=first["job"], knobs={"checkpointed_layers": 0.0})
-    told = ask("compare", first=first["job"], second=second["job"])
-    apart = sum(part["second_s"] - part["first_s"] for part in told["parts"])
-    seconds = [one["prediction"]["iteration_s"] for one in (first, second)]
-    assert apart == pytest.approx(seconds[1] - seconds[0], abs=1e-6 * seconds[0])
-    assert "faster" in told["verdict"]
+    plan, work, cluster, *_ = CASES["sends of both directions queue"]
+    slow = Job(workload=work, cluster=cluster, plan=plan)
+    fast = replace(slow, cluster=replace(cluster, inter_node_gbytes_per_s=100.0))
+    played = [ask("predict", plan=job_to_mapping(job)) for job in (slow, fast)]
+    for pair in ((first, second), played):
+        told = ask("compare", first=pair[0]["job"], second=pair[1]["job"])
+        apart = sum(part["second_s"] - part["first_s"] for part in told["parts"])
+        seconds = [one["prediction"]["iteration_s"] for one in pair]
+        assert apart == pytest.approx(seconds[1] - seconds[0], abs=1e-6 * seconds[0])
+        assert "faster" in told["verdict"]
 
 
 def test_pasted_texts_are_what_they_say() -> None:
