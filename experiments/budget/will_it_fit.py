@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench.adapter_words import adapters_called, bytes_of_adapters
+from experiments.bench.logit_words import logits_called
 from experiments.bench.problem import (
     asked_words,
     check_beside_plan,
@@ -84,13 +85,14 @@ def report_of(
     work, cluster = asked.job.workload, asked.job.cluster
     title = f"Will it fit: {work.model.name} on {cluster.num_gpus} {cluster.hardware.name}"
     others = [one for one in study.rows if one["kind"] not in ("asked", "cheapest")]
+    logits = logits_called(asked.job, asked.prediction)
     paragraphs = [
         f"{asked_words(work, cluster)}, engine {asked.job.plan.engine}.",
         *(f"Note: {remark}." for remark in work.remarks),
         " ".join([_verdict(row), f"Plans may take {room_words(cluster)}.", _probable(row)]),
         "; ".join(plan_words(asked.job.plan)[:2]) + ".",
         _memory(row),
-        *filter(None, (row["adapters"],)),
+        *(f"{words}." for words in (row["adapters"], logits) if words),
     ]
     if not row["fits"]:
         paragraphs.append(_changes(others))
@@ -517,5 +519,5 @@ def _row(change: Tried, asked: Tried) -> Row:
         "host_bytes": round(host_bytes_of(change.job.plan, prediction, cluster)),
         "host_room_bytes": cluster.host_memory_bytes,
         "memory": memory,
-        "adapters": f"{adapters}." if adapters else "",
+        "adapters": adapters,
     }

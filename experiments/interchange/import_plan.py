@@ -7,7 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.bench.problem import hardware_named, model_named, predicted
+from experiments.bench.problem import (
+    hardware_named,
+    model_named,
+    peak_bounds_of,
+    predicted,
+)
 from experiments.cli.commandline import (
     DONE,
     NO_ANSWER,
@@ -110,7 +115,9 @@ def _cost(job: Job) -> str:
     answer = predicted(job)
     if isinstance(answer, InputError):
         return f"cost: not predicted: {answer}"
-    return f"cost: on {job.cluster.hardware.name} {brief_words(answer)}"
+    probability = peak_bounds_of(job, answer).fit_probability
+    cost = f"cost: on {job.cluster.hardware.name} {brief_words(answer)}"
+    return f"{cost} (probability of fitting {probability:.0%})"
 
 
 def _given(options: argparse.Namespace) -> Given:

@@ -1,6 +1,7 @@
 """Files and folders to import, what is given beside them, and how strict a user is."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,11 @@ def test_the_sizes_that_were_read_are_told(
         "2.78B parameters"
     )
     assert told[1] == "read: 1 x 4 GPUs, batch 16 x 2048 tokens, bf16"
-    assert told[-1].startswith("cost: on a100-80gb ")
+    assert re.fullmatch(
+        r"cost: on a100-80gb [\d.]+ s an iteration, [\d.]+ GiB on a GPU, (fits|does not fit) "
+        r"\(probability of fitting \d+%\)",
+        told[-1],
+    )
 
 
 def test_the_formats_to_choose_from_are_those_that_are_read() -> None:

@@ -241,6 +241,23 @@ def test_a_training_that_fits_is_told_by_its_options(
     assert (fitting["fits"], fitting["otherwise"]) == (True, None)
 
 
+def test_logits_in_32_bits_are_told_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = (*QLORA, "--base", "4bit", "--engine", "trainer", "--checkpointed-layers", "32")
+    line = (*line, "--micro-batch", "2", "--out", tmp_path)
+    answer(capsys, *line)
+    page = (tmp_path / "report.md").read_text(encoding="utf-8")
+    (told,) = re.findall(r"([\d.]+) GiB of logits and temporaries are the logits of all", page)
+    held = dict(re.findall(r"\| (logits|temporaries) +\| +([\d.]+) \|", page))
+    # Of 4,096 tokens and 128,256 words: what is kept in 16 bits is a small part.
+    assert float(held["logits"]) == pytest.approx(4096 * 128256 * 2 / 2**30, rel=0.01)
+    assert float(told) > 4 * float(held["logits"])
+    assert float(told) <= float(held["logits"]) + float(held["temporaries"])
+    answer(capsys, *line, "--loss", "chunked")
+    assert "logits of all" not in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
 LONG_LORA = (
     *("--model", "llama3-8b", "--hardware", "rtx-4090-24gb", "--gpus-per-node", "2"),
     *("--sequence-length", "32768", "--global-batch", "4", "--train", "lora"),
