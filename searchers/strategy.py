@@ -485,7 +485,7 @@ class StrategySearcher:
         self, problem: Problem, space: SearchSpace, budget: Budget, seed: int
     ) -> SearchResult:
         """Find the best plan of the search space within the budget."""
-        space = space.beside(problem.workload.reduction)
+        space = space.beside(problem.workload.reduction).holding(problem.workload.base)
         ledger = Ledger(
             predictor=self.predictor,
             budget=budget,

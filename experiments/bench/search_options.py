@@ -34,7 +34,7 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
     workload, cluster = problem_of(options, takes_groups=True, engines=engines)
     space = space_called(options.space or usual_space(workload.model), options.engine)
     with as_options():
-        space = space.beside(workload.reduction)
+        space = space.beside(workload.reduction).holding(workload.base)
     problem = Problem(workload=workload, cluster=cluster)
     for engine in space.engines:
         if (precision := workload.precision) not in ENGINES[engine].memory:

@@ -16,7 +16,7 @@ from mistlab.core.values import InputError
 from mistlab.engines.engine import ENGINES
 from mistlab.job.job import Job
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.dimensions import DIMENSIONS, OFFLOADS, counts_of_blocks
+from mistlab.plan.dimensions import DIMENSIONS, OFFLOADS, RECOMPUTED, counts_of_blocks
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.schedule.placement import even_shares
 
@@ -74,7 +74,7 @@ def spread(job: Job, cluster: Cluster, times: int) -> Iterator[Job]:
         for count, rest in (divmod(plan.micro_batches, times),)
         if count and not rest
     ]
-    if times > 1:
+    if times > 1 and _divides(job):
         plans.append(replace(plan, stages=_with_times(plan, "tensor_parallel", times)))
         if all(stage.layers >= times for stage in plan.stages):
             parts = (_parts(stage, times, stage.data_parallel) for stage in plan.stages)
@@ -112,10 +112,11 @@ def _of_kinds(job: Job, shares: Sequence[float]) -> Iterator[Change]:
     """
     plan = job.plan
     engine = ENGINES[plan.engine]
-    for degree in DEGREES:
+    degrees = DEGREES if _divides(job) else ()
+    for degree in degrees:
         text = f"tensor parallelism times {degree} (replicas divided by it)"
         yield Change(kind="tensor parallelism", words=text, made=partial(_tensor, degree))
-    for degree in DEGREES:
+    for degree in degrees:
         text = f"stages times {degree} (replicas divided by it)"
         yield Change(kind="stages", words=text, made=partial(_pipeline, degree))
     for size in _smaller(max(stage.micro_batch for stage in plan.stages)):
@@ -123,14 +124,19 @@ def _of_kinds(job: Job, shares: Sequence[float]) -> Iterator[Change]:
         yield Change(kind="micro-batch", words=text, made=partial(_micro_batch, size))
     for level in range(1, engine.highest_zero_of(in_pipeline=plan.num_stages > 1) + 1):
         yield Change(kind="ZeRO", words=f"ZeRO-{level}", made=_at_least({"zero": level}))
-    for name in counts_of_blocks():
-        for share in shares:
+    for name in counts_of_blocks() if engine.recomputes_some else (RECOMPUTED,):
+        for share in shares if engine.recomputes_some else (1.0,):
             text = f"{_share_text(share)} {DIMENSIONS[name].noun}"
             yield Change(kind=DIMENSIONS[name].noun, words=text, made=_count(name, share))
     for name in OFFLOADS if engine.offloads else ():
         for share in shares:
             text = f"{100 * share:g}% {DIMENSIONS[name].noun}"
             yield Change(kind=DIMENSIONS[name].noun, words=text, made=_at_least({name: share}))
+
+
+def _divides(job: Job) -> bool:
+    """Whether further ranks and stages may divide the weights of a job's plan."""
+    return job.workload.base == "16bit" or ENGINES[job.plan.engine].divides_quantised
 
 
 def _share_text(share: float) -> str:

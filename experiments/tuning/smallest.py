@@ -280,7 +280,7 @@ def _fits_with(problem: Problem, space: SearchSpace, changes: Mapping[str, Any])
         workload = replace(problem.workload, **changes)
     except InputError:
         return False
-    other = replace(problem, workload=workload)
+    other, space = replace(problem, workload=workload), space.holding(workload.base)
     engines = [workload.trained_by(ENGINES[own.engine]) for own in space.of_engines]
     lacks = any(unsupported(workload, engine) for engine in engines)
     if workload == problem.workload or lacks or why_empty(other, space):
@@ -296,7 +296,7 @@ def _in_another_space(problem: Problem, space: SearchSpace) -> Iterator[str]:
     chunked = replace(problem, workload=replace(problem.workload, **changes))
     asked = [(problem, ""), (chunked, f" and {in_chunks}")]
     for name in OFFLOADING:
-        other = space_of(name)
+        other = space_of(name).holding(problem.workload.base)
         engine = ENGINES[other.engine]
         if engine.precision_problem(problem.workload.precision):
             continue

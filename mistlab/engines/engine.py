@@ -320,7 +320,10 @@ class Engine:
     the default order of passes and the named ``orders``, or with ``takes_orders`` any order.
     ``parts_ends`` says whether the last stages may lack blocks, ``orders_axes`` whether
     tensor-parallel ranks may be numbered furthest apart, ``drops_tokens`` whether experts may have
-    a capacity, ``runs_lean`` whether blocks may have operators that save fewer bytes.
+    a capacity, ``runs_lean`` whether blocks may have operators that save fewer bytes. Searches
+    choose no plan in which a part of a stage's blocks is recomputed unless an engine
+    ``recomputes_some``, or in which ranks divide frozen weights of 8 or 4 bits unless it
+    ``divides_quantised``.
 
     With ``steps_apart`` no stage waits for another stage's optimizer step, so an iteration takes as
     long as that of the slowest stage. ``keeps_masks`` says whether blocks keep dropout masks rather
@@ -368,6 +371,8 @@ class Engine:
     optimizers: tuple[Optimizer, ...] = ("adamw",)
     drops_tokens: bool = False
     runs_lean: bool = False
+    recomputes_some: bool = True
+    divides_quantised: bool = True
     orders_axes: bool = False
     runs_here: bool = False
 

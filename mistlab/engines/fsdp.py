@@ -96,6 +96,9 @@ FSDP = Engine(
     eight_bit_on=_FITTED["eight_bit_on"],
     host=HostTime(**_FITTED["host"]),
     offloads_activations=True,
+    # Products of bitsandbytes and torchao with few bits have no tensor-parallel form, and no tool
+    # that fine-tunes puts them into pipelines.
+    divides_quantised=False,
 )
 
 # 8-bit GEMMs with a scale per row run CUTLASS kernels in torch; those with a scale per tensor run

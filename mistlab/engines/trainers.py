@@ -70,6 +70,8 @@ TRAINER = replace(
     shares_on=_SHARES_ON,
     context_exchanges=(*FSDP_EAGER.context_exchanges, HEADS),
     runs_lean=False,
+    # ``gradient_checkpointing`` of the Trainer and its like is for all blocks.
+    recomputes_some=False,
 )
 
 # The training loop of litgpt's scripts keeps the last loss until the next one exists, and with it
@@ -122,6 +124,8 @@ DEEPSPEED_TRAINER = replace(
     attention_share=TRAINER.attention_share,
     memory_share=TRAINER.memory_share,
     shares_on=TRAINER.shares_on,
+    recomputes_some=TRAINER.recomputes_some,
+    divides_quantised=TRAINER.divides_quantised,
 )
 
 # Quantised GEMMs in fused kernels need not keep their inputs. As many weights stay gathered as

@@ -6,11 +6,14 @@ from operator import attrgetter
 from typing import Any
 
 from mistlab.core.values import near_matches, refuse
+from mistlab.engines.adapters import Base
 from mistlab.engines.engine import ENGINES, Engine, names_for_plans
 from mistlab.plan import dimension_fields
 from mistlab.plan.dimensions import (
+    AXES,
     DIMENSIONS,
     OFFLOADS,
+    RECOMPUTED,
     counts_of_blocks,
     engine_problem,
     ranks_of,
@@ -102,8 +105,13 @@ class SearchSpace(dimension_fields.SpaceFields):
         lists = {name: _run_by(rows, name, read(self)) for name, read in _LIMITED.items()}
         if ENGINES[self.engine].offloads and not any(row.offloads for row in rows):
             lists |= dict.fromkeys(OFFLOADS, (0.0,))
+        recomputation = self.recomputation
+        if not any(row.recomputes_some for row in rows):
+            lists |= {name: (0,) for name in counts_of_blocks() if name != RECOMPUTED}
+            recomputation = "none_or_all" if recomputation == "any" else recomputation
         return replace(
             self.with_lists(lists),
+            recomputation=recomputation,
             engine=engines[0],
             other_engines=engines[1:],
             orders=tuple(order for order in self.orders if not _order_problem(rows, order))
@@ -152,6 +160,14 @@ class SearchSpace(dimension_fields.SpaceFields):
         # Where each replica of the model has one rank of every stage, all stages need equal meshes.
         are_replicas = how.is_apart and how.replicas is None
         return replace(spaces_beside, unequal_meshes=False) if are_replicas else spaces_beside
+
+    def holding(self, base: Base) -> "SearchSpace":
+        """The search space restricted to plans that the engines can run with frozen weights of this
+        many bits: without tensor parallelism and pipelines if none divides such weights.
+        """
+        if base == "16bit" or any(ENGINES[name].divides_quantised for name in self.engines):
+            return self
+        return replace(self.with_lists({AXES["tensor"].dimension: (1,)}), pipeline=(1,))
 
     def listed(self, dimension: str) -> tuple[float, ...] | None:
         """The values of a dimension that the space lists, sorted; None allows any value."""

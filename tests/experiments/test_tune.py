@@ -82,8 +82,8 @@ def test_the_page_tells_how_probable_it_is_that_the_plan_fits(
     """What is kept free is room for a peak above its prediction."""
     asked = (
         *("--model", "llama3-8b", "--hardware", "rtx-3090-24gb", "--gpus-per-node", "2"),
-        *("--precision", "bf16", "--sequence-length", "2048", "--train", "lora", "--base", "4bit"),
-        *("--engine", "trainer", "--out", str(tmp_path / "plan.yaml")),
+        *("--precision", "bf16", "--sequence-length", "4096", "--train", "lora", "--base", "4bit"),
+        *("--engine", "fsdp", "--out", str(tmp_path / "plan.yaml")),
     )
     percents, margins = [], []
     for gib in ("0", "4", "9"):
@@ -532,10 +532,10 @@ def test_the_page_says_of_this_runtime_alone_that_no_gpu_has_timed_it(
 def test_where_nothing_fits_a_shorter_sequence_is_named_that_fits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = ["--model", "llama3-70b", "--hardware", "rtx-3090-24gb", "--gpus-per-node", "2"]
+    line = ["--model", "llama3-8b", "--hardware", "rtx-4090-24gb", "--gpus-per-node", "1"]
     line += ["--train", "lora", "--base", "4bit", "--space", "fsdp", "--global-batch", "2"]
     line += ["--out", str(tmp_path / "p.yaml")]
-    assert run(tune.main, [*line, "--sequence-length", "8192"]) == 1
+    assert run(tune.main, [*line, "--sequence-length", "32768"]) == 1
     named = re.search(r"tokens \(--sequence-length (\d+)\)", capsys.readouterr().err)
     assert named
     assert run(tune.main, [*line, "--sequence-length", named[1]]) == 0

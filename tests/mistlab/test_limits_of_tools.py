@@ -1,0 +1,83 @@
+"""Searches and changes of plans keep to what the tools of an engine can run: recomputation of all
+blocks or none, and undivided weights of few bits.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.budget.changes import Changed, single, spread
+from mistlab import catalog
+from mistlab.engines.engine import ENGINES
+from mistlab.job.job import Job, job_from_mapping
+from mistlab.plan.named_spaces import SPACES, space_of
+
+STAGE = {"layers": 32, "data_parallel": 4, "tensor_parallel": 1, "micro_batch": 1, "zero": 3}
+
+
+def job_of(engine: str, base: str) -> Job:
+    sizes = {"sequence_length": 1024, "global_batch": 16, "attention": "flash", "precision": "bf16"}
+    trained = {"train": "adapters", "base": base}
+    return job_from_mapping(
+        {
+            "workload": {"model": "llama3-8b", **sizes, **trained},
+            "cluster": {"hardware": "h100-80gb", "nodes": 1, "gpus_per_node": 4},
+            "plan": {"engine": engine, "micro_batches": 4, "stages": [STAGE]},
+        }
+    )
+
+
+@pytest.mark.parametrize("name", ["mist", "wide"])
+@pytest.mark.parametrize("engine", ["fsdp", "trainer", "trainer-fused", "deepspeed-trainer"])
+def test_weights_of_few_bits_stay_whole_in_spaces_of_tools(name: str, engine: str) -> None:
+    space = space_of(name).on(engine)
+    assert space.holding("16bit") == space
+    for base in ("8bit", "4bit"):
+        held = space.holding(base)  # type: ignore[arg-type]
+        assert (held.tensor_parallel, held.pipeline) == ((1,), (1,))
+    # This package's own engine divides them, alone or beside others.
+    assert space_of(name).on("mistlab").holding("4bit") == space_of(name).on("mistlab")
+    both = space_of(name).on("mistlab", engine)
+    assert both.holding("4bit") == both
+
+
+@pytest.mark.parametrize("name", [*SPACES])
+def test_trainers_recompute_all_blocks_or_none(name: str) -> None:
+    space = space_of(name).on("trainer")
+    layers = 8
+    for dimension, counts in (
+        ("checkpointed_layers", {0, layers}),
+        ("core_recomputed_layers", {0}),
+        ("products_recomputed_layers", {0}),
+    ):
+        ask = {"layers": layers, "degree": lambda _: 1, "in_pipeline": False}
+        assert {*space.choices(dimension, **ask)} <= counts  # type: ignore[arg-type]
+    whole = space_of("mist").on("mistlab")
+    assert len(whole.choices("checkpointed_layers", **ask)) == layers + 1  # type: ignore[arg-type]
+
+
+def kinds_of(changed: list[Changed]) -> set[str]:
+    return {change.kind for one in changed for change in one.changes}
+
+
+@pytest.mark.parametrize("engine", ["fsdp", "trainer"])
+def test_proposed_changes_keep_weights_of_few_bits_whole(engine: str) -> None:
+    dividing = {"tensor parallelism", "stages"}
+    assert dividing <= kinds_of([*single(job_of(engine, "16bit"))])
+    assert not dividing & kinds_of([*single(job_of(engine, "4bit"))])
+    assert dividing <= kinds_of([*single(job_of("mistlab", "4bit"))])
+    hardware = catalog.hardware("h100-80gb")
+    for base, numbers in (("16bit", {1, 2}), ("4bit", {1})):
+        job = job_of(engine, base)
+        larger = replace(job.cluster, hardware=hardware, gpus_per_node=8)
+        degrees = {one.plan.stages[0].tensor_parallel for one in spread(job, larger, 2)}
+        assert degrees == numbers
+
+
+def test_proposed_recomputation_of_trainers_is_of_all_blocks() -> None:
+    counts = {
+        one.job.plan.stages[0].checkpointed_layers for one in single(job_of("trainer", "16bit"))
+    }
+    assert counts == {0, 32}
+    assert ENGINES["fsdp"].recomputes_some
+    assert len({one.words for one in single(job_of("fsdp", "16bit"))}) > 10
