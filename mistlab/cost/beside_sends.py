@@ -383,7 +383,7 @@ def _slowed_by(seconds: TaskSeconds, kept: Kept = "own") -> SlowedBy:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OutsidePasses(ColumnSet):
     """What each candidate stage does outside its passes: it sends and receives, reduces a tied
-    embedding table, and averages weights at the end.
+    embedding table, and averages weights at the end; its embedding computes in ``embedded_s``.
 
     ``send_slowed`` and ``together_slowed`` say how much sends and arithmetic slow each other down.
     ``in_place`` is a mask of the stages whose gradients are still being reduced when the last
@@ -394,6 +394,7 @@ class OutsidePasses(ColumnSet):
     sent_s: Floats
     send_slowed: Floats
     together_slowed: Floats
+    embedded_s: Floats
     after_s: Floats
     in_place: Bools
 

@@ -28,6 +28,7 @@ from mistlab.cost.side_by_side import (
     LINK,
     LINK_BIT,
     MEASURED,
+    NONE_ENDED,
     ONE_MORE,
     REDUCED,
     ROWS,
@@ -60,6 +61,7 @@ from mistlab.cost.slot_work import (
     steps_in_turn,
 )
 from mistlab.cost.tasks import Kept, TaskSeconds
+from mistlab.graph.layer_types import EMBEDDING
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
 from mistlab.plan.dimensions import OFFLOADS
 from mistlab.schedule.slots import KINDS
@@ -137,8 +139,8 @@ def least_ends_if_gathered(
     return ends
 
 
-# Computes the first forward pass of a micro-batch that comes late.
-# When the micro-batch arrives, two blocks have run their optimizer steps and the states of a third
+# Computes the first forward pass of first stages, and of stages whose micro-batch comes late.
+# When a micro-batch comes late, two blocks have run their optimizer steps and the states of a third
 # block have been fetched; the buffers have no room for more. The other blocks run their steps while
 # the micro-batch passes through. Of a long row of equal layers only some are simulated: the others
 # take as long as the mean of these.
@@ -147,15 +149,15 @@ def least_ends_if_gathered(
 # The most layers that are simulated in a row of equal layers, and in a whole stage. In a longer
 # row, the mean time of ``MEASURED`` layers stands for each layer that is left out; the last ones
 # are not measured, since they may have run their optimizer steps before the others.
-_OF_RUN, _OF_STAGE = 10, 60
+_OF_RUN, _OF_STAGE = 20, 60
 # Cases are simulated so many at a time, which keeps intermediate results in the CPU's cache.
 _AT_ONCE = 8192
 
 
-def late_first_s(seconds: TaskSeconds, strategies: Distinct, stages: Distinct) -> Floats:
-    """The seconds from the arrival of a first micro-batch that comes late until the stage has
-    computed its forward pass, for each candidate (C) that offloads weights and waits for its
-    micro-batch.
+def first_pass_s(seconds: TaskSeconds, strategies: Distinct, stages: Distinct) -> Floats:
+    """The seconds until a stage has computed its first forward pass (2, C), for each candidate that
+    offloads weights: from the beginning of the iteration for first stages, which wait for no
+    micro-batch, and from the arrival of a micro-batch that comes late for others.
 
     Zero for other candidates, and for stages with very many different layers.
     """
@@ -164,39 +166,43 @@ def late_first_s(seconds: TaskSeconds, strategies: Distinct, stages: Distinct) -
     sizes, of_runs = types.runs(columns)
     simulated = np.minimum(sizes, _OF_RUN).astype(np.int64)
     layers = simulated.sum(axis=0)
-    # The first stage is not simulated, since all of its micro-batches are there from the beginning.
-    is_simulated = (layers > 0) & (layers <= _OF_STAGE) & (columns["has_embedding"] == 0)
+    is_simulated = (layers > 0) & (layers <= _OF_STAGE)
     offloads: Bools = np.logical_or.reduce(seconds.alone("P", ">") > 0)
     rows = np.flatnonzero(offloads[strategy] & is_simulated[stage])
     passed_s = np.zeros(len(strategy))
     if not len(rows) or not steps_in_turn(seconds):
-        return passed_s
+        return np.zeros((2, len(strategy)))
     cases = _Cases.of((sizes, of_runs), strategy[rows], stage[rows], _OF_RUN)
     of_tasks = of_pass(seconds, "first_forward", ROWS)
-    late_s, more_s = np.empty(len(cases.strategy)), np.zeros((len(sizes), len(cases.strategy)))
+    first_s, more_s = np.empty(len(cases.strategy)), np.zeros((len(sizes), len(cases.strategy)))
+    # Where activations stay on the GPU, the task that offloads them (A>) is left out.
     keeps = ~np.logical_or.reduce(seconds.alone("A", ">") > 0)[cases.strategy]
+    gathers = gathers_each_pass(seconds)[cases.strategy]
+    ways = 2 * keeps + gathers
     # Cases are simulated together if their stages have equally many layers, since these take about
     # equally many steps of the simulation.
-    in_order = np.lexsort((cases.layers, keeps))
-    few = int(np.count_nonzero(~keeps))
-    begins = [*range(0, few, _AT_ONCE), *range(few, len(in_order), _AT_ONCE)]
-    for begin, end in pairwise([*begins, len(in_order)]):
+    in_order = np.lexsort((cases.layers, ways))
+    ends = np.searchsorted(ways[in_order], range(1, 4))
+    begins = {*range(0, len(in_order), _AT_ONCE), *ends.tolist(), len(in_order)}
+    for begin, end in pairwise(sorted(begins)):
         chosen = in_order[begin:end]
         part = cases.chosen(chosen)
         kinds = part.kinds()
         work = of_tasks[:, kinds, part.strategy]
         slowed = seconds.slowed_by().chosen(part.strategy)
-        # Where activations stay on the GPU, the task that offloads them (A>) is left out.
-        without = "A>" if begin >= few else ""
-        lanes = lanes_of(len(kinds), len(kinds), without=without)
-        ends_s = _late_ends_s(seconds, work, slowed, lanes, part.strategy, part.layers - 1)
-        column = np.arange(len(chosen))
-        late_s[chosen] = ends_s[part.layers - 1, column]
-        for run, last in enumerate(np.maximum(part.simulated.cumsum(axis=0) - 1 - AHEAD, 0)):
-            measured_s = ends_s[last, column] - ends_s[np.maximum(last - MEASURED, 0), column]
+        without = "A>" if keeps[chosen[0]] else ""
+        lanes = lanes_of(len(kinds), len(kinds), without=without, gathers=bool(gathers[chosen[0]]))
+        column, last = np.arange(len(chosen)), part.layers - 1
+        is_first = kinds[0] == types.names.index(EMBEDDING)
+        at, ended = _starts(lanes, is_first, gathers[chosen] & (len(kinds) > 1))
+        _, ends_s = played(work, slowed, lanes, at, ended, last)
+        first_s[chosen] = ends_s[last, column]
+        for run, stop in enumerate(np.maximum(part.simulated.cumsum(axis=0) - 1 - AHEAD, 0)):
+            measured_s = ends_s[stop, column] - ends_s[np.maximum(stop - MEASURED, 0), column]
             more_s[run, chosen] = measured_s / MEASURED
-    passed_s[rows] = cases.of_rows(late_s, more_s)
-    return passed_s
+    passed_s[rows] = cases.of_rows(first_s, more_s)
+    is_first = columns["has_embedding"][stage] > 0
+    return np.asarray(np.where([is_first, ~is_first], passed_s, 0.0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -265,24 +271,15 @@ class _Cases:
         return total_s
 
 
-def _late_ends_s(
-    seconds: TaskSeconds,
-    work: Floats,
-    slowed: SlowedBy,
-    lanes: Lanes,
-    strategy: Rows,
-    last: Ints,
-) -> Floats:
-    """The seconds at which each layer has computed (layers L, cases C), up to layer ``last`` of
-    each case, if each task alone takes the seconds in ``work`` (names, L, C).
+def _starts(lanes: Lanes, is_first: Bools, gathers: Bools) -> tuple[Ints, Ints]:
+    """Each stream's first task (4, C) and the tasks that have ended (C), at the beginning of an
+    iteration for first stages, else at the arrival of a late micro-batch.
     """
-    at = np.repeat(lanes.late[:, None], len(strategy), axis=1)
+    at = np.where(is_first, lanes.first[:, None], lanes.late[:, None])
     # Sharded weights of the second layer are gathered when the first one computes.
-    is_sharded = gathers_each_pass(seconds)[strategy] & (work.shape[1] > 1)
-    at[LINK] -= is_sharded
-    ended = STEPPED_AHEAD - ONE_MORE["U"] * is_sharded
-    _, ends_s = played(work, slowed, lanes, at, ended, last)
-    return ends_s
+    at[LINK] -= gathers & ~is_first
+    ended = STEPPED_AHEAD - ONE_MORE["U"] * gathers
+    return at, np.where(is_first, NONE_ENDED, ended)
 
 
 # Computes passes from which activations or gradients leave, layer by layer.

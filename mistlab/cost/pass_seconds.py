@@ -492,7 +492,7 @@ class PassSums:
     """Sums over the layers of each candidate stage, from which its pass times are computed.
 
     ``queued`` (2, C) are seconds of last backward passes whose reductions queue: until all layers
-    have computed, and until all but the last layer's gradients are reduced; else zero.
+    have computed, and until all but the last gradients are reduced; ``first`` is ``first_pass_s``.
     """
 
     values: Floats
@@ -500,12 +500,12 @@ class PassSums:
     computed: bool
     prices: int = 0
     queued: Floats | None = None
-    late: Floats | None = None
+    first: Floats | None = None
     leaving: Floats | None = None
 
     def chosen(self, rows: Rows) -> "PassSums":
         """Select the candidates with these indices."""
-        columns = {name: getattr(self, name) for name in ("values", "queued", "late", "leaving")}
+        columns = {name: getattr(self, name) for name in ("values", "queued", "first", "leaving")}
         chosen = {
             name: of_all.take(rows, -1) for name, of_all in columns.items() if of_all is not None
         }
@@ -524,9 +524,10 @@ class PassSums:
         inside_s = dict(zip(PHASES, islice(sums, len(PHASES)), strict=True))
         # Only stages that offload weights or optimizer states have these sums.
         parts = islice(sums, PARTS) if self.steps else np.zeros((PARTS, 1))
-        late = np.zeros(1) if self.late is None else self.late
+        begun, late = np.zeros((2, 1)) if self.first is None else self.first
         first = FirstPass(*(*parts, late))
-        inside_s["first_forward"] = inside_s["first_forward"] - first.unawaited
+        first_s = inside_s["first_forward"] - first.unawaited
+        inside_s["first_forward"] = np.maximum(first_s, begun - first_opening)
         if self.queued is not None:
             last_computed, inside_s["last_backward"] = (
                 np.where(queued_s > 0, queued_s, of_slots)

@@ -457,9 +457,9 @@ _BLOCKS, _FILLING, MEASURED = 10, 4, 4
 # further bit that a subtraction clears if the number is too small.
 _COUNT_BITS = 6
 ONE_MORE = {name: 1 << (_COUNT_BITS + 1) * place for place, name in enumerate((*NAMES, _BEGUN))}
-_ENOUGH = sum(one << _COUNT_BITS for one in ONE_MORE.values())
+NONE_ENDED = sum(one << _COUNT_BITS for one in ONE_MORE.values())
 # The numbers of ended tasks when the first block has run its optimizer step.
-_STEPPED = _ENOUGH + sum(ONE_MORE[name] for name in ("S", "U", "G<", "O<", _BEGUN))
+_STEPPED = NONE_ENDED + sum(ONE_MORE[name] for name in ("S", "U", "G<", "O<", _BEGUN))
 # If weights are offloaded, this many blocks may run their optimizer steps before the first
 # micro-batch arrives; the buffers have no room for more.
 AHEAD = 2
@@ -470,7 +470,7 @@ _ENDED_AHEAD: Mapping[str, int] = {
     **dict.fromkeys(("G<", "O<"), AHEAD + 1),
     **dict.fromkeys(("F", "A>"), 0),
 }
-STEPPED_AHEAD = _ENOUGH + sum(ONE_MORE[name] * count for name, count in _ENDED_AHEAD.items())
+STEPPED_AHEAD = NONE_ENDED + sum(ONE_MORE[name] * count for name, count in _ENDED_AHEAD.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,9 +481,9 @@ class Lanes:
     Each task has the row of ``work`` with its seconds, the counts of ended tasks that it ``needs``,
     and what its start and its end add to the counts.
 
-    ``first`` (4) is each stream's first task, ``late`` (4) its first task after a micro-batch that
-    comes late; each stream's last task is followed by one that never becomes ready. ``passes`` are
-    the blocks' forward passes.
+    ``first`` (4) is each stream's first task, ``stepped`` (4) its first task after the first
+    block's step, ``late`` (4) that after a micro-batch that comes late; each stream's last task is
+    followed by one that never becomes ready. ``passes`` are the blocks' forward passes.
     """
 
     work: Ints
@@ -491,38 +491,45 @@ class Lanes:
     ends: Ints
     begins: Ints
     first: Ints
+    stepped: Ints
     late: Ints
     passes: Ints
 
 
 @lru_cache(maxsize=64)
-def lanes_of(blocks: int, in_turn: int, *, without: str = "") -> Lanes:
+def lanes_of(blocks: int, in_turn: int, *, without: str = "", gathers: bool = False) -> Lanes:
     """The tasks of ``blocks`` consecutive blocks whose work repeats after ``in_turn`` blocks; tasks
     named ``without`` are left out.
+
+    With ``gathers``, weights are gathered for each pass, when the block before starts to compute:
+    after the activations of a third block, two before that, have left.
     """
     lanes: list[tuple[int, int, int, int]] = []
-    first, late, passes = [], [], []
+    first, stepped, late, passes = [], [], [], []
     for stream in STREAMS:
         first.append(len(lanes))
-        ahead = 0
-        for turn, task in product(range(blocks), TASKS):
+        ahead = before = 0
+        for turn, task in product(range(-1, blocks), TASKS):
             block = turn + task.ahead
             if task.stream != stream or task.name == without or not 0 <= block < blocks:
                 continue
             if task.name == "F":
                 passes.append(len(lanes))
             ahead += block < _ENDED_AHEAD[task.name]
+            before += turn < 0
             # The tasks of blocks before the first one count as ended.
-            waits = [(name, block - back + 1) for name, back in task.after if name != without]
+            after = (*task.after, ("A>", 3)) if gathers and task.name == "U" else task.after
+            waits = [(name, block - back + 1) for name, back in after if name != without]
             needs = [(ONE_MORE[name], most) for name, most in waits]
             counts = sum(one * most for one, most in needs if most > 0)
             begins = ONE_MORE[_BEGUN] if task.name == "S" else 0
             row = in_turn * NAMES.index(task.name) + block % in_turn
             lanes.append((row, counts, ONE_MORE[task.name], begins))
+        stepped.append(first[-1] + before)
         late.append(first[-1] + ahead)
-        lanes.append((0, _ENOUGH, 0, 0))
+        lanes.append((0, NONE_ENDED, 0, 0))
     work, needs, ends, begins = np.array(lanes).T.copy()
-    return Lanes(work, needs, ends, begins, np.array(first), np.array(late), np.array(passes))
+    return Lanes(work, needs, ends, begins, *map(np.array, (first, stepped, late, passes)))
 
 
 def played(
@@ -544,10 +551,10 @@ def played(
     until_last = lanes.passes[last]
     while (at[COMPUTE] <= until_last).any():
         # Some tasks wait only until an optimizer step has started.
-        is_ready = (ended - lanes.needs.take(at[COMPUTE])) & _ENOUGH == _ENOUGH
+        is_ready = (ended - lanes.needs.take(at[COMPUTE])) & NONE_ENDED == NONE_ENDED
         starts = is_ready & ~is_running[COMPUTE]
         ended += lanes.begins.take(at[COMPUTE]) * starts
-        is_ready = (ended - lanes.needs.take(at)) & _ENOUGH == _ENOUGH
+        is_ready = (ended - lanes.needs.take(at)) & NONE_ENDED == NONE_ENDED
         starts = is_ready & ~is_running
         left = np.where(starts, work.take(lanes.work.take(at) * cases + column), left)
         is_running |= starts
@@ -582,6 +589,6 @@ def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
     """
     (_, in_turn, cases), last = work.shape, _FILLING + MEASURED
     lanes = lanes_of(_BLOCKS, in_turn)
-    at, ended = np.repeat(lanes.first[:, None], cases, axis=1), np.full(cases, _STEPPED)
+    at, ended = np.repeat(lanes.stepped[:, None], cases, axis=1), np.full(cases, _STEPPED)
     begun, _ = played(work, slowed_by, lanes, at, ended, np.full(cases, last))
     return np.asarray((begun[last] - begun[_FILLING]) / MEASURED)

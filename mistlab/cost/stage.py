@@ -33,7 +33,7 @@ from mistlab.cost.beside_sends import (
 from mistlab.cost.chains import ISSUED
 from mistlab.cost.kernels import of_ranks
 from mistlab.cost.layer_recurrences import (
-    late_first_s,
+    first_pass_s,
     leaving_s,
     queued_reductions,
     split_pass_seconds,
@@ -64,10 +64,9 @@ from mistlab.stages.stage_batch import LATE, LOST, SENDS, StageBatch, StageSecon
 class Issued:
     """The seconds in which a host issues a forward and a backward pass, for each candidate.
 
-    They are 0 if no host issues passes, or if it never gets ahead of them. The host issues passes
-    in sequence, and the GPU runs them in the same order. A host does not wait for its GPU: while a
-    stage is idle, or has longer passes than usual, its host gets ahead. Host time is therefore kept
-    apart from pass time, and an iteration takes the longer of two chains (``mistlab.cost.chains``).
+    They are 0 if no host issues passes, or if it never gets ahead of them. A host does not wait
+    for its GPU: while a stage is idle, or has longer passes than usual, its host gets ahead. Host
+    time is therefore kept apart from pass time, and an iteration takes the longer of two chains.
     """
 
     forward_s: Floats
@@ -128,13 +127,17 @@ def _late_s(
 
 
 def held_by_host(
-    passes: PassSeconds, host: HostTime | None, ends: Sequence[StageBatch], cluster: Cluster
+    passes: PassSeconds,
+    host: HostTime | None,
+    ends: Sequence[StageBatch],
+    cluster: Cluster,
+    embedded_s: Floats,
 ) -> tuple[PassSeconds, Issued]:
     """The times of passes, lengthened where the host is never ahead of its GPU, and the issue times
-    of the other hosts.
+    of the other hosts, which launch the first stage's first two layers before these compute.
 
     ``ends`` are the candidates or, for lower bounds over given ranges of choices, the ends of the
-    ranges with the fewest and the most recomputed blocks.
+    ranges with the fewest and the most recomputed blocks. An embedding computes in ``embedded_s``.
     """
     batch = ends[0]
     if host is None:
@@ -145,6 +148,11 @@ def held_by_host(
         under = with_host if len(ends) == 1 else least_with_host
         passes = _where(waits, under(passes, host, ends, cluster), passes)
         forward_s, backward_s = (np.where(waits, 0.0, own) for own in (forward_s, backward_s))
+    ends_s = host.end_s * (batch.has_embedding + batch.has_head)
+    of_block_s = (forward_s - ends_s) / np.maximum(batch.layers, 1)
+    first_s = host.end_s + np.maximum(of_block_s - embedded_s, 0.0)
+    first_s = np.where(batch.has_embedding * (backward_s > 0), first_s, 0.0)
+    passes = replace(passes, first_opening=np.maximum(passes.first_opening, first_s))
     return passes, Issued(forward_s=forward_s, backward_s=backward_s)
 
 
@@ -194,8 +202,8 @@ def least_with_host(
 
     ``ends`` are the ends of the ranges with the fewest and the most recomputed blocks.
 
-    A host makes no pass shorter. But if a steady pass gets longer by waiting for its host, the
-    extra time of a first or last pass beyond it may fall to zero.
+    A steady pass may get longer by waiting for its host; what a first or last pass takes beyond
+    it may then fall to zero.
     """
     inside = dict(passes.inside)
     forward, backward = inside["forward"], inside["backward"]
@@ -211,9 +219,8 @@ def least_with_host(
 
 
 def is_never_ahead(host: HostTime, batch: StageBatch, cluster: Cluster) -> Bools:
-    """A mask of the candidates whose hosts are never ahead of their GPUs.
-
-    Either the ranks wait for the slowest of their hosts, or hosts wait for a pipeline's messages.
+    """A mask of the candidates whose hosts are never ahead of their GPUs: ranks wait for the
+    slowest of their hosts, or hosts for a pipeline's messages.
     """
     of_ranks_late = peculiar_s(batch.value, cluster) > 0
     in_pipeline = num_gpus(batch.value) < cluster.num_gpus
@@ -244,9 +251,7 @@ def issued_s(host: HostTime, batch: StageBatch, cluster: Cluster) -> Floats:
 
 def issued_by_pass(host: HostTime, batch: StageBatch) -> tuple[Floats, Floats]:
     """The seconds in which a host issues a forward pass, and a backward pass with its
-    recomputation, for each candidate.
-
-    Delays by a cluster's profile are not included.
+    recomputation, for each candidate, without delays by a cluster's profile.
     """
     twice = [row.dimension for row in TREATMENTS.values() if row.runs_again]
     again = np.sum([batch.value(name) for name in twice], axis=0)
@@ -347,7 +352,8 @@ class StageTimeModel:
 
         ``ends`` are the candidates or, for lower bounds, the ends of ranges of choices.
         """
-        passes, issued = held_by_host(passes, self.tasks.host, ends, self.tasks.cluster)
+        host, cluster = self.tasks.host, self.tasks.cluster
+        passes, issued = held_by_host(passes, host, ends, cluster, outside.embedded_s)
         return self._put_together(ends[0], passes, outside, issued)
 
     def _put_together(
@@ -407,9 +413,7 @@ def split_seconds(slots: "StageSlots") -> Floats:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageSlots:
     """The seconds of each layer's tasks for each distinct strategy, and how many layers of each
-    kind each distinct stage has.
-
-    Shape of the counts: (K, J).
+    kind each distinct stage has: ``counts`` (K, J).
     """
 
     tasks: TaskModel
@@ -443,12 +447,12 @@ class StageSlots:
         ``sends``.
         """
         sums = pass_sums(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
-        late = leaving = None
+        first = leaving = None
         if kept == "own":
             of_stages = self.seconds, self.strategies, self.stages
-            late = late_first_s(*of_stages) if self.seconds.alone("P", ">").any() else None
+            first = first_pass_s(*of_stages) if self.seconds.alone("P", ">").any() else None
             leaving = leaving_s(*of_stages) if leave_passes(self.seconds).any() else None
-        return replace(sums, queued=self.queued_reductions(kept), late=late, leaving=leaving)
+        return replace(sums, queued=self.queued_reductions(kept), first=first, leaving=leaving)
 
     def queued_reductions(self, kept: Kept) -> Floats | None:
         """The seconds of last backward passes in which gradient reductions of blocks queue; None if
@@ -480,6 +484,7 @@ class StageSlots:
             sent_s=np.where(batch.has_head, 0.0, sent_over(batch.goes_to, *ways)),
             send_slowed=send_slowed[of_strategy],
             together_slowed=together_slowed[of_strategy],
+            embedded_s=(seconds.alone("F", "") + seconds.tensor_s["forward"])[0, of_strategy],
             after_s=np.where(ties, seconds.tied_s[of_strategy], 0.0) + averaged_s,
             in_place=reduces_in_place(seconds)[of_strategy],
         )

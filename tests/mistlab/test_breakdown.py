@@ -222,7 +222,8 @@ def test_hosts_that_launch_late_have_their_part() -> None:
     small = assert_adds_up(job_of(ONE, engine="fsdp", work=work)).parts
     assert small.hosts_s > 0.5 * small.total_s
     large = assert_adds_up(job_of(ONE, engine="fsdp", work=replace(WORK, precision="bf16"))).parts
-    assert large.hosts_s == 0
+    # Large blocks wait until the host has launched the first of them.
+    assert 0 < large.hosts_s < 0.005 * large.total_s
 
 
 def test_ranks_that_wait_for_the_hosts_of_experts_wait_for_hosts() -> None:

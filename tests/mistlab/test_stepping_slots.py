@@ -116,3 +116,48 @@ def test_a_micro_batch_that_comes_late_finds_two_blocks_stepped(case: str) -> No
     came_s = max(one.end_s for one in tasks if str(one.action).startswith("0X"))
     computed_s = max(one.end_s for one in tasks if str(one.action).startswith("1F"))
     assert passed_s == pytest.approx(computed_s - came_s, rel=0.02)
+
+
+# First stages that offload weights: layers, recomputed ones, ZeRO level, and ratios.
+BEGUN = {
+    "few layers": (4, 4, 1, offloaded(0.75, 0.375, 0.875, 0.75)),
+    "more layers than are simulated": (28, 0, 2, offloaded(1.0, 0.25, 0.75, 0.5)),
+    "sharded weights": (12, 6, 3, offloaded(1.0, 0.5, 0.75, 0.5)),
+    "activations stay": (16, 16, 1, offloaded(1.0, 0.5, 1.0, 0.0)),
+}
+
+
+@pytest.mark.parametrize("case", BEGUN)
+def test_the_first_stage_begins_as_its_tasks_are_played(case: str) -> None:
+    layers, recomputed, zero, offload = BEGUN[case]
+    workload = workload_of("llama-7b", 2048, 2, "bf16")
+    cluster = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=4)
+    common = {"data_parallel": 2, "tensor_parallel": 1, "micro_batch": 1}
+    stages = [
+        StagePlan(
+            layers=layers, checkpointed_layers=recomputed, zero=zero, offload=offload, **common
+        )
+    ]
+    if layers < workload.model.layers:
+        stages.append(StagePlan(layers=workload.model.layers - layers, zero=1, **common))
+    else:
+        cluster = Cluster(hardware=cluster.hardware, nodes=1, gpus_per_node=2)
+    plan = Plan(micro_batches=1, stages=tuple(stages))
+    predictor = SymbolicPredictor(workload=workload, cluster=cluster)
+    seconds = predictor.stage_costs(StageBatch.of_plan(plan)).seconds
+    passed_s = seconds.begin_s + seconds.through_forward_s + seconds.within_forward_s
+    tasks = EventSimulator(workload=workload, cluster=cluster).simulate(plan).tasks()
+    computed_s = max(one.end_s for one in tasks if str(one.action).startswith("0F"))
+    assert passed_s[0] == pytest.approx(computed_s, rel=1e-3), case
+
+
+def test_a_first_stage_waits_until_its_host_has_launched_two_layers() -> None:
+    workload = workload_of("gpt3-1.3b", 2048, 16, "bf16")
+    cluster = Cluster(hardware=catalog.hardware("a100-40gb"), nodes=1, gpus_per_node=2)
+    stage = StagePlan(layers=24, data_parallel=1, tensor_parallel=2, micro_batch=8, zero=1)
+    plan = Plan(micro_batches=2, stages=(stage,), engine="megatron-core")
+    closed = SymbolicPredictor(workload=workload, cluster=cluster).predict(plan)
+    played = EventSimulator(workload=workload, cluster=cluster).simulate(plan)
+    launched_s = min(one.start_s for one in played.tasks() if one.action.layer == 0)
+    assert launched_s > 1e-4
+    assert closed.iteration_s == pytest.approx(played.iteration_s, abs=launched_s / 10)
