@@ -440,6 +440,29 @@ def untimed_words(engine: Engine) -> str:
     )
 
 
+# A note tells of an engine's attention where sequences have at least this many tokens.
+LONG_TOKENS = 8192
+
+
+def attention_words(job: Job) -> str:
+    """A sentence that says that a plan's attention is predicted as slow as another kernel than
+    FlashAttention, and which engine has FlashAttention; empty if sequences are short, or the
+    engine has it.
+    """
+    engine = ENGINES[job.plan.engine]
+    share = min(engine.shares(group.name)[1] for group in job.cluster.of_groups)
+    is_flash = job.workload.attention == "flash"
+    if not engine.attention_kernel or not is_flash or share >= 1:
+        return ""
+    if job.workload.sequence_length < LONG_TOKENS:
+        return ""
+    return (
+        f"Engine {engine.name} was fitted to runs whose attention is {engine.attention_kernel}, at "
+        f"{share:.0%} of the GPU's measured rate: where FlashAttention runs (TRL, axolotl, "
+        "LLaMA-Factory), --engine trainer predicts long sequences."
+    )
+
+
 def fullest_words(job: Job, prediction: Prediction) -> Iterator[str]:
     """A sentence that names the stage whose GPU has the least free memory, and any node without
     enough host memory.

@@ -11,6 +11,7 @@ from experiments.bench.bench import Bench, Entry, judged
 from experiments.bench.problem import (
     SURE,
     asked_words,
+    attention_words,
     check_beside_plan,
     free_words,
     margin_gib,
@@ -219,6 +220,8 @@ def _page(entry: Entry, why: Why, bench: Bench, margin_gives: str) -> Iterator[s
     yield from plan_words(plan)
     yield from why_words(why)
     yield sure_words(bench.job(plan), prediction, margin_gives)
+    if attention := attention_words(bench.job(plan)):
+        yield attention
     if untimed := untimed_words(ENGINES[plan.engine]):
         yield untimed
     yield from rival_words(entry)

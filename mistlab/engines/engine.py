@@ -301,7 +301,8 @@ class Engine:
     ``kernels_in_32_bits`` replace them where all values have 32 bits, if they differ there. GEMMs,
     fused attention and memory-bound kernels reach ``products_share``, ``attention_share`` and
     ``memory_share`` of the rates that the hardware sustains, which were fitted to other engines'
-    runs. ``shares_on`` has the three shares for hardware on which they differ, ``eight_bit_on`` the
+    runs; ``attention_kernel`` names the kernel to whose runs the share of attention was fitted.
+    ``shares_on`` has the three shares for hardware on which they differ, ``eight_bit_on`` the
     share for plain 8-bit GEMMs, both by the hardware's name.
 
     Memory: for each precision, ``memory`` is what the engine keeps, and ``step_moved`` the bytes
@@ -349,6 +350,7 @@ class Engine:
     host: HostTime | None = None
     products_share: float = 1.0
     attention_share: float = 1.0
+    attention_kernel: str = ""
     memory_share: float = 1.0
     shares_on: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
     eight_bit_on: Mapping[str, float] = field(default_factory=dict)

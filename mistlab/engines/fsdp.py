@@ -90,6 +90,7 @@ FSDP = Engine(
     cached_share=_FITTED["cached_share"],
     products_share=_FITTED["products_share"],
     attention_share=_FITTED["attention_share"],
+    attention_kernel="a Triton kernel with linear biases",
     memory_share=_FITTED["memory_share"],
     # On an H100 the kernels of FSDP reach a smaller share of the hardware's measured rates.
     shares_on={name: tuple(shares) for name, shares in _FITTED["shares_on"].items()},

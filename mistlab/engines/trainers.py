@@ -66,6 +66,7 @@ TRAINER = replace(
     usual_precision="fp16",
     products_share=_PRODUCTS,
     attention_share=1.0,
+    attention_kernel="",
     memory_share=_MOVED,
     shares_on=_SHARES_ON,
     context_exchanges=(*FSDP_EAGER.context_exchanges, HEADS),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.bench.problem import attention_words
 from experiments.budget.changes import Changed, single, spread
 from mistlab import catalog
 from mistlab.engines.engine import ENGINES
@@ -81,3 +82,37 @@ def test_proposed_recomputation_of_trainers_is_of_all_blocks() -> None:
     assert counts == {0, 32}
     assert ENGINES["fsdp"].recomputes_some
     assert len({one.words for one in single(job_of("fsdp", "16bit"))}) > 10
+
+
+@pytest.mark.parametrize(
+    ("engine", "hardware", "tokens", "is_told"),
+    [
+        ("fsdp", "h100-80gb", 32768, True),
+        ("fsdp", "a100-80gb", 8192, True),
+        ("fsdp-compiled", "h100-80gb", 8192, True),
+        ("fsdp-compiled", "a100-80gb", 8192, False),
+        ("fsdp", "h100-80gb", 4096, False),
+        ("trainer", "h100-80gb", 32768, False),
+        ("deepspeed-trainer", "h100-80gb", 32768, False),
+        ("mistlab", "h100-80gb", 32768, False),
+    ],
+)
+def test_attention_of_another_kernel_is_told_of_long_sequences(
+    engine: str, hardware: str, tokens: int, is_told: bool
+) -> None:
+    job = job_of("fsdp", "16bit")
+    job = replace(
+        job,
+        workload=replace(job.workload, sequence_length=tokens, precision="bf16"),
+        cluster=replace(job.cluster, hardware=catalog.hardware(hardware)),
+        plan=replace(job.plan, engine=engine),
+    )
+    told = attention_words(job)
+    assert bool(told) == is_told
+    if is_told:
+        share = ENGINES[engine].shares(hardware)[1]
+        assert f"a Triton kernel with linear biases, at {share:.0%} of the GPU's" in told
+        # The engine that is named has FlashAttention, and so attends in less time.
+        assert ENGINES["trainer"].shares(hardware)[1] == 1 > share
+    math = replace(job, workload=replace(job.workload, attention="math"))
+    assert attention_words(math) == ""
