@@ -174,7 +174,7 @@ def _cheapest_words(study: Study, cheapest: Tried | None) -> Iterator[str]:
         f"{what}: {cheapest.words}. An iteration takes "
         f"{row['iteration_s']:.3f} s, {row['slower_by']:+.1%} against the plan if it did fit, and "
         f"the fullest GPU {row['reserved_bytes'] / GIB_BYTES:.1f} of "
-        f"{row['room_bytes'] / GIB_BYTES:.1f} GiB. The plan is plan.yaml, beside this run's rows."
+        f"{row['room_bytes'] / GIB_BYTES:.1f} GiB. The plan is {study.path_of('plan.yaml')}."
     )
 
 

@@ -97,6 +97,12 @@ class Study:
         """The path of a further file in the folder of the run."""
         return self.directory.path
 
+    def path_of(self, name: str) -> Path:
+        """The path of a file of the run as pages show it, which others read: of an absolute path of
+        the folder only the last part.
+        """
+        return Path(_elsewhere(str(self.path))) / name
+
     def counted(self, items: Sequence[Item], what: str) -> Iterator[Item]:
         """The items of work one after another, with progress on standard error."""
         countdown = Countdown(what=what, total=len(items), clock=self.clock)
@@ -136,7 +142,8 @@ class Study:
             print_json(self._answer(report, seconds))
         else:
             paragraphs = [paragraph for paragraph in report.words if paragraph != IN_A_FILE]
-            print("\n\n".join([*paragraphs, f"rows, page and pictures: {self.path}"]))
+            folder = f"rows, page and pictures: {self.path.absolute()} (another folder: --out DIR)"
+            print("\n\n".join([*paragraphs, folder]))
         return status
 
     def _answer(self, report: Report, seconds: float) -> dict[str, Any]:

@@ -155,6 +155,20 @@ def test_a_folder_that_cannot_be_made_is_said_and_results_go_elsewhere(
     assert f"rows, page and pictures: {other}" in captured.out
 
 
+def test_the_folder_of_results_is_told_by_its_whole_path_and_pages_leave_folders_above_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert squares(options_of("--out", "runs/few")) == 0
+    told = capsys.readouterr().out
+    assert f"pictures: {tmp_path / 'runs' / 'few'} (another folder: --out DIR)\n" in told
+    for out in ("runs/few", str(tmp_path / "runs" / "few")):
+        study = Study.begin("survey", options_of("--out", out))
+        assert (
+            str(study.path_of("plan.yaml")) == f"{out.removeprefix(f'{tmp_path}/runs/')}/plan.yaml"
+        )
+
+
 def test_a_folder_that_goes_away_is_said_once_and_the_answer_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -139,6 +139,8 @@ def test_the_cheapest_change_fits_and_none_that_was_tried_is_faster(
     assert asked["reserved_bytes"] > asked["room_bytes"]
     assert cheapest["kind"] == "cheapest"
     assert cheapest["change"] == found["cheapest"]
+    page = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert f"The plan is {tmp_path.name}/plan.yaml." in page
     job = load_job(tmp_path / "plan.yaml")
     predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
     prediction = predictor.predict(job.plan)
