@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import cast
 
 from experiments.bench.problem import problem_of
-from experiments.cli.commandline import OWN_WORDS, as_options
+from experiments.cli.commandline import as_options
+from experiments.cli.other_programs import value_here
 from mistlab.core.files import about
 from mistlab.core.values import near_matches, one_of, reject
 from mistlab.engines.engine import ENGINES, names_for_plans
@@ -67,8 +68,8 @@ def space_called(called: str, engines: str | None) -> SearchSpace:
         return space
     names = list(dict.fromkeys(engines.split(",")))
     for name in names:
-        if ours := OWN_WORDS.get(("--engine", name.lower())):
-            reject(f"--engine: {name!r} is unknown: {name} is {ours} here")
+        if ours := value_here("--engine", name):
+            reject(f"--engine: {name!r} is unknown: {ours}")
         if name not in names_for_plans():
             reject(f"--engine: {name!r} is unknown{near_matches(name, names_for_plans())}")
     return space.on(*names)

@@ -24,7 +24,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from mistlab.core.values import FieldError, InputError, near_matches, reject
+from experiments.cli.other_programs import option_here, value_here
+from mistlab.core.values import FieldError, InputError, reject
 from mistlab.engines.engine import Precision, names_for_plans
 
 DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -206,76 +207,8 @@ OF_CLUSTER = (
 )
 
 
-# The values that fine-tuning programs use for an option, each with the options that mean the same
-# here.
-OWN_WORDS: Mapping[tuple[str, str], str] = {
-    ("--train", "qlora"): "--train lora --base 4bit",
-    **{("--train", word): "--train all" for word in ("full", "fft", "sft")},
-    **{("--base", word): "--base 4bit" for word in ("4", "nf4", "fp4", "int4", "bnb")},
-    **{("--base", word): "--base 8bit" for word in ("8", "int8")},
-    **{("--base", word): "--base 16bit" for word in ("16", "bf16", "fp16")},
-    **{("--precision", word): "--precision bf16" for word in ("bfloat16", "bf")},
-    **{("--precision", word): "--precision fp16" for word in ("float16", "half", "16")},
-    **{("--precision", word): "--precision fp32" for word in ("float32", "float", "32")},
-    **{("--precision", word): "--train lora --base 4bit" for word in ("4bit", "int4", "nf4")},
-    **{("--precision", word): "--train lora --base 8bit" for word in ("8bit", "int8")},
-    **{("--loss", word): "--loss chunked" for word in ("fused", "liger", "chunk", "cce")},
-    **{
-        ("--engine", word): "--engine trainer"
-        for word in ("trl", "axolotl", "llama-factory", "transformers", "huggingface", "hf", "peft")
-    },
-    **{
-        ("--engine", word): "--engine fsdp"
-        for word in ("torchtune", "automodel", "torchtitan", "pytorch", "torch", "fsdp2")
-    },
-    ("--engine", "megatron-lm"): "--engine megatron-core",
-    **{
-        ("--attention", word): "--attention flash"
-        for word in ("sdpa", "fa2", "fa3", "flash2", "flash_attention_2", "flash-attn")
-    },
-    ("--attention", "eager"): "--attention math",
-    **{("--states", word): "--states 16bit" for word in ("16", "bf16", "fp16")},
-    **dict.fromkeys(
-        [("--optimizer", f"{word}_8bit") for word in ("adamw", "adamw_bnb", "paged_adamw")],
-        "--optimizer adamw-8bit",
-    ),
-}
-# Options of other programs, each with the option here that has its meaning.
-OWN_OPTIONS: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("--batch-size", "--bs", "--batch", "--train-batch-size", "--global-batch-size"),
-        "--global-batch",
-    ),
-    **dict.fromkeys(("--gpus", "--num-gpus", "--ngpus", "--n-gpus"), "--gpus-per-node"),
-    **dict.fromkeys(
-        (
-            *("--seq-len", "--seq-length", "--seqlen", "--max-length", "--max-seq-length"),
-            *("--context", "--context-length", "--cutoff-len", "--length", "--block-size"),
-        ),
-        "--sequence-length",
-    ),
-    **dict.fromkeys(("--gpu", "--device", "--gpu-type", "--card"), "--hardware"),
-    **dict.fromkeys(("--dtype", "--torch-dtype", "--mixed-precision"), "--precision"),
-    **dict.fromkeys(("--bf16", "--fp16"), "--precision"),
-    **dict.fromkeys(("--quantization", "--quantize", "--bits"), "--base"),
-    **dict.fromkeys(("--load-in-4bit", "--qlora", "--4bit"), "--train lora --base 4bit"),
-    **dict.fromkeys(("--load-in-8bit", "--8bit"), "--train lora --base 8bit"),
-    **dict.fromkeys(("--lora", "--peft", "--use-peft", "--adapters"), "--train lora"),
-    **dict.fromkeys(("--lora-target", "--lora-target-modules"), "--adapter-targets"),
-    **dict.fromkeys(("--optim", "--adam"), "--optimizer"),
-    **dict.fromkeys(("--lora-r", "--lora-rank", "--r", "--adapter-rank"), "--rank"),
-    **dict.fromkeys(("--model-name", "--model-name-or-path", "--base-model"), "--model"),
-    **dict.fromkeys(("--framework", "--system", "--backend"), "--engine"),
-    **dict.fromkeys(("--num-epochs", "--num-train-epochs"), "--epochs"),
-    **dict.fromkeys(("--deadline", "--until"), "--by"),
-    **dict.fromkeys(("--budget-usd", "--max-cost", "--max-price"), "--under"),
-}
 # An error message longer than this does not list the valid values if it says which is meant.
 MOST_CHOICES = 200
-# What the option here takes in place of another program's, where its value is no longer the same.
-_OTHERWISE = {
-    "--global-batch": ", the sequences of a whole step",
-}
 _WRONG_CHOICE = re.compile(r"argument (?P<option>--\S+): invalid choice: '(?P<value>[^']*)'")
 
 
@@ -310,16 +243,12 @@ class _Parser(argparse.ArgumentParser):
         programs, or the known options that resemble an unknown option in an error message.
         """
         if wrong := _WRONG_CHOICE.search(message):
-            ours = OWN_WORDS.get((wrong["option"], wrong["value"].lower()))
-            return f": {wrong['value']} is {ours} here" if ours else ""
-        _, _, unknown = message.partition("unrecognized arguments: ")
-        if ours := OWN_OPTIONS.get(unknown.partition(" ")[0].partition("=")[0].replace("_", "-")):
-            option = ours.partition(" ")[0]
-            if option in self._option_string_actions:
-                return f": give {ours}{_OTHERWISE.get(ours, '')}"
-        known = [name for name in self._option_string_actions if name.startswith("--")]
-        meant = near_matches(unknown.partition(" ")[0], known) if unknown.startswith("--") else ""
-        return meant if "did you mean" in meant else ""
+            meant = value_here(wrong["option"], wrong["value"])
+        else:
+            _, _, unknown = message.partition("unrecognized arguments: ")
+            known = [name for name in self._option_string_actions if name.startswith("--")]
+            meant = option_here(unknown, known)
+        return meant and f": {meant}"
 
 
 def _seed(text: str) -> int:

@@ -168,7 +168,10 @@ SPACES: Mapping[str, SearchSpace] = {
 SPACE_OF_FRAMEWORK = {
     **dict.fromkeys(("torchtitan", "fsdp2", "accelerate", "axolotl", "trl"), "fsdp"),
     **dict.fromkeys(("megatron-lm", "megatron-bridge", "nemo"), "megatron-core"),
-    **dict.fromkeys(("zero", "zero-offload"), "deepspeed"),
+    **dict.fromkeys(
+        ("zero", "zero1", "zero2", "zero3", "zero-1", "zero-2", "zero-3", "zero-offload"),
+        "deepspeed",
+    ),
 }
 
 
@@ -180,8 +183,8 @@ def space_of(name: str) -> SearchSpace:
     """
     if name in SPACE_OF_FRAMEWORK:
         reject(
-            f"space {name!r} is unknown: give {SPACE_OF_FRAMEWORK[name]}, whose plans {name} can "
-            "run"
+            f"space {name!r} is unknown: give {SPACE_OF_FRAMEWORK[name]}, the space of plans for "
+            f"{name}"
         )
     if name not in SPACES and name in ENGINES:
         reject(f"space {name!r} is unknown: it is an engine: give --engine {name}, in any space")

@@ -61,6 +61,7 @@ def test_what_ends_a_command(
         (["--base", "NF4"], "): NF4 is --base 4bit here ("),
         (["--attention", "sdpa"], "): sdpa is --attention flash here ("),
         (["--precision", "int4"], "): int4 is --train lora --base 4bit here ("),
+        (["--train", "grpo"], "): grpo trains by preferences or rewards, which is not modelled: "),
         (["--train", "some"], "'some' (choose from"),
     ],
 )
@@ -82,6 +83,12 @@ def test_a_value_of_another_program_is_told_in_words_of_these_options(
         (["--batch-size", "4"], "--batch-size 4: give --global-batch, the sequences of a whole"),
         (["--max_seq_length=8"], "--max_seq_length=8: give --sequence-length ("),
         (["--load-in-4bit"], "--load-in-4bit: give --train lora --base 4bit ("),
+        (["--rl", "dpo"], "--rl dpo: rl trains by preferences or rewards, which is not modelled:"),
+        (["--method=DPO"], "--method=DPO: DPO trains by preferences or rewards, which is not"),
+        (["--modle", "x"], "--modle x: did you mean '--model'? ("),
+        # Neither the dashes nor --help is like what was meant.
+        (["--path", "x"], "--path x ("),
+        (["--micro-batch", "2"], "--micro-batch 2: the search chooses it: to limit what it may"),
         # This command has no option --tokens.
         (["--epochs", "3"], "--epochs 3 ("),
     ],
@@ -90,6 +97,7 @@ def test_an_option_of_another_program_is_told_by_its_name_here(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = {"train": "all", "base": None, "global_batch": 8, "sequence_length": 8}
+    names |= {"model": "llama3-8b", "space": "mist"}
     parser = parser_of("python -m experiments.some", None, **names)
     with pytest.raises(SystemExit):
         parser.parse_args(words)

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.__main__ import listing
+from experiments.__main__ import listing, main
 from experiments.cli.command import parser_for
 from experiments.commands import COMMANDS, GROUPS
+from mistlab.core.values import InputError
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "experiments"
@@ -166,6 +167,19 @@ def test_an_unknown_command_gets_near_matches() -> None:
     done = python("-m", "experiments", "survy")
     assert done.returncode == 2
     assert done.stderr == "error: command 'survy' is unknown: did you mean 'survey'?\n"
+
+
+def test_a_way_to_train_that_is_not_modelled_is_no_misspelt_command() -> None:
+    with pytest.raises(InputError, match=r"'dpo' is unknown: dpo trains by preferences .* tune"):
+        main(["dpo"])
+
+
+def test_python_runs_commands_by_the_package_s_name() -> None:
+    listed, ran = python("-m", "mistlab"), python("-m", "mistlab", "survey", "--help")
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert listed.stdout == "\n".join(listing()) + "\n"
+    assert ran.returncode == 0
+    assert ran.stdout.startswith("usage: python -m experiments survey")
 
 
 def test_the_console_command_is_the_same(

@@ -429,6 +429,8 @@ def test_an_engine_is_no_space_and_a_tool_no_engine(
     for option, name, remedy in (
         ("--space", "trainer", "it is an engine: give --engine trainer, in any space"),
         ("--engine", "trl", "'trl' is unknown: trl is --engine trainer here"),
+        ("--engine", "unsloth", "'unsloth' is unknown: unsloth is --engine trainer-fused here"),
+        ("--space", "zero3", "'zero3' is unknown: give deepspeed, the space of plans for zero3"),
     ):
         assert tuned(tmp_path / "plan.yaml", option, name) == 2
         assert remedy in capsys.readouterr().err

@@ -198,7 +198,7 @@ def test_a_launch_script_in_a_plan_files_place_is_told_its_command(tmp_path: Pat
 
 def test_a_frameworks_name_is_told_the_space_of_its_plans() -> None:
     with pytest.raises(
-        InputError, match="'torchtitan' is unknown: give fsdp, whose plans torchtitan"
+        InputError, match="'torchtitan' is unknown: give fsdp, the space of plans for torchtitan"
     ):
         space_of("torchtitan")
     assert {*SPACE_OF_FRAMEWORK.values()} <= SPACES.keys()

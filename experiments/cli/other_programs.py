@@ -1,0 +1,146 @@
+"""What users of other training programs may type, with what they give here in its place: values of
+options, names of options, and ways to train that are not modelled.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+
+from mistlab.core.values import did_you_mean
+
+# The values that fine-tuning programs use for an option, each with the options that mean the same
+# here.
+OWN_WORDS: Mapping[tuple[str, str], str] = {
+    ("--train", "qlora"): "--train lora --base 4bit",
+    **{("--train", word): "--train all" for word in ("full", "fft", "sft")},
+    **{("--base", word): "--base 4bit" for word in ("4", "nf4", "fp4", "int4", "bnb")},
+    **{("--base", word): "--base 8bit" for word in ("8", "int8")},
+    **{("--base", word): "--base 16bit" for word in ("16", "bf16", "fp16")},
+    **{("--precision", word): "--precision bf16" for word in ("bfloat16", "bf")},
+    **{("--precision", word): "--precision fp16" for word in ("float16", "half", "16")},
+    **{("--precision", word): "--precision fp32" for word in ("float32", "float", "32")},
+    **{("--precision", word): "--train lora --base 4bit" for word in ("4bit", "int4", "nf4")},
+    **{("--precision", word): "--train lora --base 8bit" for word in ("8bit", "int8")},
+    **{("--loss", word): "--loss chunked" for word in ("fused", "liger", "chunk", "cce")},
+    **{
+        ("--engine", word): "--engine trainer"
+        for word in (
+            *("trl", "axolotl", "llama-factory", "transformers", "huggingface", "hf", "peft"),
+            *("ms-swift", "swift", "llamafactory", "accelerate"),
+        )
+    },
+    **{
+        ("--engine", word): "--engine fsdp"
+        for word in ("torchtune", "automodel", "torchtitan", "pytorch", "torch", "fsdp2")
+    },
+    ("--engine", "megatron-lm"): "--engine megatron-core",
+    ("--engine", "nemo"): "--engine megatron-bridge",
+    ("--engine", "unsloth"): "--engine trainer-fused",
+    ("--engine", "litgpt"): "--engine trainer-loop",
+    **{
+        ("--attention", word): "--attention flash"
+        for word in ("sdpa", "fa2", "fa3", "flash2", "flash_attention_2", "flash-attn")
+    },
+    ("--attention", "eager"): "--attention math",
+    **{("--states", word): "--states 16bit" for word in ("16", "bf16", "fp16")},
+    **dict.fromkeys(
+        [("--optimizer", f"{word}_8bit") for word in ("adamw", "adamw_bnb", "paged_adamw")],
+        "--optimizer adamw-8bit",
+    ),
+}
+# Options of other programs, each with the option here that has its meaning.
+OWN_OPTIONS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("--batch-size", "--bs", "--batch", "--train-batch-size", "--global-batch-size"),
+        "--global-batch",
+    ),
+    **dict.fromkeys(("--gpus", "--num-gpus", "--ngpus", "--n-gpus"), "--gpus-per-node"),
+    **dict.fromkeys(
+        (
+            *("--seq-len", "--seq-length", "--seqlen", "--max-length", "--max-seq-length"),
+            *("--context", "--context-length", "--cutoff-len", "--length", "--block-size"),
+        ),
+        "--sequence-length",
+    ),
+    **dict.fromkeys(("--gpu", "--device", "--gpu-type", "--card"), "--hardware"),
+    **dict.fromkeys(("--dtype", "--torch-dtype", "--mixed-precision"), "--precision"),
+    **dict.fromkeys(("--bf16", "--fp16"), "--precision"),
+    **dict.fromkeys(("--quantization", "--quantize", "--bits"), "--base"),
+    **dict.fromkeys(("--load-in-4bit", "--qlora", "--4bit"), "--train lora --base 4bit"),
+    **dict.fromkeys(("--load-in-8bit", "--8bit"), "--train lora --base 8bit"),
+    **dict.fromkeys(("--lora", "--peft", "--use-peft", "--adapters"), "--train lora"),
+    **dict.fromkeys(("--lora-target", "--lora-target-modules"), "--adapter-targets"),
+    **dict.fromkeys(("--optim", "--adam"), "--optimizer"),
+    **dict.fromkeys(("--lora-r", "--lora-rank", "--r", "--adapter-rank"), "--rank"),
+    **dict.fromkeys(("--model-name", "--model-name-or-path", "--base-model"), "--model"),
+    **dict.fromkeys(("--framework", "--system", "--backend"), "--engine"),
+    **dict.fromkeys(("--num-epochs", "--num-train-epochs"), "--epochs"),
+    **dict.fromkeys(("--num-samples", "--examples"), "--samples"),
+    **dict.fromkeys(("--deadline", "--until"), "--by"),
+    **dict.fromkeys(("--budget-usd", "--max-cost", "--max-price"), "--under"),
+}
+# What the option here takes in place of another program's, where its value is no longer the same.
+_OTHERWISE = {
+    "--global-batch": ", the sequences of a whole step",
+}
+# Options of other programs that set what a search chooses.
+_CHOSEN = frozenset(
+    (
+        *("--micro-batch", "--micro-batch-size", "--per-device-train-batch-size", "--mbs"),
+        *("--gradient-accumulation-steps", "--grad-accumulation", "--micro-batches"),
+        *("--tensor-parallel", "--tensor-parallel-size", "--tensor-model-parallel-size", "--tp"),
+        *("--pipeline-parallel", "--pipeline-model-parallel-size", "--pipeline", "--pp"),
+        *("--data-parallel", "--dp", "--context-parallel", "--cp", "--expert-parallel", "--ep"),
+        *("--zero", "--zero-stage", "--gradient-checkpointing", "--recompute", "--offload"),
+    )
+)
+# Ways to train by preferences or rewards, and programs' names for them.
+_REINFORCED = re.compile(
+    r"(dpo|grpo|ppo|kto|orpo|cpo|simpo|ipo|gkd|rloo|rlhf|rlvr|rl|reward|rm)(_?trainer)?", re.I
+)
+
+
+def not_modelled(word: str) -> str:
+    """Tell that a word names training by preferences or rewards, and what to give instead; an empty
+    text for any other word.
+
+    >>> not_modelled("GRPO").partition(":")[0]
+    'GRPO trains by preferences or rewards, which is not modelled'
+    """
+    if _REINFORCED.fullmatch(word) is None:
+        return ""
+    return (
+        f"{word} trains by preferences or rewards, which is not modelled: mistlab tune --train all "
+        "or --train lora predicts training by next-token prediction, without the reference model, "
+        "reward model and generated samples of such a run"
+    )
+
+
+def value_here(option: str, value: str) -> str:
+    """Tell what an option takes in place of a value of other programs; an empty text if that is
+    unknown.
+    """
+    if ours := OWN_WORDS.get((option, value.lower())):
+        return f"{value} is {ours} here"
+    return not_modelled(value)
+
+
+def option_here(unknown: str, known: Collection[str]) -> str:
+    """Tell which of a command's ``known`` options the user may mean by an unknown one; an empty
+    text if none is like it. ``unknown`` is the option and what follows it.
+    """
+    name, *values = unknown.replace("=", " ").split(" ")
+    name = name.replace("_", "-")
+    ours = OWN_OPTIONS.get(name, "")
+    if ours.partition(" ")[0] in known:
+        return f"give {ours}{_OTHERWISE.get(ours, '')}"
+    if name in _CHOSEN and "--space" in known:
+        return (
+            "the search chooses it: to limit what it may choose, give --space a YAML file "
+            "(docs/reference/spaces.md)"
+        )
+    for word in (name.lstrip("-"), *values):
+        if text := not_modelled(word):
+            return text
+    bare = {option.lstrip("-"): option for option in known if option != "--help"}
+    meant = did_you_mean(name.lstrip("-"), bare) if name.startswith("--") else ""
+    return re.sub("'([^']+)'", r"'--\1'", meant)
