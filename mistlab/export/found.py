@@ -501,14 +501,14 @@ class Section:
         """
         names = frozenset(harmless)
         left = list(self._left())
-        calm = [path for key, path in left if key in names]
-        strange = [path for key, path in left if key not in names]
-        left_here = {path for key, path in left if path == self.path(key)}
-        for path in strange[:MOST_NAMED]:
-            near = self._near(path.rpartition(".")[2]) if path in left_here else ""
+        calm = [section.path(key) for section, key in left if key in names]
+        strange = {
+            section.path(key): section._near(key) for section, key in left if key not in names
+        }
+        for path, near in [*strange.items()][:MOST_NAMED]:
             text = f"is not supported here{near}: the prediction leaves it out"
             self.found.remark("ignored", path, text)
-        if more := strange[MOST_NAMED:]:
+        if more := [*strange][MOST_NAMED:]:
             names_of_more = " ".join(more[:MOST_LISTED]) + " ..." * (len(more) > MOST_LISTED)
             text = f"{len(more)} more settings are not supported here: {names_of_more}"
             self.found.remark("ignored", "settings", text)
@@ -524,8 +524,8 @@ class Section:
         near = get_close_matches(key, others, n=1, cutoff=_NEARLY_EQUAL)
         return f" (did you mean {near[0]}?)" if near else ""
 
-    def _left(self) -> Iterator[tuple[str, str]]:
-        """Yield key and path of each setting that has a value but that nothing read."""
+    def _left(self) -> Iterator[tuple["Section", str]]:
+        """Yield section and key of each setting that has a value but that nothing read."""
         for key, value in self.content.items():
             name = str(key)
             if name in self._asked:
@@ -533,7 +533,7 @@ class Section:
                 if section is not None:
                     yield from section._left()
             elif value is not None:
-                yield name, self.path(name)
+                yield self, name
 
 
 def listed(names: Sequence[str], between: str = " ") -> str:

@@ -28,6 +28,14 @@ def titan(kind: str = "llama3", flavour: str = "8B", model: str = "", more: str 
     return imported(text, "run.toml", nodes=2, gpus_per_node=8)
 
 
+def test_a_misspelt_key_of_a_section_is_told_with_the_right_one() -> None:
+    remarks = titan(more="tensor_paralel_degree = 2").remarks
+    told = {one.choice: one.text for one in remarks if one.kind == "ignored"}
+    assert told["parallelism.tensor_paralel_degree"] == (
+        "is not supported here (did you mean tensor_parallel_degree?): the prediction leaves it out"
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "flavour", "name"),
     [

@@ -140,10 +140,13 @@ def test_shares_alone_are_dropped_by_no_model_here() -> None:
 
 
 def test_unknown_options_are_named_with_near_ones() -> None:
-    found = imported("--tensor-model-paralel-size 2 --frobnicate --lr 1e-4")
+    found = imported("--tensor-model-paralel-size 2 --sequence-paralel --frobnicate --lr 1e-4")
     ignored = said(found, "ignored")
     near = "is unknown: did you mean '--tensor-model-parallel-size'?"
     assert ignored["--tensor-model-paralel-size 2"].startswith(near[:-1].rsplit("'", 1)[0])
+    assert ignored["--sequence-paralel"].startswith(
+        "is unknown: did you mean '--sequence-parallel'"
+    )
     assert (
         ignored["--frobnicate"]
         == "is an unknown option: the prediction assumes no effect on time or memory"

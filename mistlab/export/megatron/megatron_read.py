@@ -139,15 +139,17 @@ def _repeated(options: Options) -> Iterator[Remark]:
 
 
 def _unknown(options: Options) -> Iterator[Remark]:
-    """Make at most three remarks on unknown options: on a misspelt name, on names that suggest an
-    effect on cost, and on all others.
+    """Make remarks on unknown options: on each of the first misspelt names, one on names that
+    suggest an effect on cost, and one on all others.
     """
     costly: list[str] = []
     others: list[str] = []
-    near = None
+    misspelt = 0
     for name in options.unknown:
         option_text = " ".join((name, *options.words[name]))
-        if near is None and (near := nearest_name(name)) is not None:
+        near = nearest_name(name) if misspelt < _FEW_NAMED else None
+        if near is not None:
+            misspelt += 1
             text = f"is unknown: did you mean {near!r}?{_line_of(options.given[name])}"
             yield Remark(kind="ignored", choice=option_text, text=text)
         else:
