@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from mistlab.core.units import GIB_BYTES
 from mistlab.job.search import Problem
 from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, counts_within, label_of, names_of
+from mistlab.plan.named_spaces import SPACES
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.space import SearchSpace
 from searchers.meshes import (
@@ -338,8 +339,8 @@ def why_empty(problem: Problem, space: SearchSpace) -> str:
 def _why_empty(problem: Problem, space: SearchSpace) -> str:
     if not _has_pipeline(problem, space):
         begin = (
-            f"space {space.name} has no pipeline of {problem.cluster.num_gpus} GPUs for a global "
-            f"batch of {problem.workload.global_batch}"
+            f"space {space.name} has no plan on {problem.cluster.num_gpus} GPUs for a global batch "
+            f"of {problem.workload.global_batch}"
         )
         helps = [
             change
@@ -374,7 +375,10 @@ def _changes(problem: Problem, space: SearchSpace) -> Iterator[tuple[str, Proble
     description.
     """
     for name in OPEN:
-        if (listed := getattr(space, name)) is not None:
+        listed = getattr(space, name)
+        # A named space that lists a single pipeline is of programs that have none.
+        is_rule = name == "pipeline" and listed == (1,) and _lists_one_stage(space.name)
+        if listed is not None and not is_rule:
             change = f"with another {name} than {_listed(listed)}"
             yield change, problem, _with(space, name, None)
     for name in other_names():
@@ -398,6 +402,10 @@ def _changes(problem: Problem, space: SearchSpace) -> Iterator[tuple[str, Proble
         if _has_pipeline(other, space):
             yield f"on {gpus} GPUs of each node", other, space
             break
+
+
+def _lists_one_stage(name: str) -> bool:
+    return name in SPACES and SPACES[name].pipeline == (1,)
 
 
 def _with(space: SearchSpace, name: str, listed: tuple[Any, ...] | None) -> SearchSpace:

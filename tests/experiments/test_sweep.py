@@ -314,7 +314,7 @@ def test_what_cannot_be_asked_is_a_row(tmp_path: Path) -> None:
     (cell,) = cells_of(sweep_from_mapping(plain, tmp_path), 0)
     row = solved(cell).row
     assert row["status"] == "INFEASIBLE"
-    assert "space threes has no pipeline of 2 GPUs" in row["reason"]
+    assert "space threes has no plan on 2 GPUs" in row["reason"]
 
 
 def test_a_deadline_that_is_too_near_is_said(tmp_path: Path) -> None:

@@ -119,4 +119,4 @@ def test_where_all_gpus_have_no_plan_fewer_are_tried_and_it_is_said() -> None:
     assert found.plan is not None
     assert found.plan.num_gpus <= 8
     assert found.gpus[0] == 8
-    assert "space 3d has no pipeline of 16 GPUs for a global batch of 1" in found.reason
+    assert "space 3d has no plan on 16 GPUs for a global batch of 1" in found.reason

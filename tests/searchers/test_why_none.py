@@ -53,8 +53,14 @@ def test_an_empty_space_says_which_change_would_fill_it(
 ) -> None:
     space = replace(space_of("mist"), **limits)
     reason = why_empty(problem_with(**problem), space)
-    assert reason.startswith("space mist has no pipeline of 2 GPUs for a global batch of")
+    assert reason.startswith("space mist has no plan on 2 GPUs for a global batch of")
     assert helps in reason
+
+
+def test_a_space_of_programs_without_pipelines_is_given_none() -> None:
+    reason = why_empty(problem_with(batch=7, gpus=3), space_of("fsdp"))
+    assert "for a global batch of 21" in reason
+    assert "pipeline" not in reason
 
 
 def test_blocks_that_no_number_treats_are_said() -> None:
