@@ -173,7 +173,13 @@ def test_a_configuration_may_be_the_model() -> None:
         ("tune_training", {"model": "gpt9", "hardware": "l4-24gb", "global_batch": 8}, "gpt9"),
         (
             "tune_training",
-            {"model": "gpt3-175b", "hardware": "l4-24gb", "global_batch": 8},
+            {
+                "model": "gpt3-175b",
+                "hardware": "l4-24gb",
+                "gpus_per_node": 1,
+                "global_batch": 8,
+                "space": "3d",
+            },
             "What would make a plan fit",
         ),
     ],

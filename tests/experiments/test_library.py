@@ -139,8 +139,14 @@ def test_names_are_those_of_the_catalogue() -> None:
         (lambda: mistlab.predict_runs(3), "table: 3 is of type int: give the path of a CSV file"),
         (lambda: mistlab.serve(model="llama3-8b", gpu="H100", gpus=2, tpt=1), "tpot"),
         (
-            lambda: mistlab.tune(model="gpt3-175b", hardware="l4-24gb", global_batch=8),
-            "No plan of space mist, which has .*, fits",
+            lambda: mistlab.tune(
+                model="gpt3-175b",
+                hardware="l4-24gb",
+                gpus_per_node=1,
+                global_batch=8,
+                space="3d",
+            ),
+            "No plan of space 3d, which .*, fits",
         ),
     ],
 )
