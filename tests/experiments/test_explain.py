@@ -136,8 +136,7 @@ def test_no_plan_needs_less_than_the_smallest(bench: Bench) -> None:
         return max(memory_bytes / room, host_bytes / host)
 
     at_least = fullness(least.prediction.peak_reserved_bytes, least.host_bytes)
-    for plan in drawn(tight, space, 200):
-        prediction = tight.predictor.predict(plan)
+    for prediction in tight.predictor.predict_many(drawn(tight, space, 200)):
         host = max(stage.host_bytes for stage in prediction.stages)
         assert fullness(prediction.peak_reserved_bytes, host) >= 0.999 * at_least
 

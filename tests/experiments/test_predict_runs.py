@@ -187,9 +187,9 @@ def test_what_a_benchmark_does_not_say_is_the_fastest_that_fits(
 
 
 def test_equal_rows_are_predicted_once(tmp_path: Path) -> None:
-    path = table(tmp_path / "a.csv", *([{}] * 10_000))
+    path = table(tmp_path / "a.csv", *([{}] * 1_000))
     found = [*RowPredictor().answers(path)]
-    assert len(found) == 10_000
+    assert len(found) == 1_000
     assert len({id(one.answer) for one in found}) == 1
 
 
