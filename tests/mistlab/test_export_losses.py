@@ -133,6 +133,9 @@ def test_a_loss_that_keeps_all_logits_is_whole_whatever_its_name(
     assert made.job.workload.loss == loss
     told = [remark for remark in made.remarks if remark.choice == "loss"]
     assert bool(told) == (loss == "whole" and "Masked" not in name)
+    # Losses that widen a chunk at a time take less than is predicted, and imports say so.
+    is_less = any("copies and gradients are of a chunk" in remark.text for remark in told)
+    assert is_less == (loss == "whole" and "Chunked" in name)
 
 
 def test_axolotl_s_chunked_cross_entropy_keeps_all_logits() -> None:
