@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from mistlab import catalog
 from mistlab.core.values import InputError, near_matches, reject, shown, word_set
 from mistlab.engines.engine import Optimizer, Precision, Sums, names_for_plans
-from mistlab.export.given import Given, Imported, Kind, Remark, ask_for
+from mistlab.export.given import Given, Imported, Kind, MissingError, Remark, ask_for
 from mistlab.export.nearest import canonical, with_engine
 from mistlab.export.target import NARROW
 from mistlab.graph.library import graph_of
@@ -99,8 +99,18 @@ class Found:
 
     def job(self, given: Given, engines: Sequence[str]) -> Imported:
         """Make the job of an imported file under the first of ``engines`` that can run its plan; an
-        engine that the user gives is tried first.
+        engine that the user gives is tried first. The error about a fact that the file lacks names
+        its misspelt keys, too.
         """
+        try:
+            return self._job(given, engines)
+        except MissingError as error:
+            near = (remark for remark in self.remarks if _MISSPELT in remark.text)
+            reasons = (f"{remark.choice} {remark.text.partition(': ')[0]}" for remark in near)
+            message = "; ".join([str(error), *reasons])
+            raise MissingError(message, choice=error.choice, variable=error.variable) from None
+
+    def _job(self, given: Given, engines: Sequence[str]) -> Imported:
         wanted = given.engine or self.engine
         engines = engines if wanted is None else (wanted, *engines)
         model = self._model(given)
@@ -341,6 +351,8 @@ MOST_NAMED = 3
 MOST_LISTED = 5
 # How alike a strange key and a known one are, of 1, where one is taken for a misspelled other.
 _NEARLY_EQUAL = 0.9
+# How a remark on a misspelt key begins to name the right one.
+_MISSPELT = " (did you mean"
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -522,7 +534,7 @@ class Section:
 
         others = self._asked.keys() - self.content.keys()
         near = get_close_matches(key, others, n=1, cutoff=_NEARLY_EQUAL)
-        return f" (did you mean {near[0]}?)" if near else ""
+        return f"{_MISSPELT} {near[0]}?)" if near else ""
 
     def _left(self) -> Iterator[tuple["Section", str]]:
         """Yield section and key of each setting that has a value but that nothing read."""

@@ -6,7 +6,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.core.values import InputError
-from mistlab.export.given import Imported
+from mistlab.export.given import Imported, MissingError
 from mistlab.formats.checkpoints import model_named
 from mistlab.formats.file_formats import format_of
 from mistlab.schedule.context_ways import HEADS
@@ -540,3 +540,11 @@ def test_automodel_s_recipes_are_read_by_their_targets() -> None:
     assert (stage.micro_batch, plan.micro_batches, stage.sequence_parallel) == (2, 8, 1)
     with pytest.raises(InputError, match=r"distributed.strategy: 'megatron_fsdp' is not supported"):
         imported(AUTOMODEL.replace("strategy: fsdp2", "strategy: megatron_fsdp"), gpus_per_node=8)
+
+
+def test_a_missing_fact_names_the_misspelt_key_that_may_give_it() -> None:
+    recipe = "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 1\noutput_dir: x\n"
+    with pytest.raises(
+        MissingError, match=r"sequence_length: .* max_lenght .*mean max_length\?\)$"
+    ):
+        imported(f"{recipe}max_lenght: 2048\n", gpus_per_node=1)
