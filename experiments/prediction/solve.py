@@ -161,7 +161,7 @@ def _length(job: Job, name: str, goal: str | None) -> Solved:
         prediction = predicted(longer(count))
         return isinstance(prediction, Prediction) and prediction.fits
 
-    count = _most_that(fits, most)
+    count = most_that(fits, most)
     if count == 0:
         text = f"not even sequences of {step:,} tokens fit (now {now:,})"
         return Solved(name=name, number=None, now=now, unit="tokens", words=text)
@@ -177,7 +177,7 @@ def _length(job: Job, name: str, goal: str | None) -> Solved:
     return Solved(name=name, number=count * step, now=now, unit="tokens", words=text)
 
 
-def _most_that(fits: Callable[[int], bool], most: int) -> int:
+def most_that(fits: Callable[[int], bool], most: int) -> int:
     """The largest number up to ``most`` that fits, where all smaller ones do; 0 if none does."""
     low, high = 0, 1
     while high <= most and fits(high):

@@ -11,7 +11,7 @@ from experiments.bench.problem import predicted
 from experiments.cli.command import main_of
 from experiments.cli.commandline import run
 from experiments.commands import COMMANDS
-from experiments.prediction.solve import QUESTIONS, solved
+from experiments.prediction.solve import QUESTIONS, most_that, solved
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.economy.inverse import TurnsTwiceError, least_that
@@ -183,3 +183,9 @@ def test_sequences_end_where_positions_or_memory_do() -> None:
     )
     with pytest.raises(InputError, match="finds the longest sequences with which the plan fits"):
         solved(JOB, "sequence_length", "5%")
+
+
+@pytest.mark.parametrize("most", [0, 1, 7, 8, 33])
+def test_the_largest_number_that_fits_is_searched_to_the_last(most: int) -> None:
+    for limit in range(most + 2):
+        assert most_that(limit.__ge__, most) == min(limit, most)
