@@ -154,12 +154,15 @@ _OF_RUN, _OF_STAGE = 20, 60
 _AT_ONCE = 8192
 
 
-def first_pass_s(seconds: TaskSeconds, strategies: Distinct, stages: Distinct) -> Floats:
+def first_pass_s(
+    seconds: TaskSeconds, strategies: Distinct, stages: Distinct, kept: Kept
+) -> Floats:
     """The seconds until a stage has computed its first forward pass (2, C), for each candidate that
     offloads weights: from the beginning of the iteration for first stages, which wait for no
     micro-batch, and from the arrival of a micro-batch that comes late for others.
 
-    Zero for other candidates, and for stages with very many different layers.
+    Zero for other candidates, and for stages with very many different layers; infinite for such
+    first stages, and negative for lower bounds of first stages.
     """
     types, strategy, stage = seconds.model.types, strategies.index, stages.index
     columns = dict(zip(types.columns, stages.columns, strict=True))
@@ -167,11 +170,12 @@ def first_pass_s(seconds: TaskSeconds, strategies: Distinct, stages: Distinct) -
     simulated = np.minimum(sizes, _OF_RUN).astype(np.int64)
     layers = simulated.sum(axis=0)
     is_simulated = (layers > 0) & (layers <= _OF_STAGE)
-    offloads: Bools = np.logical_or.reduce(seconds.alone("P", ">") > 0)
+    offloads: Bools = np.logical_or.reduce(seconds.alone("P", ">") > 0) & steps_in_turn(seconds)
+    is_first = offloads[strategy] & (columns["has_embedding"][stage] > 0)
+    passed_s = np.where(is_first, -1.0 if kept == "least" else np.inf, 0.0)
     rows = np.flatnonzero(offloads[strategy] & is_simulated[stage])
-    passed_s = np.zeros(len(strategy))
-    if not len(rows) or not steps_in_turn(seconds):
-        return np.zeros((2, len(strategy)))
+    if not len(rows) or kept == "least":
+        return np.stack([passed_s, np.zeros(len(strategy))])
     cases = _Cases.of((sizes, of_runs), strategy[rows], stage[rows], _OF_RUN)
     of_tasks = of_pass(seconds, "first_forward", ROWS)
     first_s, more_s = np.empty(len(cases.strategy)), np.zeros((len(sizes), len(cases.strategy)))
@@ -193,15 +197,14 @@ def first_pass_s(seconds: TaskSeconds, strategies: Distinct, stages: Distinct) -
         without = "A>" if keeps[chosen[0]] else ""
         lanes = lanes_of(len(kinds), len(kinds), without=without, gathers=bool(gathers[chosen[0]]))
         column, last = np.arange(len(chosen)), part.layers - 1
-        is_first = kinds[0] == types.names.index(EMBEDDING)
-        at, ended = _starts(lanes, is_first, gathers[chosen] & (len(kinds) > 1))
+        opens = kinds[0] == types.names.index(EMBEDDING)
+        at, ended = _starts(lanes, opens, gathers[chosen] & (len(kinds) > 1))
         _, ends_s = played(work, slowed, lanes, at, ended, last)
         first_s[chosen] = ends_s[last, column]
         for run, stop in enumerate(np.maximum(part.simulated.cumsum(axis=0) - 1 - AHEAD, 0)):
             measured_s = ends_s[stop, column] - ends_s[np.maximum(stop - MEASURED, 0), column]
             more_s[run, chosen] = measured_s / MEASURED
     passed_s[rows] = cases.of_rows(first_s, more_s)
-    is_first = columns["has_embedding"][stage] > 0
     return np.asarray(np.where([is_first, ~is_first], passed_s, 0.0))
 
 

@@ -69,8 +69,7 @@ class PassSlots:
     that slot.
 
     ``is_inside``, ``is_below`` and ``is_above`` are masks (K) of these kinds of slots.
-    ``has_turns`` says whether any strategy has work between a backward pass and the next forward
-    pass.
+    ``has_turns`` says whether any strategy has work between a backward and a forward pass.
     """
 
     def __init__(self, seconds: TaskSeconds, kinds: Ints, kept: Kept = "own") -> None:
@@ -200,7 +199,7 @@ class PassSlots:
         return np.stack([*alone_s, *computed_s])
 
     def of_steps(self) -> Floats:
-        """The fields of ``FirstPass`` for each layer, if it offloads any weights or states."""
+        """The parts of ``first_slots`` for each layer, if it offloads any weights or states."""
         columns = self._seconds.columns
         offloads = (columns["offload_weights"] > 0) | (columns["offload_optimizer"] > 0)
         if not (self._seconds.model.template.depth and offloads.any()):
@@ -254,9 +253,7 @@ class PassSlots:
         return alone.take(rows, axis=1), fetched_s.take(rows, axis=1)
 
     def _gather_after_copies(self) -> None:
-        """Correct the time of layers whose weights are first copied from the host, then
-        gathered.
-        """
+        """Correct the time of layers whose weights are copied from the host, then gathered."""
         slots, strategies = np.nonzero(self._fetched_s[1])
         if not len(slots):
             return
@@ -301,7 +298,7 @@ class FirstPass:
     optimizer steps had run before, for stages that offload states or weights. ``block_steps`` and
     ``end_steps`` are the arithmetic of the steps of blocks with offloaded weights, and of other
     layers, without the first layer. ``passing`` is the pass's arithmetic, in lower bounds. ``late``
-    is the time of the pass if its micro-batch comes late, zero where the other fields give it.
+    is the time of a pass that is played, zero where the other fields give it.
     """
 
     unawaited: Floats
@@ -517,9 +514,8 @@ class PassSums:
         opening, first_opening, last_closing, at_first_layer, at_last_layer = islice(sums, 5)
         last_computed, computing, step_computing = islice(sums, 3)
         nothing = np.zeros_like(computing)
-        computed_forward, computed_backward = (
-            islice(sums, 2) if self.computed else (nothing, nothing)
-        )
+        computed = islice(sums, 2) if self.computed else (nothing, nothing)
+        computed_forward, computed_backward = computed
         through_backward_s = next(sums)
         inside_s = dict(zip(PHASES, islice(sums, len(PHASES)), strict=True))
         # Only stages that offload weights or optimizer states have these sums.
@@ -527,7 +523,10 @@ class PassSums:
         begun, late = np.zeros((2, 1)) if self.first is None else self.first
         first = FirstPass(*(*parts, late))
         first_s = inside_s["first_forward"] - first.unawaited
-        inside_s["first_forward"] = np.maximum(first_s, begun - first_opening)
+        begun_s = np.where(np.isinf(begun), first_s + first_opening, begun)
+        begun_s = np.maximum(begun_s, next(sums) if self.steps else 0.0)
+        first = replace(first, late=np.where(begun > 0, begun_s, late))
+        inside_s["first_forward"] = np.where(begun == 0, first_s, begun_s - first_opening)
         if self.queued is not None:
             last_computed, inside_s["last_backward"] = (
                 np.where(queued_s > 0, queued_s, of_slots)

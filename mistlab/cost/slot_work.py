@@ -484,7 +484,36 @@ def least_in_windows(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> Floats
     return of_prices
 
 
-# Computes the slots of the first forward pass, with and without its optimizer steps.
+# Computes the first forward pass of first stages, and its slots with and without optimizer steps.
+
+
+def _least_first(seconds: TaskSeconds, kinds: Ints) -> Floats:
+    """Lower bounds of the seconds of each layer in a first forward pass from the beginning of the
+    iteration (K, S), of strategies that offload weights, in whatever order the streams work.
+
+    Each second of a stream's work counts with a weight (of ``least_together``), those by which
+    blocks take longest. The last two layers may be offloaded after the pass.
+    """
+    least = np.zeros((len(kinds), len(seconds.zero)))
+    chosen, slowed = np.flatnonzero(seconds.alone("P", ">").any(axis=0)), seconds.slowed_by()
+    if not len(chosen) or not steps_in_turn(seconds):
+        return least
+    work = np.zeros((len(STREAMS), len(seconds.model.types.names) + 1, len(chosen)))
+    of_tasks = of_pass(seconds, "first_forward", ROWS)[..., chosen]
+    for task, of_types in zip(TASKS, of_tasks, strict=True):
+        work[STREAMS.index(task.stream)] += of_types
+    (below, here, above), first = kinds.T, slowed.first[chosen]
+    for group in np.unique(first).tolist():
+        rows = np.flatnonzero(first == group)
+        table = slowed.table[:, group : group + (1 << len(STREAMS))]
+        weights = largest_weights(table.tobytes())
+        # The first type of blocks follows that of the embedding.
+        best = weights[np.tensordot(weights, work[:, 1, rows], 1).argmax(axis=0)].T
+        of_types = np.einsum("vs,vts->ts", best, work[..., rows])
+        away = best[AWAY] * work[AWAY][:, rows]
+        of_layers_s = of_types[here] - (above == NOTHING)[:, None] * (away[here] + away[below])
+        least[:, chosen[rows]] = of_layers_s
+    return least
 
 
 _NOT_AWAY = (*STREAMS[:AWAY], *STREAMS[AWAY + 1 :])
@@ -499,16 +528,17 @@ def first_slots(
     *,
     is_least: bool,
 ) -> Floats:
-    """The seconds of layers in the first forward pass: the fields of ``FirstPass``, for each
-    combination of a layer's type and its neighbours' types.
+    """The seconds of layers in the first forward pass: the fields of ``FirstPass``, then lower
+    bounds of the whole pass, for each combination of a layer's type and its neighbours' types.
 
     ``whole`` has the tasks' seconds and their ends in each layer's time slot, ``stepped`` the
     seconds without optimizer steps (4, K, S). A steady slot takes ``usual`` seconds (K, S). The
-    result is (6, K, S). In lower bounds (``is_least``) the next pass waits for nothing.
+    result is (7, K, S). In lower bounds (``is_least``) the next pass waits for nothing.
     """
     columns, (below, here, above) = seconds.columns, kinds.T
-    parts = np.zeros((6, *usual.shape))
-    unawaited, after, stepped_s, block_steps, end_steps, passing = parts
+    parts = np.zeros((7, *usual.shape))
+    unawaited, after, stepped_s, block_steps, end_steps, passing, least_s = parts
+    least_s[:] = _least_first(seconds, kinds)
     weights, state = (with_nothing(seconds.alone(kind, ">")) for kind in ("P", "O"))
     chosen = np.flatnonzero((weights + state).any(axis=0))
     if not len(chosen):

@@ -447,10 +447,9 @@ class StageSlots:
         ``sends``.
         """
         sums = pass_sums(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
-        first = leaving = None
+        leaving, of_stages = None, (self.seconds, self.strategies, self.stages)
+        first = first_pass_s(*of_stages, kept) if self.seconds.alone("P", ">").any() else None
         if kept == "own":
-            of_stages = self.seconds, self.strategies, self.stages
-            first = first_pass_s(*of_stages) if self.seconds.alone("P", ">").any() else None
             leaving = leaving_s(*of_stages) if leave_passes(self.seconds).any() else None
         return replace(sums, queued=self.queued_reductions(kept), first=first, leaving=leaving)
 

@@ -122,6 +122,7 @@ def test_a_micro_batch_that_comes_late_finds_two_blocks_stepped(case: str) -> No
 BEGUN = {
     "few layers": (4, 4, 1, offloaded(0.75, 0.375, 0.875, 0.75)),
     "more layers than are simulated": (28, 0, 2, offloaded(1.0, 0.25, 0.75, 0.5)),
+    "all layers": (32, 8, 2, offloaded(0.5, 0.25, 0.75, 0.25)),
     "sharded weights": (12, 6, 3, offloaded(1.0, 0.5, 0.75, 0.5)),
     "activations stay": (16, 16, 1, offloaded(1.0, 0.5, 1.0, 0.0)),
 }
