@@ -93,6 +93,14 @@ _CHOSEN = frozenset(
         *("--zero", "--zero-stage", "--gradient-checkpointing", "--recompute", "--offload"),
     )
 )
+# Options whose value is a way to train, in other programs.
+_WAYS = frozenset(
+    (
+        *("--rl", "--stage", "--method", "--trainer", "--trainer-type", "--train-type"),
+        *("--rlhf-type", "--rl-type", "--training-type", "--algorithm", "--algo", "--objective"),
+        *("--task", "--task-type", "--loss-type"),
+    )
+)
 # Ways to train by preferences or rewards, and programs' names for them.
 _REINFORCED = re.compile(
     r"(dpo|grpo|ppo|kto|orpo|cpo|simpo|ipo|gkd|rloo|rlhf|rlvr|rl|reward|rm)(_?trainer)?", re.I
@@ -138,7 +146,7 @@ def option_here(unknown: str, known: Collection[str]) -> str:
             "the search chooses it: to limit what it may choose, give --space a YAML file "
             "(docs/reference/spaces.md)"
         )
-    for word in (name.lstrip("-"), *values):
+    for word in (name.lstrip("-"), *(values if name in _WAYS else ())):
         if text := not_modelled(word):
             return text
     bare = {option.lstrip("-"): option for option in known if option != "--help"}

@@ -85,7 +85,11 @@ def test_a_value_of_another_program_is_told_in_words_of_these_options(
         (["--load-in-4bit"], "--load-in-4bit: give --train lora --base 4bit ("),
         (["--rl", "dpo"], "--rl dpo: rl trains by preferences or rewards, which is not modelled:"),
         (["--method=DPO"], "--method=DPO: DPO trains by preferences or rewards, which is not"),
+        (["--dpo"], "--dpo: dpo trains by preferences or rewards, which is not modelled:"),
         (["--modle", "x"], "--modle x: did you mean '--model'? ("),
+        # The value is a searcher's name and a folder's, too.
+        (["--modle", "rl"], "--modle rl: did you mean '--model'? ("),
+        (["--output", "rl"], "--output rl ("),
         # Neither the dashes nor --help is like what was meant.
         (["--path", "x"], "--path x ("),
         (["--micro-batch", "2"], "--micro-batch 2: the search chooses it: to limit what it may"),
