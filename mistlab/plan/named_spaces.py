@@ -181,11 +181,8 @@ def space_of(name: str) -> SearchSpace:
     >>> space_of("mist").layers_off_balance
     2
     """
-    if name in SPACE_OF_FRAMEWORK:
-        reject(
-            f"space {name!r} is unknown: give {SPACE_OF_FRAMEWORK[name]}, the space of plans for "
-            f"{name}"
-        )
+    if framework_space := SPACE_OF_FRAMEWORK.get(name.lower()):
+        reject(f"space {name!r} is unknown: give {framework_space}, the space of plans for {name}")
     if name not in SPACES and name in ENGINES:
         reject(f"space {name!r} is unknown: it is an engine: give --engine {name}, in any space")
     if name not in SPACES:

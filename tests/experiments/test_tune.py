@@ -431,6 +431,7 @@ def test_an_engine_is_no_space_and_a_tool_no_engine(
         ("--engine", "trl", "'trl' is unknown: trl is --engine trainer here"),
         ("--engine", "unsloth", "'unsloth' is unknown: unsloth is --engine trainer-fused here"),
         ("--space", "zero3", "'zero3' is unknown: give deepspeed, the space of plans for zero3"),
+        ("--space", "ZeRO3", "'ZeRO3' is unknown: give deepspeed, the space of plans for ZeRO3"),
     ):
         assert tuned(tmp_path / "plan.yaml", option, name) == 2
         assert remedy in capsys.readouterr().err
