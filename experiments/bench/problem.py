@@ -459,7 +459,8 @@ def attention_words(job: Job) -> str:
     return (
         f"Engine {engine.name} was fitted to runs whose attention is {engine.attention_kernel}, at "
         f"{share:.0%} of the GPU's measured rate: where FlashAttention runs (TRL, axolotl, "
-        "LLaMA-Factory), --engine trainer predicts long sequences."
+        f"LLaMA-Factory), --engine trainer --precision {job.workload.precision} predicts long "
+        "sequences."
     )
 
 

@@ -112,6 +112,8 @@ def test_attention_of_another_kernel_is_told_of_long_sequences(
     if is_told:
         share = ENGINES[engine].shares(hardware)[1]
         assert f"a Triton kernel with linear biases, at {share:.0%} of the GPU's" in told
+        # The engine's usual precision is another than the plan's.
+        assert "LLaMA-Factory), --engine trainer --precision bf16 predicts long" in told
         # The engine that is named has FlashAttention, and so attends in less time.
         assert ENGINES["trainer"].shares(hardware)[1] == 1 > share
     math = replace(job, workload=replace(job.workload, attention="math"))
