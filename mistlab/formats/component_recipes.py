@@ -263,7 +263,8 @@ def _loss(draft: Found, name: str) -> None:
             # Each chunk's log-probabilities stay until the backward pass (torchtune's
             # ``CEWithChunkedOutputLoss``): 4 of about 14 bytes a logit, beside 2 of the logits.
             text += (
-                "; 32-bit copies and gradients are of a chunk, and take half of what is predicted"
+                "; 32-bit copies and gradients are of a chunk, and take half of what is predicted "
+                "for logits"
             )
         draft.remark("assumed", "loss", text)
 

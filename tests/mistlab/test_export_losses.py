@@ -134,7 +134,8 @@ def test_a_loss_that_keeps_all_logits_is_whole_whatever_its_name(
     told = [remark for remark in made.remarks if remark.choice == "loss"]
     assert bool(told) == (loss == "whole" and "Masked" not in name)
     # Losses that widen a chunk at a time take less than is predicted, and imports say so.
-    is_less = any("copies and gradients are of a chunk" in remark.text for remark in told)
+    less = "copies and gradients are of a chunk, and take half of what is predicted for logits"
+    is_less = any(less in remark.text for remark in told)
     assert is_less == (loss == "whole" and "Chunked" in name)
 
 
