@@ -5,7 +5,7 @@ and a page.
 import argparse
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -94,14 +94,14 @@ class Study:
 
     @property
     def path(self) -> Path:
-        """The path of a further file in the folder of the run."""
+        """The folder of the run, as --out gives it."""
         return self.directory.path
 
     def path_of(self, name: str) -> Path:
-        """The path of a file of the run as pages show it, which others read: of an absolute path of
-        the folder only the last part.
+        """The whole path of a file of the run, for a report's words; its page, which others read,
+        shows only the last part of a folder that is given by an absolute path.
         """
-        return Path(_elsewhere(str(self.path))) / name
+        return self.path.absolute() / name
 
     def counted(self, items: Sequence[Item], what: str) -> Iterator[Item]:
         """The items of work one after another, with progress on standard error."""
@@ -157,7 +157,7 @@ class Study:
         answer = as_json(self._answer(report, seconds), indent=1)
         self.directory.write_text("summary.json", f"{answer}\n")
         self._drawn = self._draw(report.pictures)
-        self.directory.write_text("report.md", _page(report, self.directory.config, self._drawn))
+        self.directory.write_text("report.md", self._page(report))
 
     def _publish(self, report: Report) -> None:
         """Write the page, with its pictures, to the path that --page gives; if that fails, report
@@ -167,12 +167,18 @@ class Study:
         if page is None:
             return
         try:
-            write_page(page, _page(report, self.directory.config, self._drawn))
+            write_page(page, self._page(report))
             for name in self._drawn:
                 page.with_name(name).write_bytes((self.path / name).read_bytes())
         except OSError as error:
             what = f"warning: --page {page}: cannot be written: {error.strerror}"
             progress(f"{what}: the page is in {self.path}")
+
+    def _page(self, report: Report) -> str:
+        """The text of the page, which shows the folder of the run as other machines have it."""
+        whole, shown = f"{self.path.absolute()}/", f"{_elsewhere(str(self.path))}/"
+        paragraphs = [text.replace(whole, shown) for text in report.words]
+        return _page(replace(report, words=paragraphs), self.directory.config, self._drawn)
 
     def _draw(self, pictures: Sequence[Picture]) -> dict[str, str]:
         """Draw the pictures into the folder of the run; returns their file names with the

@@ -163,10 +163,16 @@ def test_the_folder_of_results_is_told_by_its_whole_path_and_pages_leave_folders
     told = capsys.readouterr().out
     assert f"pictures: {tmp_path / 'runs' / 'few'} (another folder: --out DIR)\n" in told
     for out in ("runs/few", str(tmp_path / "runs" / "few")):
-        study = Study.begin("survey", options_of("--out", out))
-        assert (
-            str(study.path_of("plan.yaml")) == f"{out.removeprefix(f'{tmp_path}/runs/')}/plan.yaml"
-        )
+        published = tmp_path / "page.md"
+        study = Study.begin("survey", options_of("--out", out, "--page", str(published)))
+        study.add({"size": 1})
+        # Users are told a file that they can open, readers of the page the folder's name.
+        report = Report(title="A plan", words=[f"The plan is {study.path_of('plan.yaml')}."])
+        assert study.end(report) == 0
+        assert f"The plan is {tmp_path}/runs/few/plan.yaml." in capsys.readouterr().out
+        shown = out.removeprefix(f"{tmp_path}/runs/")
+        for page in (published, study.path / "report.md"):
+            assert f"The plan is {shown}/plan.yaml." in page.read_text(encoding="utf-8")
 
 
 def test_a_folder_that_goes_away_is_said_once_and_the_answer_printed(
