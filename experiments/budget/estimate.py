@@ -11,7 +11,7 @@ from experiments.bench.bench import Bench
 from experiments.bench.problem import load_equal, model_named, problem_of, untimed_words
 from experiments.budget.bill_units import UNITS, Unit, units_of
 from experiments.budget.rented import rented
-from experiments.budget.trained_tokens import length_words, tokens_of
+from experiments.budget.trained_tokens import check_no_tokens, length_words, tokens_of
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options, progress
 from experiments.cli.live import Live
 from experiments.pages.charts import Bars
@@ -314,6 +314,7 @@ def _billed(options: argparse.Namespace) -> int:
     """The bill for a number of GPU hours that the options give."""
     if not 0 < options.gpu_hours < math.inf:
         reject(f"--gpu-hours: {options.gpu_hours:g} is not above 0: give hours above 0")
+    check_no_tokens(options)
     options.global_batch = options.global_batch or 1
     _set_defaults(options)
     _, cluster = problem_of(options)

@@ -141,6 +141,16 @@ def test_bad_input_is_refused_before_anything_is_written(
         (["--samples", "9", "--epochs", "0"], "--epochs: 0 is not a number of epochs"),
         (["--epochs", "3"], "--epochs 3: has an effect only with a number of samples"),
         (["--samples", "9", "--tokens", "1e6"], "--samples 9: the training has --tokens 1e6"),
+        (["--samples", "1" + "0" * 400], "0 is too large: give at most 1e+15"),
+        (
+            ["--samples", "8", "--epochs", "1e308"],
+            "--epochs: 1e+308 times 8 samples are too many: give at most 1.25e+14 epochs",
+        ),
+        (
+            ["--gpu-hours", "1000", "--samples", "5"],
+            "--samples 5: has no effect on the bill of --gpu-hours 1000: leave out --samples",
+        ),
+        (["--gpu-hours", "9", "--tokens", "1e9"], "--tokens 1e9: has no effect on the bill of"),
         (["--num-epochs", "3"], "--num-epochs 3: give --epochs ("),
     ],
 )
@@ -170,6 +180,18 @@ def test_samples_are_full_sequences_and_said_to_be(
         assert ("(1,000 samples, 2.5 times)" in page) == ("--samples" in line)
         assert ("shorter samples that are packed have fewer" in page) == ("--samples" in line)
     assert tables[0] == tables[1]
+
+
+def test_the_length_is_told_in_whole_numbers_with_the_model_s_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [*SMALL, "--quick", "--out", str(tmp_path), "--sequence-length", "2048"]
+    for samples, words in (
+        ("1", "gpt3-1.3b trains on 2,048 tokens (1 sample, 1 time) in 1 step of 32 full sequences"),
+        ("70", "gpt3-1.3b trains on 143,360 tokens (70 samples, 1 time) in 3 steps of 32 full "),
+    ):
+        assert run(estimate.main, [*line, "--samples", samples]) == 0
+        assert words in capsys.readouterr().out
 
 
 def test_a_precision_that_no_predicted_plan_has_is_refused(
