@@ -378,9 +378,11 @@ def _changes(problem: Problem, space: SearchSpace) -> Iterator[tuple[str, Proble
         listed = getattr(space, name)
         # A named space that lists a single pipeline is of programs that have none.
         is_rule = name == "pipeline" and listed == (1,) and _lists_one_stage(space.name)
-        if listed is not None and not is_rule:
+        # Nor have programs more that cannot divide frozen weights of few bits.
+        opened = _with(space, name, None).holding(problem.workload.base)
+        if listed is not None and not is_rule and opened != space:
             change = f"with another {name} than {_listed(listed)}"
-            yield change, problem, _with(space, name, None)
+            yield change, problem, opened
     for name in other_names():
         default = DIMENSIONS[name].default
         listed = space.listed(name) or ()

@@ -63,6 +63,17 @@ def test_a_space_of_programs_without_pipelines_is_given_none() -> None:
     assert "pipeline" not in reason
 
 
+def test_frozen_weights_that_no_engine_divides_are_given_no_other_degree() -> None:
+    problem = problem_with(batch=7, gpus=3)
+    quantised = replace(problem.workload, train="adapters", base="4bit")
+    reason = why_empty(
+        replace(problem, workload=quantised), space_of("mist").on("trainer").holding("4bit")
+    )
+    assert reason.startswith("space mist has no plan on 3 GPUs for a global batch of 7: there is")
+    assert "pipeline" not in reason
+    assert "tensor_parallel" not in reason
+
+
 def test_blocks_that_no_number_treats_are_said() -> None:
     space = replace(space_of("mist"), recomputation="all", core_recomputed_layers=(1,))
     assert "lets no stage treat its blocks" in why_empty(SMALL, space)
