@@ -348,7 +348,7 @@ class PredictionBounds:
         """
         if not self.others:
             of_rates = (note for note in (self.scaled, self.curves_win) if note)
-            of_links = (self.slow_links,) if self.slow_links else ()
+            of_links = (self.slow_links,) if self.slow_links and gpus > 1 else ()
             return (*of_rates, *of_links, *self.doubtful, *self._on(gpus).notes)
         groups = (self, *self.others)
         all_notes = (note for one in groups for note in (*one.doubtful, *one._on(gpus).notes))
@@ -454,7 +454,7 @@ def _scaled_rates(hardware: Hardware) -> str:
 def _slow_links(cluster: Cluster) -> str:
     """A sentence that warns the user of slow collectives between the GPUs of a node: predictions
     take them from another machine, where they reached less than half of the links' rate. Empty if
-    they do not, or if only one GPU of each node is used.
+    they do not, or if each node has only one GPU.
     """
     hardware = cluster.hardware
     if cluster.gpus_per_node == 1:

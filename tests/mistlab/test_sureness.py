@@ -374,7 +374,9 @@ def test_a_note_says_whose_slow_collectives_are_counted(
 ) -> None:
     job = job_of(run()).job
     cluster = Cluster(hardware=catalog.hardware(name), nodes=nodes, gpus_per_node=gpus)
-    notes = " ".join(bounds_of(job.workload, cluster, "fsdp").notes(nodes * gpus))
+    bounds = bounds_of(job.workload, cluster, "fsdp")
+    notes = " ".join(bounds.notes(nodes * gpus))
     measured = re.findall(r"as measured on (\S+), at 6 of 31.5 GB/s", notes)
     assert measured == [lender] * bool(lender)
     assert ("collectives inside a node" in notes) == bool(lender)
+    assert "collectives inside a node" not in " ".join(bounds.notes(1))
