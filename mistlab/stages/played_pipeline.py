@@ -428,7 +428,7 @@ _WALKED_AGAIN = 2
 # On fewer nodes, pipelines are played from this many stages on. Of two stages the closed form has
 # all chains: it is short only where data leaves passes in a row, and bounds would not reach longer
 # times. Longer pipelines, whose passes grow with the square of the number of their stages, are
-# played only where sends share links; playing these many stages takes half a millisecond.
+# played only where sends share links; a walk of these many stages takes half a millisecond.
 FEWEST_STAGES_PLAYED, _MOST_STAGES_PLAYED = 3, 16
 
 
@@ -498,9 +498,11 @@ def played_iterations_s(
 
 
 def _outlast(alone_s: Sequence[float], times: Columns) -> bool:
-    """Whether any send takes longer than a pass of its stage, so that it may run beside several."""
-    passes = zip(times["through_forward_s"], times["through_backward_s"], strict=True)
-    return any(sent_s > min(both) for sent_s, both in zip(alone_s, passes, strict=True))
+    """Whether any send takes longer than a pass of either of its two stages, so that it may run
+    beside several.
+    """
+    least_s = map(min, times["through_forward_s"], times["through_backward_s"])
+    return any(sent_s > min(ends) for sent_s, ends in zip(alone_s, pairwise(least_s), strict=False))
 
 
 def _groups(stages: int) -> int:

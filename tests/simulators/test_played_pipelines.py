@@ -211,6 +211,25 @@ def test_passes_in_a_row_wait_for_what_leaves_them(monkeypatch: pytest.MonkeyPat
     assert abs(difference(work, cluster, plan)) <= 0.002
 
 
+def test_sends_that_outlast_passes_of_the_next_stage_alone_are_late() -> None:
+    """The last stage has so few blocks that gradients are sent to the stage before for longer."""
+    plan = Plan(
+        micro_batches=8,
+        stages=tuple(
+            StagePlan(layers=layers, data_parallel=2, tensor_parallel=1, micro_batch=4, zero=3)
+            for layers in (13, 9, 2)
+        ),
+    )
+    cluster = Cluster(
+        hardware=catalog.hardware("h100-80gb"),
+        nodes=3,
+        gpus_per_node=2,
+        inter_node_gbytes_per_s=8.0,
+        intra_node_gbytes_per_s=16.0,
+    )
+    assert abs(difference(workload_of("gpt3-1.3b", 1024, 64, "bf16"), cluster, plan)) <= 0.01
+
+
 def test_pipelines_with_hosts_are_not_played() -> None:
     """The play does not know hosts, so it would be too short."""
     plan, work, cluster, *_ = CASES["sends of both directions queue"]
