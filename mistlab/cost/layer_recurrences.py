@@ -183,10 +183,11 @@ def first_pass_s(
     keeps = ~np.logical_or.reduce(seconds.alone("A", ">") > 0)[cases.strategy]
     gathers = gathers_each_pass(seconds)[cases.strategy]
     ways = 2 * keeps + gathers
-    # Cases are simulated together if their stages have equally many layers, since these take about
-    # equally many steps of the simulation.
+    # Cases are simulated together if their stages have equally many layers: tasks of layers that a
+    # stage lacks would wait for others.
     in_order = np.lexsort((cases.layers, ways))
-    ends = np.searchsorted(ways[in_order], range(1, 4))
+    alike = np.stack([cases.layers, ways])[:, in_order]
+    ends = 1 + np.flatnonzero((alike[:, 1:] != alike[:, :-1]).any(axis=0))
     begins = {*range(0, len(in_order), _AT_ONCE), *ends.tolist(), len(in_order)}
     for begin, end in pairwise(sorted(begins)):
         chosen = in_order[begin:end]

@@ -57,6 +57,22 @@ def test_many_plans_are_predicted_as_each_by_itself() -> None:
     assert predictor().predict_many([]) == []
 
 
+def test_first_passes_of_stages_with_unlike_layers_do_not_disturb_one_another() -> None:
+    """Both are computed layer by layer, one in more layers than the other."""
+    fetched = Offload(weights=0.25, gradients=0.25, optimizer=1.0)
+    first = replace(STAGE, layers=32, zero=2, checkpointed_layers=9, offload=fetched)
+    fetched = Offload(weights=0.25, gradients=0.5, optimizer=0.25)
+    second = replace(first, zero=0, checkpointed_layers=20, offload=fetched)
+    plans = [Plan(micro_batches=8, stages=(stage,)) for stage in (first, second)]
+    cluster = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=1, gpus_per_node=2)
+    work = workload_of("llama-7b", 1024, 16, "bf16")
+    together = SymbolicPredictor(workload=work, cluster=cluster).predict_many(plans)
+    for plan, prediction in zip(plans, together, strict=True):
+        # A predictor keeps the costs of stages that it knows.
+        alone = SymbolicPredictor(workload=work, cluster=cluster).predict(plan)
+        assert prediction.iteration_s == alone.iteration_s
+
+
 @pytest.mark.parametrize("most", [2, 1 << 14])
 def test_a_stage_that_is_known_costs_what_it_does_anew(
     most: int, monkeypatch: pytest.MonkeyPatch
