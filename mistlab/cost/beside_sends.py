@@ -143,6 +143,16 @@ class BesideSend:
         }
         return replace(self, usual_s=np.where(where, usual_s, self.usual_s), **longer)
 
+    def hiding_nothing(self, where: Bools) -> Self:
+        """How much sends slow passes whose copies hide none of it, for the candidates in
+        ``where``.
+        """
+        return replace(self, most_longer_s=np.where(where, np.inf, self.most_longer_s))
+
+    def without_copies(self, where: Bools) -> Self:
+        """How much sends slow the arithmetic of passes, for the candidates in ``where``."""
+        return replace(self, longer_s=np.where(where, 0.0, self.longer_s))
+
     def if_usually_longer(self, longer_s: Floats) -> Self:
         """The lower bounds for a pass that takes ``longer_s`` seconds more, even without a send,
         than the one that these bounds are for.

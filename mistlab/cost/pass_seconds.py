@@ -3,7 +3,7 @@
 Axes: C candidates, S strategies, K kinds of slots, P phases, N slots; the four streams first.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 
@@ -439,7 +439,7 @@ class PassSeconds:
             reducing=reducing_s,
             again=np.stack(again),
             opening=np.where(leave | leave_back, opening, self.opening),
-            beside_sends=self._beside(inside, (leave, leave_back)),
+            beside_sends=self._beside(inside, (leave, leave_back), BesideSend.hiding_nothing),
         )
 
     def with_least_leaving(self) -> "PassSeconds":
@@ -452,29 +452,28 @@ class PassSeconds:
             least = np.where(least_s[way] > 0, least_s[way], inside[phase])
             inside[phase], through[phase] = least, np.minimum(through[phase], least)
         inside["last_backward"] = np.where(leave_back, least_s[1], inside["last_backward"])
-        beside = {**self._beside(inside, (leave, leave_back))}
-        # No send is taken to be beside what leaves between passes.
-        for name, left in zip(TURNS, (leave_back, leave), strict=True):
-            if name in beside:
-                beside[name] = replace(
-                    beside[name], longer_s=np.where(left, 0.0, beside[name].longer_s)
-                )
+        beside = self._beside(inside, (leave, leave_back), BesideSend.without_copies)
         return replace(self, inside=inside, through=through, beside_sends=beside)
 
     def _beside(
-        self, inside: Mapping[Phase, Floats], leave: tuple[Bools, Bools]
+        self,
+        inside: Mapping[Phase, Floats],
+        leave: tuple[Bools, Bools],
+        of_turn: Callable[[BesideSend, Bools], BesideSend],
     ) -> Mapping[Pass, BesideSend]:
         """How much sends slow down forward and backward passes whose times have changed.
 
-        ``inside`` are the new times. They differ where activations ``leave`` forward passes or
-        gradients leave backward passes, a mask of candidates for each.
+        ``inside`` are the new times, where activations ``leave`` forward passes or gradients leave
+        backward passes (a mask of candidates for each); ``of_turn`` changes the turn after these.
         """
-        of_passes: dict[Pass, BesideSend] = {
-            phase: self.beside_sends[phase].instead_of(inside[phase], where)
-            for phase, where in zip(STEADY, leave, strict=True)
-            if phase in self.beside_sends
-        }
-        return {**self.beside_sends, **of_passes}
+        beside = dict(self.beside_sends)
+        for phase, where in zip(STEADY, leave, strict=True):
+            if phase in beside:
+                beside[phase] = beside[phase].instead_of(inside[phase], where)
+        for name, where in zip(TURNS, reversed(leave), strict=True):
+            if name in beside:
+                beside[name] = of_turn(beside[name], where)
+        return beside
 
 
 ONCE = (

@@ -128,15 +128,24 @@ def test_no_stage_inside_a_box_undercuts_its_bounds(hardware: str, engine: str) 
     leaves = (least.offload_activations > 0) | (least.offload_gradients > 0)
     assert near[~leaves].mean() > 0.995
     assert near[leaves].mean() > 0.9
-    many = {"layers": least.layers + 16, "checkpointed_layers": least.checkpointed_layers + 8}
-    longer = [one.with_columns(**many) for one in (least, most)]
-    of_many = predictor.stage_bounds(*longer, engine=engine)
+    least, most = (
+        stages.with_columns(
+            layers=stages.layers + 16, checkpointed_layers=stages.checkpointed_layers + 8
+        )
+        for stages in corners(seed + 7, 600)
+    )
+    of_many = predictor.stage_bounds(least, most, engine=engine)
     assert of_many is not None
-    true_s = predictor.stage_costs(longer[0], engine=engine).seconds.stable_s
-    assert (of_many.seconds.stable_s / true_s)[leaves].mean() > 0.955
+    leaves = (least.offload_activations > 0) | (least.offload_gradients > 0)
+    parts = parts_that_matter(predictor.stage_costs(most, engine=engine))
+    for name, bound in parts_that_matter(of_many).items():
+        assert (bound <= parts[name] * (1 + 1e-9) + 1e-12).all(), f"{name}, with more layers"
+    smallest = predictor.stage_costs(least, engine=engine)
+    near = of_many.seconds.stable_s / smallest.seconds.stable_s
+    assert near[leaves].mean() > 0.955
     # Where sends are late, they are nearly as late for bounds.
     late = smallest.seconds.point_to_point_s > 0
-    sends = bounds.seconds.point_to_point_s[late] / smallest.seconds.point_to_point_s[late]
+    sends = of_many.seconds.point_to_point_s[late] / smallest.seconds.point_to_point_s[late]
     assert not late.any() or sends.mean() > 0.95
     # Without sends the bounds are times of the corner itself, but for the lowered factors.
     ends = {"has_embedding": np.ones(len(least), int), "has_head": np.ones(len(least), int)}
