@@ -64,9 +64,11 @@ def test_blocks_are_late_in_pipelines_alone() -> None:
     assert both[1] == pytest.approx(passes * 4 * 2 * 0.050, rel=0.05)
 
 
-def test_a_host_that_is_ahead_costs_nothing() -> None:
+def test_a_host_that_is_ahead_costs_at_most_its_first_block() -> None:
+    """Before the first block's forward pass is issued, its stage computes the embedding alone."""
     one = plan(1, (8,))
-    assert closed_s(one, 1e-6) == pytest.approx(closed_s(one, 1e-4), rel=1e-9)
+    held_s = closed_s(one, 1e-4) - closed_s(one, 1e-6)
+    assert 0 < held_s < 1e-4 / 3
 
 
 @pytest.mark.parametrize(
