@@ -11,10 +11,11 @@ from math import gcd
 from typing import Any
 
 from mistlab.core.values import InputError
+from mistlab.engines.engine import ENGINES
 from mistlab.export.given import choice_of, values_words
 from mistlab.export.nearest import canonical
 from mistlab.job.job import Job
-from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, dimensions_of_axes
+from mistlab.plan.dimensions import DIMENSIONS, RECOMPUTED, counts_of_blocks, dimensions_of_axes
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.schedule.orders import ORDERS
 from mistlab.schedule.placement import even_shares
@@ -40,16 +41,47 @@ class SingleChange:
 
 
 def single_changes(job: Job) -> list[SingleChange]:
-    """All single changes of a job that give a valid job."""
+    """All single changes of a job that give a valid job, and that its engine's tools can run."""
     changes: dict[Plan, SingleChange] = {}
     for choice, text, plan in _plans(job):
         try:
             changed = canonical(replace(job, plan=plan))
         except InputError:
             continue
-        if changed.plan != job.plan:
+        is_run = _divides_as_before(job, changed.plan) and _recomputes_whole(job, changed.plan)
+        if changed.plan != job.plan and is_run:
             changes.setdefault(changed.plan, SingleChange(choice=choice, words=text, job=changed))
     return list(changes.values())
+
+
+def _divides_as_before(job: Job, changed: Plan) -> bool:
+    """Whether a changed plan divides frozen weights of few bits among no more ranks and stages than
+    before, unless the engine divides such weights.
+    """
+    if job.workload.base == "16bit" or ENGINES[changed.engine].divides_quantised:
+        return True
+    degrees, degrees_before = (
+        (plan.num_stages, max(stage.tensor_parallel for stage in plan.stages))
+        for plan in (changed, job.plan)
+    )
+    return all(now <= before for now, before in zip(degrees, degrees_before, strict=True))
+
+
+def _recomputes_whole(job: Job, changed: Plan) -> bool:
+    """Whether each stage of a changed plan recomputes all of its blocks or none, unless the engine
+    recomputes some; true of a plan with the recomputation of the plan before.
+    """
+    if ENGINES[changed.engine].recomputes_some:
+        return True
+    counts, counts_before = (
+        [[stage.value(name) for name in counts_of_blocks()] for stage in plan.stages]
+        for plan in (changed, job.plan)
+    )
+    return counts == counts_before or all(
+        stage.value(name) in ((0, stage.layers) if name == RECOMPUTED else (0,))
+        for stage in changed.stages
+        for name in counts_of_blocks()
+    )
 
 
 def _plans(job: Job) -> Iterator[tuple[str, str, Plan]]:

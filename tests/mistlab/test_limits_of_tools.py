@@ -8,6 +8,7 @@ import pytest
 
 from experiments.bench.problem import attention_words
 from experiments.budget.changes import Changed, single, spread
+from experiments.interchange.single_changes import single_changes
 from mistlab import catalog
 from mistlab.engines.engine import ENGINES
 from mistlab.job.job import Job, job_from_mapping
@@ -73,6 +74,39 @@ def test_proposed_changes_keep_weights_of_few_bits_whole(engine: str) -> None:
         larger = replace(job.cluster, hardware=hardware, gpus_per_node=8)
         degrees = {one.plan.stages[0].tensor_parallel for one in spread(job, larger, 2)}
         assert degrees == numbers
+
+
+def degrees_of(job: Job) -> set[tuple[int, int]]:
+    plans = [change.job.plan for change in single_changes(job)]
+    return {(plan.num_stages, plan.stages[0].tensor_parallel) for plan in plans}
+
+
+@pytest.mark.parametrize("engine", ["fsdp", "trainer"])
+def test_single_changes_keep_weights_of_few_bits_whole(engine: str) -> None:
+    dividing = {(1, 2), (1, 4), (2, 1), (4, 1)}
+    assert dividing <= degrees_of(job_of(engine, "16bit"))
+    assert dividing <= degrees_of(job_of("mistlab", "4bit"))
+    job = job_of(engine, "4bit")
+    assert degrees_of(job) == {(1, 1)}
+    # A plan that divides them already may do so less.
+    stage = replace(job.plan.stages[0], data_parallel=1, tensor_parallel=4)
+    divided = replace(job, plan=replace(job.plan, stages=(stage,), micro_batches=16))
+    assert degrees_of(divided) == {(1, 1), (1, 2), (1, 4)}
+
+
+def recomputed(job: Job) -> set[int]:
+    plans = [change.job.plan for change in single_changes(job)]
+    return {plan.stages[0].checkpointed_layers for plan in plans}
+
+
+def test_single_changes_of_trainers_recompute_all_blocks_or_none() -> None:
+    assert recomputed(job_of("trainer", "16bit")) == {0, 32}
+    assert len(recomputed(job_of("fsdp", "16bit"))) == 9
+    # Other changes of a plan that recomputes some leave its blocks as they are.
+    job = job_of("trainer", "16bit")
+    stage = replace(job.plan.stages[0], checkpointed_layers=4)
+    job = replace(job, plan=replace(job.plan, stages=(stage,)))
+    assert recomputed(job) == {0, 4, 32}
 
 
 def test_proposed_recomputation_of_trainers_is_of_all_blocks() -> None:
