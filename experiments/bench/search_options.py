@@ -11,10 +11,10 @@ from experiments.cli.other_programs import value_here
 from mistlab.core.files import about
 from mistlab.core.values import near_matches, one_of, reject
 from mistlab.engines.engine import ENGINES, names_for_plans
-from mistlab.job.job import space_from
 from mistlab.job.search import Budget, Problem, StageCostModel
 from mistlab.plan.named_spaces import space_of
 from mistlab.plan.space import SearchSpace
+from mistlab.plan.space_files import space_from
 from mistlab.plan.workload import ModelSpec
 from searchers.registry import SEARCHERS
 from searchers.savings import why_empty
@@ -64,7 +64,7 @@ def space_called(called: str, engines: str | None) -> SearchSpace:
     """
     with about("--space"):
         space = space_from(called, Path())
-    if engines is None or engines == space.engine:
+    if engines is None:
         return space
     names = list(dict.fromkeys(engines.split(",")))
     for name in names:

@@ -34,11 +34,12 @@ from mistlab.core.values import (
     within,
 )
 from mistlab.engines.engine import Precision
-from mistlab.job.job import MODEL, hardware_from, model_from, profile_from, space_from, with_groups
+from mistlab.job.job import MODEL, hardware_from, model_from, profile_from, with_groups
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.named_spaces import space_of
 from mistlab.plan.space import SearchSpace
+from mistlab.plan.space_files import space_from
 from mistlab.plan.workload import Attention, ModelSpec, Workload
 from searchers.registry import SEARCHERS
 

@@ -274,13 +274,14 @@ def _trained_otherwise(problem: Problem, space: SearchSpace) -> Iterator[str]:
 
 def _fits_with(problem: Problem, space: SearchSpace, changes: Mapping[str, Any]) -> bool:
     """Whether a space has a plan that fits if fields of the workload are changed; no, if nothing
-    changes or the workload is then invalid.
+    changes, or the workload or the space is then invalid.
     """
     try:
         workload = replace(problem.workload, **changes)
+        space = space.holding(workload.base)
     except InputError:
         return False
-    other, space = replace(problem, workload=workload), space.holding(workload.base)
+    other = replace(problem, workload=workload)
     engines = [workload.trained_by(ENGINES[own.engine]) for own in space.of_engines]
     lacks = any(unsupported(workload, engine) for engine in engines)
     if workload == problem.workload or lacks or why_empty(other, space):

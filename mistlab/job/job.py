@@ -19,7 +19,6 @@ from mistlab.core.files import (
     write_yaml,
 )
 from mistlab.core.values import (
-    THIS_VALUE,
     FieldError,
     InputError,
     check_fields,
@@ -37,9 +36,7 @@ from mistlab.machine.hardware import Hardware
 from mistlab.network.tiers import Network
 from mistlab.plan.dimension import Setting, Step
 from mistlab.plan.dimensions import DIMENSIONS, engine_problem, names_of
-from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
-from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import ModelSpec, Workload, unsupported
 from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
 from mistlab.stages.plan_orders import check_order
@@ -55,8 +52,6 @@ CONFIG = "config.json"
 _PART = "#"
 # The keys of a mapping that names a model of the catalogue, and says which release of it is meant.
 _OF_RELEASE = frozenset(("name", "checkpoint", "context"))
-# A search space names under this key another space, from which it takes all other choices.
-LIKE = "like"
 
 
 def model_from(plain: object, folder: Path) -> ModelSpec:
@@ -162,36 +157,6 @@ def network_from(plain: object, folder: Path) -> object:
     path = joined(folder, plain)
     with in_file("cluster.network", path):
         return from_mapping(Network, {"name": Path(path).stem, **read_yaml(Path(path))})
-
-
-def space_from(plain: object, folder: Path) -> SearchSpace:
-    """The search space given by a name, a YAML file's path, or a mapping.
-
-    A mapping takes its choices from the space that it names under ``like``, and changes those that
-    it lists.
-    """
-    if isinstance(plain, str) and is_path(plain, (".yaml", ".yml")):
-        path = joined(folder, plain)
-        with in_file("", path):
-            return space_from(read_yaml(Path(path)), Path(path).parent)
-    if isinstance(plain, str):
-        return space_of(plain)
-    if not isinstance(plain, Mapping) or not isinstance(plain.get(LIKE), str):
-        refuse(
-            THIS_VALUE,
-            f"{shown(plain)} is not a search space: give a space's name, a .yaml file, or a "
-            f"mapping with name, and {LIKE}: SPACE",
-        )
-    changes = {key: value for key, value in plain.items() if key != LIKE}
-    if "name" not in changes:
-        refuse("name", "missing: give the search space a name, which tables show")
-    try:
-        base = to_mapping(space_of(plain[LIKE]))
-    except InputError as error:
-        refuse(LIKE, str(error))
-    if isinstance(changes.get("offload"), Mapping):
-        changes["offload"] = {**base["offload"], **changes["offload"]}
-    return from_mapping(SearchSpace, {**base, **changes})
 
 
 def order_from(plain: object, folder: Path) -> object:

@@ -45,8 +45,11 @@ class SearchSpace(dimension_fields.SpaceFields):
     ``unequal_meshes`` parallel degrees of stages may differ, too. ``state_replicas`` of a stage are
     one, or one in each node that it fills, if this is listed. A single rank shards nothing, and
     gets the lowest ZeRO level. Plans may also have one of the ``other_engines``, each with the
-    choices that it supports.
+    choices that it supports. With a ``base`` of 8 or 4 bits, engines that do not divide such
+    weights have plans without tensor parallelism and pipelines alone (``holding`` sees to it).
     """
+
+    base: Base = "16bit"
 
     def __post_init__(self) -> None:
         check_lists(self)
@@ -109,7 +112,7 @@ class SearchSpace(dimension_fields.SpaceFields):
         if not any(row.recomputes_some for row in rows):
             lists |= {name: (0,) for name in counts_of_blocks() if name != RECOMPUTED}
             recomputation = "none_or_all" if recomputation == "any" else recomputation
-        return replace(
+        run_by_them = replace(
             self.with_lists(lists),
             recomputation=recomputation,
             engine=engines[0],
@@ -117,6 +120,7 @@ class SearchSpace(dimension_fields.SpaceFields):
             orders=tuple(order for order in self.orders if not _order_problem(rows, order))
             or (DEFAULT_ORDER,),
         )
+        return run_by_them.holding(self.base)
 
     @property
     def lists(self) -> Mapping[str, tuple[float, ...] | None]:
@@ -163,11 +167,30 @@ class SearchSpace(dimension_fields.SpaceFields):
 
     def holding(self, base: Base) -> "SearchSpace":
         """The search space restricted to plans that the engines can run with frozen weights of this
-        many bits: without tensor parallelism and pipelines if none divides such weights.
+        many bits: without tensor parallelism and pipelines on engines that do not divide such
+        weights.
+
+        An engine of which no listed plan is left leaves the space; without any, it is refused.
         """
-        if base == "16bit" or any(ENGINES[name].divides_quantised for name in self.engines):
+        if base == "16bit":
             return self
-        return replace(self.with_lists({AXES["tensor"].dimension: (1,)}), pipeline=(1,))
+        undivided: dict[str, Any] = {AXES["tensor"].dimension: (1,), "pipeline": (1,)}
+        lists = {name: getattr(self, name) for name in undivided}
+        lacks_one = [name for name, listed in lists.items() if listed and 1 not in listed]
+        dividing = tuple(name for name in self.engines if ENGINES[name].divides_quantised)
+        if lacks_one and not dividing:
+            name = lacks_one[0]
+            known = ", ".join(str(degree) for degree in lists[name])
+            refuse(
+                "base",
+                f"{base}, but engine {self.engine} divides no such weights, and space {self.name} "
+                f"lists {name} {known}: list 1 too, or take engine mistlab, which does",
+            )
+        if lacks_one and dividing != self.engines:
+            return self.on(*dividing).holding(base)
+        held = replace(self, base=base)
+        # Of several engines, each has its restriction where the space is divided by engine.
+        return held if dividing else replace(held, **undivided)
 
     def listed(self, dimension: str) -> tuple[float, ...] | None:
         """The values of a dimension that the space lists, sorted; None allows any value."""

@@ -437,6 +437,35 @@ def test_an_engine_is_no_space_and_a_tool_no_engine(
         assert remedy in capsys.readouterr().err
 
 
+BY_ADAPTERS = ("--model", "llama3-8b", "--gpus-per-node", "4", "--train", "lora", "--base", "4bit")
+
+
+def test_a_file_whose_every_plan_divides_weights_of_few_bits_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "space.yaml"
+    for content, listed in (
+        ("{like: fsdp, name: mine, tensor_parallel: [2, 4]}", "tensor_parallel 2, 4"),
+        ("{like: mist, name: mine, engine: trainer, pipeline: [2]}", "pipeline 2"),
+    ):
+        path.write_text(content, encoding="utf-8")
+        given = ("--hardware", "l4-24gb", "--space", str(path), "--budget-seconds", "5")
+        assert run(tune.main, [*BY_ADAPTERS, *given, "--out", str(tmp_path / "p.yaml")]) == 2
+        told = capsys.readouterr().err
+        assert "--base: 4bit, but engine" in told
+        assert f"space mine lists {listed}: list 1 too, or take engine mistlab" in told
+
+
+def test_each_of_two_engines_divides_what_it_can(tmp_path: Path) -> None:
+    out = tmp_path / "p.yaml"
+    sizes = ("--sequence-length", "16384", "--global-batch", "1", "--precision", "bf16")
+    given = (*sizes, "--hardware", "h100-80gb", "--engine", "trainer-fused,megatron")
+    assert run(tune.main, [*BY_ADAPTERS, *given, "--quick", "--out", str(out)]) == 0
+    plan = load_job(out).plan
+    # One sequence on four GPUs: only megatron can divide the weights, which one plan must.
+    assert (plan.engine, plan.num_gpus) == ("megatron", 4)
+
+
 def test_each_engine_has_the_seconds_of_one() -> None:
     several = space_of("mist").on("mistlab", "megatron", "deepspeed")
     found = budget_for(tuning.BUDGET, several)

@@ -3,16 +3,21 @@ blocks or none, and undivided weights of few bits.
 """
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from experiments.bench.problem import attention_words
+from experiments.bench.search_options import space_called
 from experiments.budget.changes import Changed, single, spread
 from experiments.interchange.single_changes import single_changes
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.engines.engine import ENGINES
 from mistlab.job.job import Job, job_from_mapping
 from mistlab.plan.named_spaces import SPACES, space_of
+from mistlab.plan.space_files import space_from
 
 STAGE = {"layers": 32, "data_parallel": 4, "tensor_parallel": 1, "micro_batch": 1, "zero": 3}
 
@@ -35,12 +40,63 @@ def test_weights_of_few_bits_stay_whole_in_spaces_of_tools(name: str, engine: st
     space = space_of(name).on(engine)
     assert space.holding("16bit") == space
     for base in ("8bit", "4bit"):
-        held = space.holding(base)  # type: ignore[arg-type]
+        held = space.holding(base)
         assert (held.tensor_parallel, held.pipeline) == ((1,), (1,))
     # This package's own engine divides them, alone or beside others.
-    assert space_of(name).on("mistlab").holding("4bit") == space_of(name).on("mistlab")
-    both = space_of(name).on("mistlab", engine)
-    assert both.holding("4bit") == both
+    whole = space_of(name).on("mistlab")
+    held = whole.holding("4bit")
+    assert (held.lists, held.pipeline) == (whole.lists, whole.pipeline)
+    for engines in (("mistlab", engine), (engine, "mistlab")):
+        both = space_of(name).on(*engines).holding("4bit")
+        alone = {one.engine: one for one in both.of_engines}
+        assert alone.keys() == {*engines}
+        assert (alone[engine].tensor_parallel, alone[engine].pipeline) == ((1,), (1,))
+        assert 2 in (alone["mistlab"].tensor_parallel or (2,))
+        assert alone["mistlab"].pipeline is None
+
+
+@pytest.mark.parametrize("listed", [{"tensor_parallel": (2, 4)}, {"pipeline": (2,)}])
+def test_a_space_whose_every_plan_divides_weights_of_few_bits_is_refused(
+    listed: dict[str, tuple[int, ...]],
+) -> None:
+    ((name, degrees),) = listed.items()
+    space = replace(space_of("mist"), engine="trainer", name="mine", recomputation="all", **listed)  # type: ignore[arg-type]
+    assert space.holding("16bit") == space
+    known = ", ".join(map(str, degrees))
+    message = f"base: 4bit, but engine trainer divides .* space mine lists {name} {known}: list 1"
+    with pytest.raises(InputError, match=message):
+        space.holding("4bit")
+    # Another engine can run its plans, and stays alone.
+    both = replace(space, other_engines=("mistlab",)).holding("4bit")
+    assert both.engines == ("mistlab",)
+    assert both.listed(name) if name != "pipeline" else both.pipeline == degrees
+    # A list with other degrees keeps 1 alone.
+    wider = replace(space, **{name: (1, *degrees)}).holding("4bit")  # type: ignore[arg-type]
+    assert (wider.tensor_parallel, wider.pipeline) == ((1,), (1,))
+
+
+def test_a_space_file_has_what_its_engine_runs(tmp_path: Path) -> None:
+    content: dict[str, Any] = {"like": "mist", "name": "mist", "engine": "trainer"}
+    assert space_from(content, tmp_path) == space_of("mist").on("trainer")
+    assert space_from({**content, "other_engines": ["mistlab"]}, tmp_path).recomputation == "any"
+    for key, value, remedy in (
+        ("core_recomputed_layers", [4, 8], r"\[4, 8\], but engine trainer .*: give \[0\], or"),
+        ("core_recomputed_layers", None, r"null, but engine trainer .*: give \[0\], or leave"),
+        ("recomputation", "any", "'any', but engine trainer .*: give 'none_or_all', or leave"),
+    ):
+        with pytest.raises(InputError, match=f"{key}: {remedy}"):
+            space_from({**content, key: value}, tmp_path)
+    for key, value in (("core_recomputed_layers", [0]), ("recomputation", "all")):
+        space_from({**content, key: value}, tmp_path)
+    both = tmp_path / "both.yaml"
+    both.write_text("{like: mist, name: both, other_engines: [trainer]}", encoding="utf-8")
+    for engine in ("mistlab", "trainer"):
+        assert space_called(str(both), engine).engines == (engine,)
+
+
+@pytest.mark.parametrize("name", [*SPACES])
+def test_a_named_space_has_only_what_its_engine_runs(name: str) -> None:
+    assert space_of(name).on(*space_of(name).engines) == space_of(name)
 
 
 @pytest.mark.parametrize("name", [*SPACES])

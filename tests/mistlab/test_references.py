@@ -15,9 +15,9 @@ from mistlab.job.job import (
     job_to_mapping,
     load_job,
     model_from,
-    space_from,
 )
 from mistlab.plan.named_spaces import space_of
+from mistlab.plan.space_files import space_from
 from mistlab.plan.workload import ModelSpec
 
 SPEC = ModelSpec.of(name="mine", family="custom", hidden=256, layers=32, heads=8)
