@@ -37,7 +37,7 @@ from mistlab.job.prediction import (
 )
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan
-from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.plan.workload import ModelSpec, Workload, unsupported
 from mistlab.reduction.reduction_text import reduction_named
 from simulators.symbolic import SymbolicPredictor
 
@@ -97,6 +97,14 @@ def check_beside_plan(line: Sequence[str], beside: Iterable[str], where: str) ->
         reject(
             f"{where}: the plan file already determines {', '.join(given)}: leave these options out"
         )
+
+
+def check_supported(workload: Workload, engines: Iterable[str]) -> None:
+    """Refuse an option of a workload that one of these engines does not support."""
+    with as_options():
+        for name in engines:
+            if error := unsupported(workload, ENGINES[name]):
+                raise error
 
 
 def on_cluster_with(job: Job, numbers: Mapping[str, Any]) -> Job:

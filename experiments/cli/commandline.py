@@ -385,6 +385,7 @@ def as_options(prefix: str = "") -> Iterator[None]:
     except FieldError as error:
         field = error.path.rpartition(".")[2].replace("_", "-")
         problem = error.problem.replace("train: adapters", "--train adapters")
+        problem = re.sub(r"\bor (give )?engine: ", r"or \1--engine ", problem)
         reject(f"--{prefix}{OPTION_OF.get(field, field)}: {problem}")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.bench.bench import Bench, Entry, decided, judged
-from experiments.bench.problem import free_words
+from experiments.bench.problem import check_supported, free_words
 from experiments.bench.search_options import (
     budget_of,
     can_ask,
@@ -155,6 +155,7 @@ def compare(options: argparse.Namespace) -> int:
     names = searchers_called(_wanted(options), options.predictor)
     options.searchers = ",".join(names)
     problem, space = searched(options)
+    check_supported(problem.workload, space.engines)
     budget = budget_of(options, _default_budget(len(names), quick=options.quick))
     options.budget_evaluations, options.budget_seconds = budget.evaluations, budget.seconds
     if budget.clock == "cpu":

@@ -13,6 +13,7 @@ from experiments.bench.problem import (
     asked_words,
     attention_words,
     check_beside_plan,
+    check_supported,
     free_words,
     margin_gib,
     peak_bounds_of,
@@ -108,6 +109,7 @@ def tuned(options: argparse.Namespace, *, writes: bool = False) -> tuple[Bench, 
     """
     (name,) = searchers_called([options.searcher or SEARCHER], options.predictor, "--searcher")
     problem, space = searched(options)
+    check_supported(problem.workload, space_for(name, space).engines)
     if writes:
         progress(f"{asked_words(problem.workload, problem.cluster)}; space {space.name}")
     budget = budget_of(options, budget_for(QUICK if options.quick else BUDGET, space))

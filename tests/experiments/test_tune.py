@@ -466,6 +466,19 @@ def test_each_of_two_engines_divides_what_it_can(tmp_path: Path) -> None:
     assert (plan.engine, plan.num_gpus) == ("megatron", 4)
 
 
+@pytest.mark.parametrize("command", [tune, compare_searchers, will_it_fit])
+def test_an_optimizer_that_an_engine_lacks_is_refused_by_its_option(
+    command: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--engine", "megatron", "--optimizer", "adamw-8bit", "--out", str(tmp_path / "out"))
+    assert run(command.main, [*asked]) == 2
+    assert capsys.readouterr().err.endswith(
+        "error: --optimizer: adamw-8bit, but engine megatron does not train with it: give adamw, "
+        "or --engine mistlab\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
 def test_each_engine_has_the_seconds_of_one() -> None:
     several = space_of("mist").on("mistlab", "megatron", "deepspeed")
     found = budget_for(tuning.BUDGET, several)
