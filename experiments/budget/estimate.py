@@ -8,10 +8,17 @@ from importlib.resources import files
 from typing import Any
 
 from experiments.bench.bench import Bench
-from experiments.bench.problem import load_equal, model_named, problem_of, untimed_words
+from experiments.bench.problem import (
+    check_beside_plan,
+    load_equal,
+    model_named,
+    problem_of,
+    untimed_words,
+)
 from experiments.budget.bill_units import UNITS, Unit, units_of
 from experiments.budget.rented import rented
 from experiments.budget.trained_tokens import check_no_tokens, length_words, tokens_of
+from experiments.cli.command import experiment
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options, progress
 from experiments.cli.live import Live
 from experiments.pages.charts import Bars
@@ -53,6 +60,13 @@ GPT = "gpt3-175b"
 LLAMA_SEQUENCE = 2048
 # The tokens in a batch, for models whose publication does not state the batch size.
 BATCH_TOKENS = 2.0**22
+# The options that may be given together with a plan file; all others are determined by the plan, or
+# belong to a table of prices.
+BESIDE_A_PLAN = (
+    *("plan", "tokens", "samples", "epochs", "utilisation", "goodput"),
+    *("usd_per_gpu_hour", "watts", "overhead", "kg_per_kwh", "by", "under", "starting"),
+    *experiment("estimate"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +144,7 @@ class Question:
         }
 
 
-def estimate(options: argparse.Namespace) -> int:
+def estimate(options: argparse.Namespace, line: Sequence[str]) -> int:
     """Estimate what a training costs: days, GPU hours, money, energy and carbon, by formula and by
     prediction.
 
@@ -150,6 +164,8 @@ def estimate(options: argparse.Namespace) -> int:
         return _billed(options)
     if options.prices is not None:
         return _rented(options)
+    if options.plan is not None:
+        check_beside_plan(line, BESIDE_A_PLAN, f"--plan {options.plan}")
     for name in ("by", "under", "starting"):
         if (value := getattr(options, name)) is not None:
             reject(
@@ -222,9 +238,12 @@ def _rows(question: Question, plan: Plan | None, *, quick: bool) -> Iterator[Row
     if plan is not None:
         yield question.predicted("plan", (plan, bench.predictor.predict(plan)))
         return
-    yield question.predicted("rule", plan_by_rule(question.problem, bench.predictor))
+    with as_options():
+        ruled = plan_by_rule(question.problem, bench.predictor)
+    yield question.predicted("rule", ruled)
     if not quick:
-        entry = bench.search("mist", space_of("mist"), BUDGET, 0, Live(searcher="mist"))
+        with as_options():
+            entry = bench.search("mist", space_of("mist"), BUDGET, 0, Live(searcher="mist"))
         yield question.predicted("mist", entry.answer)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from experiments.bench.bench import Bench
 from experiments.bench.problem import problem_of
-from experiments.cli.commandline import DONE, NO_ANSWER, progress
+from experiments.cli.commandline import DONE, NO_ANSWER, as_options, progress
 from experiments.cli.live import Live
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, table_of
@@ -158,7 +158,8 @@ def _run(
     problem: Problem, price: GpuPrice, options: argparse.Namespace, tokens: float
 ) -> RentedRun:
     space = space_of(options.space)
-    entry = Bench.of(problem).search("mist", space, BUDGET, 0, Live(searcher="mist"))
+    with as_options():
+        entry = Bench.of(problem).search("mist", space, BUDGET, 0, Live(searcher="mist"))
     gpus = problem.cluster.num_gpus
     if entry.answer is None or not entry.answer[1].fits:
         return RentedRun(price=price, gpus=gpus, why=f"no plan of space {space.name} fits")

@@ -153,6 +153,7 @@ TRAINING_COMMANDS: dict[str, Group] = {
                     "--tokens 2e8 --global-batch 64 --prices prices.yaml --by friday --under 500"
                 ),
             },
+            takes_line=True,
         ),
         "reliability": command(
             "experiments.budget.reliability:reliability",

@@ -10,6 +10,7 @@ that fit, the fastest is taken.
 
 from collections.abc import Iterator
 
+from mistlab.engines.engine import ENGINES
 from mistlab.job.prediction import Prediction, Predictor
 from mistlab.job.search import Problem
 from mistlab.plan.dimension import degree_problem
@@ -17,6 +18,8 @@ from mistlab.plan.dimensions import RECOMPUTED
 from mistlab.plan.plan import Plan, StagePlan
 
 ENGINE = "megatron"
+# Megatron-LM as its users have it today, for optimizers that the published one lacks.
+ENGINE_OF_OPTIMIZERS = "megatron-core"
 # The engine where weights are frozen, and its level of sharding weights (FSDP, ZeRO-3).
 ENGINE_OF_ADAPTERS, SHARDS_WEIGHTS = "trainer", 3
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -65,7 +68,9 @@ def _plans(problem: Problem, stages: int) -> Iterator[Plan]:
     stage = StagePlan(
         layers=layers, data_parallel=replicas, tensor_parallel=tensor, micro_batch=1
     ).with_values({RECOMPUTED: layers})
-    yield from _sized(problem, ENGINE, stage, stages)
+    has_optimizer = problem.workload.optimizer in ENGINES[ENGINE].optimizers
+    engine = ENGINE if has_optimizer else ENGINE_OF_OPTIMIZERS
+    yield from _sized(problem, engine, stage, stages)
 
 
 def _sized(problem: Problem, engine: str, stage: StagePlan, stages: int) -> Iterator[Plan]:

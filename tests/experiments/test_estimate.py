@@ -99,6 +99,31 @@ def test_a_plan_is_predicted_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixt
     assert rows["plan"]["gpus"] == 4
 
 
+@pytest.mark.parametrize(
+    "words", [("--optimizer", "adamw-8bit"), ("--model=gpt3-1.3b",), ("--nodes", "1")]
+)
+def test_options_that_a_plan_determines_are_refused(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run(estimate.main, ["--plan", str(EXAMPLE), *words, "--out", str(out)]) == 2
+    option = words[0].partition("=")[0]
+    message = f"{EXAMPLE}: the plan file already determines {option}: leave these options out"
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_the_rule_s_plan_has_the_optimizer_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Published Megatron-LM keeps moments in 32 bits alone, today's also in 8 and 16."""
+    line = ("--model", "llama3-8b", "--hardware", "a100-80gb", "--tokens", "1e9")
+    for optimizer, engine in (("adamw", "megatron"), ("adamw-8bit", "megatron-core")):
+        rows = answer(capsys, *line, "--optimizer", optimizer, "--out", str(tmp_path))
+        assert rows["rule"]["plan"][0].startswith(f"engine {engine}, ")
+        assert rows["rule"]["days"] > 0
+
+
 def test_where_nothing_fits_the_formula_is_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,6 +112,15 @@ def test_options_of_renting_need_prices(
     assert problem in capsys.readouterr().err
 
 
+def test_an_optimizer_that_the_space_lacks_is_told_by_its_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [*LINE, "--optimizer", "adamw-bf16", "--prices", written(tmp_path)]
+    assert run(estimate.main, [*line, "--out", str(tmp_path / "out")]) == 1
+    message = "--optimizer: adamw-bf16, but engine fsdp keeps moments otherwise: give adamw"
+    assert message in capsys.readouterr().out
+
+
 def test_numbers_of_gpus_are_the_table_s(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
