@@ -167,7 +167,7 @@ def test_a_batch_that_nothing_divides_is_said_to_be_that(name: str) -> None:
     searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor_of(problem))
     result = searcher.search(problem, space, Budget(evaluations=5), 0)
     assert result.status == "INFEASIBLE"
-    assert "no pipeline of 2 GPUs for a global batch of 3" in result.reason
+    assert "has no plan on 2 GPUs for a global batch of 3: there is one" in result.reason
 
 
 @every_searcher
