@@ -117,6 +117,7 @@ def read_torchtune(source: LaunchFile, given: Given) -> Imported:
     top.unsaid({"optimizer_in_bwd": "gradients are predicted to be kept until the optimizer step"})
     engines = of_tuners(ENGINES)
     compiles = top.switch("compile")
+    top.tell_of_misspelt()
     return draft.job(given, ("fsdp-compiled", *engines) if compiles else engines)
 
 
@@ -167,6 +168,7 @@ def read_automodel(source: LaunchFile, given: Given) -> Imported:
     _optimizer(draft, _last(top.section("optimizer"), _AUTOMODEL))
     _loss(draft, _last(top.section("loss_fn"), _AUTOMODEL))
     compiles = top.section("compile").switch("enabled")
+    top.tell_of_misspelt()
     return draft.job(given, ("fsdp-compiled", *ENGINES) if compiles else ENGINES)
 
 

@@ -139,6 +139,26 @@ def test_a_loss_that_keeps_all_logits_is_whole_whatever_its_name(
     assert is_less == (loss == "whole" and "Chunked" in name)
 
 
+@pytest.mark.parametrize(
+    ("read", "text", "key", "meant"),
+    [
+        (read_torchtune, TORCHTUNE, "gradient_acumulation_steps: 8", "gradient_accumulation_steps"),
+        (
+            read_automodel,
+            AUTOMODEL,
+            "distributed: {activation_checkpoint: true}",
+            "activation_checkpointing",
+        ),
+    ],
+)
+def test_a_misspelt_key_of_a_recipe_is_told(read: Any, text: str, key: str, meant: str) -> None:
+    source = text.replace("LOSS", "LinearCrossEntropyLoss")
+    told = [remark.text for remark in read(LaunchFile(text=source + key), GIVEN).remarks]
+    plain = [remark.text for remark in read(LaunchFile(text=source), GIVEN).remarks]
+    assert any(f"(did you mean {meant}?)" in line for line in told)
+    assert not any("did you mean" in line for line in plain)
+
+
 def test_axolotl_s_chunked_cross_entropy_keeps_all_logits() -> None:
     text = """
 base_model: meta-llama/Meta-Llama-3-8B
