@@ -52,7 +52,9 @@ def run(**cells: str) -> Configuration:
     ],
 )
 def test_masks_before_adapters_are_kept(cells: dict[str, str], of_token: int) -> None:
-    assert run(**LORA, **cells).elsewhere.beside_bytes == TOKENS * LAYERS * of_token
+    # GLM-4's script recomputes all blocks.
+    layers = 1 if "GLM-4" in cells.get("source", "") else LAYERS
+    assert run(**LORA, **cells).elsewhere.beside_bytes == TOKENS * layers * of_token
     # Blocks that are recomputed keep them one after another. Litgpt's files of adapters are of one
     # GPU, on which litgpt recomputes nothing.
     again = run(**{**LORA, **cells, "recompute": "full"})
