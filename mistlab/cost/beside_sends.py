@@ -485,6 +485,7 @@ def times_beside_sends(
         late_in_queue_s = queued_late_s(beside_sends, sent, passed_s)
     in_round_s = within_round_s(sent, outside.together_slowed, in_flight)
     shared_s = np.where(in_place, np.clip(rest_s, 0.0, received), 0.0)
+    sends = sent + received > 0
     return {
         **times,
         "forward_s": times["forward_s"] + turned_s + lost_s,
@@ -494,9 +495,9 @@ def times_beside_sends(
         "backward_s": times["backward_s"] + turned_back_s + lost_back_s,
         "lost_forward_s": forward.lost_s(received),
         "lost_backward_s": turned_back_s + lost_back_s,
-        "late_forward_s": late_s,
-        "late_backward_s": late_back_s,
-        "late_turned_s": late_turned_s,
+        "late_forward_s": sends * late_s,
+        "late_backward_s": sends * late_back_s,
+        "late_turned_s": sends * late_turned_s,
         "delta_forward_s": times["delta_forward_s"] - turned_s - lost_s,
         "delta_backward_s": ends_s + shared_s,
         "within_backward_s": within_s + shared_s,

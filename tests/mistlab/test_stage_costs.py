@@ -162,11 +162,19 @@ def left_of(lowest: Slot, factors: np.ndarray) -> float:
     return lasting_s(lowest, factors) - float(overlapped(lowest.alone, factors, ("compute",))[0])
 
 
+def with_barriers(batch: StageBatch) -> StageBatch:
+    """The candidates without what is played without barriers: passes that data leaves
+    (``tests/simulators/test_backward_passes.py``), and first passes of first stages with offloaded
+    weights (``test_stepping_slots.py``).
+    """
+    stays = {f"offload_{kind}": np.zeros(len(batch)) for kind in ("gradients", "activations")}
+    weights = batch.offload_weights * (1 - batch.has_embedding)
+    return batch.with_columns(**stays, offload_weights=weights)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
-    # Passes that data leaves have no barriers (``tests/simulators/test_backward_passes.py``).
-    stays = ("gradients", "activations") if depth == 1 else ()
-    batch = candidates(60).with_columns(**{f"offload_{kind}": np.zeros(60) for kind in stays})
+    batch = candidates(60) if depth > 1 else with_barriers(candidates(60))
     model = model_of(depth=depth)
     found = model(batch)
     for row in range(len(batch)):
