@@ -373,6 +373,7 @@ class StageTimeModel:
             + meeting * received,
             "point_to_point_s": 2 * (1 - blocking) * sent,
             "received_s": (1 - blocking) * received,
+            "sent_s": (1 - blocking) * sent,
         }
         exposed_s = times["forward_s"] + times["backward_s"] - passes.computing
         if passes.beside_sends:

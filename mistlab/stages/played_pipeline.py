@@ -123,11 +123,12 @@ Columns = Mapping[str, Sequence[float]]
 PLAYED_TIMES = (
     *("forward_s", "backward_s", "through_forward_s", "through_backward_s"),
     *("within_forward_s", "within_backward_s", "after_first_s", "left_backward_s"),
-    *("point_to_point_s", "received_s", "first_send_late_s", "begin_s", "end_s"),
+    *("point_to_point_s", "first_send_late_s", "begin_s", "end_s"),
 )
 # Times that the closed form of an iteration does without: how much longer passes are after a pass
-# of their own kind, and how much a whole pass, and what it reduces first, lengthen a send.
-FURTHER_TIMES = "again_forward_s", "again_backward_s", *LATE
+# of their own kind, a send beside no pass, and how much a whole pass, and what it reduces first,
+# lengthen a send.
+FURTHER_TIMES = "again_forward_s", "again_backward_s", "sent_s", *LATE
 
 
 def times_of_passes(times: Columns, again_s: Sequence[Sequence[float]]) -> list[PassTimes]:
@@ -226,12 +227,6 @@ def sends_of(walk: Walk, micro_batches: int) -> Iterator[tuple[float, float, Rou
             yield end_s - sent_s, end_s, (stage, row % _KINDS >= _BACKWARD)
 
 
-def alone_of(times: Columns) -> list[float]:
-    """The seconds of a send from each stage to the next one, or back, beside no pass."""
-    whole_s, received_s = times["point_to_point_s"], times["received_s"]
-    return [*map(min, (both_s / 2 for both_s in whole_s), (*received_s[1:], 0.0))]
-
-
 def sends_beside_passes(
     walk: Walk,
     free_s: Sequence[float],
@@ -244,7 +239,7 @@ def sends_beside_passes(
 
     A whole forward and a whole backward pass of each stage, and the reductions of a backward pass
     before them, make a send ``late_s`` later, and a part of a pass as much less. Sends take at most
-    twice ``alone_s`` (``alone_of``), as the link is shared by halves.
+    twice ``alone_s``, as the link is shared by halves.
     """
     stages, of_stage = len(free_s), len(walk.ends_s) // len(free_s)
     steps = steps_of(stages, of_stage // 2)
@@ -286,12 +281,15 @@ def _late_of_kinds(forward_s: float, backward_s: float, turned_s: float) -> Sequ
 # Plays sends that share links, each as fast as its links allow.
 
 
-def _sendings(times: Columns, uses: Mapping[Route, Uses]) -> list[list[Sending]]:
+def _sendings(
+    times: Columns, alone_s: Sequence[float], uses: Mapping[Route, Uses]
+) -> list[list[Sending]]:
     """How each stage sends the outputs of each kind of pass, on the links in ``uses``."""
     sendings = []
     for stage, last_s in enumerate(times["within_backward_s"]):
-        sent = _sending(times, stage, uses.get((stage, False), ()))
-        returned = _sending(times, max(0, stage - 1), uses.get((stage, True), ()))
+        before, whole_s = max(0, stage - 1), [both_s / 2 for both_s in times["point_to_point_s"]]
+        sent = _sending(whole_s[stage], alone_s[stage], uses.get((stage, False), ()))
+        returned = _sending(whole_s[before], alone_s[before], uses.get((stage, True), ()))
         last = returned._replace(alone_s=returned.alone_s + last_s)
         sendings.append(
             [sent] * len(_FORWARDS) + [returned] * (_LAST - _BACKWARD) + [last] * (_KINDS - _LAST)
@@ -299,12 +297,10 @@ def _sendings(times: Columns, uses: Mapping[Route, Uses]) -> list[list[Sending]]
     return sendings
 
 
-def _sending(times: Columns, lower: int, uses: Uses) -> Sending:
+def _sending(whole_s: float, alone_s: float, uses: Uses) -> Sending:
     """How a stage and the next one send each other outputs, on the links in ``uses``."""
-    whole_s = times["point_to_point_s"][lower] / 2
     if not uses:
         return Sending(whole_s, 0.0, ())
-    alone_s = min(whole_s, times["received_s"][lower + 1])
     return Sending(alone_s, whole_s - alone_s, uses)
 
 
@@ -522,14 +518,17 @@ def _played_s(
     played = micro_batches - max(0, micro_batches // stages - groups) * stages
     first_s, of_passes = free_at_first(times), times_of_passes(times, again_s)
     walk = walked(first_s, of_passes, played)
-    late_s, alone_s = [of_stage[2:] for of_stage in further_s], alone_of(times)
+    alone_s, late_s = (
+        [of_stage[2] for of_stage in further_s],
+        [of_stage[3:] for of_stage in further_s],
+    )
     if any(map(any, late_s)) and _outlast(alone_s, times):
         beside = times_of_passes({**times, "first_send_late_s": [0.0] * stages}, again_s)
         for _ in range(_WALKED_AGAIN):
             sends_s = sends_beside_passes(walk, first_s, beside, late_s, alone_s)
             walk = walked(first_s, beside, played, sends_s)
     if uses and sends_meet(sends_of(walk, played), uses):
-        shared = _Play(first_s, of_passes, _sendings(times, uses), played)
+        shared = _Play(first_s, of_passes, _sendings(times, alone_s, uses), played)
         free_s, ends_s = shared.free_s, [end_s for _, end_s in shared.spans[-1]]
     elif is_exact:
         free_s, ends_s = walk.free_s, walk.ends_s[-2 * played :]

@@ -416,13 +416,12 @@ def times_of(*roles: Role) -> tuple[str, ...]:
 class StageSeconds(StageTimes):
     """The times of each candidate stage; the closed form of 1F1B needs ``StageTimes`` alone.
 
-    A forward pass that follows a forward pass is shorter by ``turned_s``, since no gradients of a
-    backward pass are still being reduced. ``again_forward_s`` and ``again_backward_s`` are those of
-    ``longer_again``. ``step_s`` is the optimizer step's arithmetic alone, even where it overlaps
-    with passes. ``exposed_communication_s`` is the time that a steady micro-batch takes beyond its
-    computation. ``lost_forward_s`` and ``lost_backward_s`` are how much sends lengthen passes,
-    ``late_forward_s`` and ``late_backward_s`` how much a whole pass lengthens the send beside it,
-    and ``late_turned_s`` the reductions of ``turned_s``.
+    A forward pass that follows a forward pass is shorter by ``turned_s``, as no gradients are still
+    being reduced. The ``again`` times are those of ``longer_again``, ``step_s`` the arithmetic of
+    the optimizer step, even beside passes. ``exposed_communication_s`` is the time of a steady
+    micro-batch beyond its computation. The ``lost`` times are how much sends lengthen passes, the
+    ``late`` times how much a whole pass, or the reductions of ``turned_s``, lengthens the send
+    beside it. ``sent_s`` is a send to the next stage beside no pass.
     """
 
     turned_s: Floats
@@ -435,6 +434,7 @@ class StageSeconds(StageTimes):
     late_forward_s: Floats
     late_backward_s: Floats
     late_turned_s: Floats
+    sent_s: Floats
 
     @property
     def stable_s(self) -> Floats:
