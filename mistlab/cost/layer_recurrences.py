@@ -183,11 +183,10 @@ def first_pass_s(
     keeps = ~np.logical_or.reduce(seconds.alone("A", ">") > 0)[cases.strategy]
     gathers = gathers_each_pass(seconds)[cases.strategy]
     ways = 2 * keeps + gathers
-    # Cases are simulated together if their stages have equally many layers: tasks of layers that a
-    # stage lacks would wait for others.
+    # Cases are simulated together if their stages have equally many layers, since these take about
+    # equally many steps of the simulation.
     in_order = np.lexsort((cases.layers, ways))
-    alike = np.stack([cases.layers, ways])[:, in_order]
-    ends = 1 + np.flatnonzero((alike[:, 1:] != alike[:, :-1]).any(axis=0))
+    ends = np.searchsorted(ways[in_order], range(1, 4))
     begins = {*range(0, len(in_order), _AT_ONCE), *ends.tolist(), len(in_order)}
     for begin, end in pairwise(sorted(begins)):
         chosen = in_order[begin:end]
@@ -200,7 +199,7 @@ def first_pass_s(
         column, last = np.arange(len(chosen)), part.layers - 1
         opens = kinds[0] == types.names.index(EMBEDDING)
         at, ended = _starts(lanes, opens, gathers[chosen] & (len(kinds) > 1))
-        _, ends_s = played(work, slowed, lanes, at, ended, last)
+        _, ends_s = played(work, slowed, lanes, at, ended, last, part.layers)
         first_s[chosen] = ends_s[last, column]
         for run, stop in enumerate(np.maximum(part.simulated.cumsum(axis=0) - 1 - AHEAD, 0)):
             measured_s = ends_s[stop, column] - ends_s[np.maximum(stop - MEASURED, 0), column]

@@ -475,11 +475,10 @@ STEPPED_AHEAD = NONE_ENDED + sum(ONE_MORE[name] * count for name, count in _ENDE
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The tasks of all streams in order, one stream after another, with the tasks that each waits
-    for.
+    """The tasks of all streams in order, stream after stream, and what each task waits for.
 
     Each task has the row of ``work`` with its seconds, the counts of ended tasks that it ``needs``,
-    and what its start and its end add to the counts.
+    what its start and its end add to them, and its block.
 
     ``first`` (4) is each stream's first task, ``stepped`` (4) its first task after the first
     block's step, ``late`` (4) that after a micro-batch that comes late; each stream's last task is
@@ -490,6 +489,7 @@ class Lanes:
     needs: Ints
     ends: Ints
     begins: Ints
+    blocks: Ints
     first: Ints
     stepped: Ints
     late: Ints
@@ -504,7 +504,7 @@ def lanes_of(blocks: int, in_turn: int, *, without: str = "", gathers: bool = Fa
     With ``gathers``, weights are gathered for each pass, when the block before starts to compute:
     after the activations of a third block, two before that, have left.
     """
-    lanes: list[tuple[int, int, int, int]] = []
+    lanes: list[tuple[int, int, int, int, int]] = []
     first, stepped, late, passes = [], [], [], []
     for stream in STREAMS:
         first.append(len(lanes))
@@ -524,24 +524,28 @@ def lanes_of(blocks: int, in_turn: int, *, without: str = "", gathers: bool = Fa
             counts = sum(one * most for one, most in needs if most > 0)
             begins = ONE_MORE[_BEGUN] if task.name == "S" else 0
             row = in_turn * NAMES.index(task.name) + block % in_turn
-            lanes.append((row, counts, ONE_MORE[task.name], begins))
+            lanes.append((row, counts, ONE_MORE[task.name], begins, block))
         stepped.append(first[-1] + before)
         late.append(first[-1] + ahead)
-        lanes.append((0, NONE_ENDED, 0, 0))
-    work, needs, ends, begins = np.array(lanes).T.copy()
-    return Lanes(work, needs, ends, begins, *map(np.array, (first, stepped, late, passes)))
+        lanes.append((0, NONE_ENDED, 0, 0, -1))
+    return Lanes(*np.array(lanes).T.copy(), *map(np.array, (first, stepped, late, passes)))
 
 
 def played(
-    work: Floats, slowed_by: SlowedBy, lanes: Lanes, at: Ints, ended: Ints, last: Ints
+    work: Floats,
+    slowed_by: SlowedBy,
+    lanes: Lanes,
+    at: Ints,
+    ended: Ints,
+    last: Ints,
+    blocks: Ints,
 ) -> tuple[Floats, Floats]:
     """The seconds at which the forward pass of each block starts and ends (blocks, cases C), up to
-    block ``last`` of each case.
+    block ``last`` of the ``blocks`` (C) that a case has.
 
-    The streams begin with the tasks ``at`` (4, C), when the tasks counted in ``ended`` (C) have
-    ended. ``work`` is as in ``stepping_s``. The tasks of consecutive blocks are simulated in order
-    of time: on each stream one after another, each as soon as the tasks that it waits for have
-    ended.
+    The streams begin with the tasks ``at`` (4, C), when those counted in ``ended`` (C) have ended.
+    ``work`` is as in ``stepping_s``. The tasks of consecutive blocks are simulated in order of
+    time: on each stream one after another, each as soon as those that it waits for have ended.
     """
     cases = work.shape[-1]
     work, column = np.ravel(work), np.arange(cases)
@@ -550,11 +554,12 @@ def played(
     of_tasks = np.full((2, lanes.first[1], cases), np.nan)
     until_last = lanes.passes[last]
     while (at[COMPUTE] <= until_last).any():
-        # Some tasks wait only until an optimizer step has started.
-        is_ready = (ended - lanes.needs.take(at[COMPUTE])) & NONE_ENDED == NONE_ENDED
+        # Blocks that a case lacks wait for nothing, some tasks only for a step to start.
+        needs = np.where(lanes.blocks.take(at) < blocks, lanes.needs.take(at), 0)
+        is_ready = (ended - needs[COMPUTE]) & NONE_ENDED == NONE_ENDED
         starts = is_ready & ~is_running[COMPUTE]
         ended += lanes.begins.take(at[COMPUTE]) * starts
-        is_ready = (ended - lanes.needs.take(at)) & NONE_ENDED == NONE_ENDED
+        is_ready = (ended - needs) & NONE_ENDED == NONE_ENDED
         starts = is_ready & ~is_running
         left = np.where(starts, work.take(lanes.work.take(at) * cases + column), left)
         is_running |= starts
@@ -590,5 +595,6 @@ def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
     (_, in_turn, cases), last = work.shape, _FILLING + MEASURED
     lanes = lanes_of(_BLOCKS, in_turn)
     at, ended = np.repeat(lanes.stepped[:, None], cases, axis=1), np.full(cases, _STEPPED)
-    begun, _ = played(work, slowed_by, lanes, at, ended, np.full(cases, last))
+    blocks = np.full(cases, _BLOCKS)
+    begun, _ = played(work, slowed_by, lanes, at, ended, np.full(cases, last), blocks)
     return np.asarray((begun[last] - begun[_FILLING]) / MEASURED)
