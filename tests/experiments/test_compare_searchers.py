@@ -301,7 +301,7 @@ WRONG = {
             *("--global-batch", "1", "--space", "deepspeed"),
             *("--nodes", "8", "--gpus-per-node", "8"),
         ],
-        "--global-batch 1 on 64 GPUs: space deepspeed has no pipeline",
+        "--global-batch 1 on 64 GPUs: space deepspeed has no plan on 64 GPUs",
     ),
     "model": (["--model", "gpt3-2"], "--model: 'gpt3-2' is unknown"),
 }
