@@ -364,6 +364,17 @@ def test_no_forward_overtakes_a_step_that_the_table_has_before_it() -> None:
         assert all(step < after for step, after in zip(steps[1:], computes, strict=False))
 
 
+def test_a_gather_of_sharded_weights_waits_until_its_layer_has_stepped() -> None:
+    """Weights that stay on the GPU, which a step writes outside the ring that gathers fill."""
+    stage = replace(HALF, zero=3)
+    tasks = [*simulated(plan_of(stage, stage)).tasks()]
+    gathers, steps = ([t for t in tasks if t.action.kind == kind] for kind in "US")
+    assert len(steps) == WORK.model.layers + 2
+    for step in steps:
+        gathered_s = [t.start_s for t in gathers if t.action.layer == step.action.layer]
+        assert min(gathered_s, default=step.end_s) >= step.end_s > step.start_s
+
+
 def test_a_send_goes_beside_reductions() -> None:
     """The stage before waits for its gradients, nobody for the reduced ones."""
     slow = Cluster(
