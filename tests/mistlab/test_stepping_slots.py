@@ -1,5 +1,7 @@
 """The first pass where states leave when their block has stepped, and least times of work."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from scipy.optimize import linprog
@@ -9,8 +11,8 @@ from mistlab.cost.side_by_side import NAMES, TASKS, SlowedBy, least_together, st
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.plan.plan import Offload, Plan, StagePlan
-from mistlab.stages.stage_batch import StageBatch
-from simulators.events import EventSimulator
+from mistlab.stages.stage_batch import StageBatch, StageTimes
+from simulators.events import EventSimulator, PlayedTask
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of
 
@@ -86,6 +88,44 @@ def test_states_leave_while_those_of_the_next_block_come(case: str) -> None:
     assert abs(closed.iteration_s / played.iteration_s - 1) < 0.01
 
 
+COMMON = {"data_parallel": 2, "tensor_parallel": 1, "micro_batch": 1}
+# Layers, recomputed ones, ZeRO level, and ratios.
+Offloading = tuple[int, int, int, Offload]
+
+
+class Stages(NamedTuple):
+    """What the closed form says of a plan's stages, and the tasks of the plan as it is played."""
+
+    seconds: StageTimes
+    tasks: list[PlayedTask]
+
+    def ended_s(self, kind: str) -> float:
+        """When the last task ends whose name begins so."""
+        return max(task.end_s for task in self.tasks if str(task.action).startswith(kind))
+
+
+def stages_on_l4(case: Offloading, *, others: Offload, is_last: bool) -> Stages:
+    """Of Llama 7B: a stage of ``case``, and if layers are left another one, with ``others``."""
+    layers, recomputed, zero, offload = case
+    workload = workload_of("llama-7b", 2048, 2, "bf16")
+    stages = [
+        StagePlan(
+            layers=layers, checkpointed_layers=recomputed, zero=zero, offload=offload, **COMMON
+        )
+    ]
+    left = workload.model.layers - layers
+    if left:
+        other = StagePlan(layers=left, zero=1, offload=others, **COMMON)
+        stages.insert(0 if is_last else 1, other)
+    cluster = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=2 * len(stages))
+    plan = Plan(micro_batches=1, stages=tuple(stages))
+    predictor = SymbolicPredictor(workload=workload, cluster=cluster)
+    simulation = EventSimulator(workload=workload, cluster=cluster).simulate(plan)
+    return Stages(
+        seconds=predictor.stage_costs(StageBatch.of_plan(plan)).seconds, tasks=[*simulation.tasks()]
+    )
+
+
 # Stages whose first micro-batch comes late: layers, recomputed ones, ZeRO level, and ratios.
 LATE = {
     "few layers": (4, 4, 1, offloaded(0.75, 0.375, 0.875, 0.75)),
@@ -97,25 +137,11 @@ LATE = {
 
 @pytest.mark.parametrize("case", LATE)
 def test_a_micro_batch_that_comes_late_finds_two_blocks_stepped(case: str) -> None:
-    layers, recomputed, zero, offload = LATE[case]
-    workload = workload_of("llama-7b", 2048, 2, "bf16")
-    cluster = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=4)
-    common = {"data_parallel": 2, "tensor_parallel": 1, "micro_batch": 1}
-    # It takes longer than two steps of the next stage.
-    first = StagePlan(
-        layers=workload.model.layers - layers, zero=1, offload=offloaded(1, 1, 1, 1), **common
-    )
-    last = StagePlan(
-        layers=layers, checkpointed_layers=recomputed, zero=zero, offload=offload, **common
-    )
-    plan = Plan(micro_batches=1, stages=(first, last))
-    predictor = SymbolicPredictor(workload=workload, cluster=cluster)
-    seconds = predictor.stage_costs(StageBatch.of_plan(plan)).seconds
-    passed_s = seconds.through_forward_s[1] + seconds.within_forward_s[1]
-    tasks = [*EventSimulator(workload=workload, cluster=cluster).simulate(plan).tasks()]
-    came_s = max(one.end_s for one in tasks if str(one.action).startswith("0X"))
-    computed_s = max(one.end_s for one in tasks if str(one.action).startswith("1F"))
-    assert passed_s == pytest.approx(computed_s - came_s, rel=0.02)
+    # The stage before takes longer than two steps of this one.
+    stages = stages_on_l4(LATE[case], others=offloaded(1, 1, 1, 1), is_last=True)
+    passed_s = stages.seconds.through_forward_s[1] + stages.seconds.within_forward_s[1]
+    taken_s = stages.ended_s("1F") - stages.ended_s("0X")
+    assert passed_s == pytest.approx(taken_s, rel=0.02)
 
 
 # First stages that offload weights: layers, recomputed ones, ZeRO level, and ratios.
@@ -130,26 +156,10 @@ BEGUN = {
 
 @pytest.mark.parametrize("case", BEGUN)
 def test_the_first_stage_begins_as_its_tasks_are_played(case: str) -> None:
-    layers, recomputed, zero, offload = BEGUN[case]
-    workload = workload_of("llama-7b", 2048, 2, "bf16")
-    cluster = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=4)
-    common = {"data_parallel": 2, "tensor_parallel": 1, "micro_batch": 1}
-    stages = [
-        StagePlan(
-            layers=layers, checkpointed_layers=recomputed, zero=zero, offload=offload, **common
-        )
-    ]
-    if layers < workload.model.layers:
-        stages.append(StagePlan(layers=workload.model.layers - layers, zero=1, **common))
-    else:
-        cluster = Cluster(hardware=cluster.hardware, nodes=1, gpus_per_node=2)
-    plan = Plan(micro_batches=1, stages=tuple(stages))
-    predictor = SymbolicPredictor(workload=workload, cluster=cluster)
-    seconds = predictor.stage_costs(StageBatch.of_plan(plan)).seconds
+    stages = stages_on_l4(BEGUN[case], others=Offload(), is_last=False)
+    seconds = stages.seconds
     passed_s = seconds.begin_s + seconds.through_forward_s + seconds.within_forward_s
-    tasks = EventSimulator(workload=workload, cluster=cluster).simulate(plan).tasks()
-    computed_s = max(one.end_s for one in tasks if str(one.action).startswith("0F"))
-    assert passed_s[0] == pytest.approx(computed_s, rel=1e-3), case
+    assert passed_s[0] == pytest.approx(stages.ended_s("0F"), rel=1e-3), case
 
 
 def test_a_first_stage_waits_until_its_host_has_launched_two_layers() -> None:
