@@ -26,6 +26,10 @@ _SHAPELESS = word_set(
     """
 )
 _BY_WORDS: Mapping[str, str] = {
+    "bert uncased": "bert-base",
+    "bert large uncased": "bert-large",
+    "roberta": "roberta-base",
+    "roberta large": "roberta-large",
     "llama 3 8b": "llama3-8b",
     "llama 3.1 8b": "llama3-8b",
     "hermes 3 llama 3.1 8b": "llama3-8b",
@@ -164,6 +168,9 @@ def model_named(path: str) -> ModelSpec | None:
     unknown.
     """
     key = _name_of_shape(path)
+    if key in ("bert cased", "bert large cased"):
+        uncased = catalog.model(_BY_WORDS[f"{key.removesuffix('cased')}uncased"])
+        return replace(uncased, name="", vocab=28996)
     if name := _BY_WORDS.get(key):
         return catalog.model(name)
     if sizes := _SIZES.get(key):

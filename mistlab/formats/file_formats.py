@@ -10,7 +10,7 @@ from mistlab.core.values import InputError, reject
 from mistlab.export.found import listed
 from mistlab.export.given import Given, Imported, MissingError, Remark, stand_in
 from mistlab.export.megatron import megatron_read
-from mistlab.export.megatron.launched_ranks import is_decoder, refusal_of
+from mistlab.export.megatron.launched_ranks import is_decoder, refusal_of, trains_bert
 from mistlab.export.megatron.megatron_flags import Options
 from mistlab.export.megatron.option_tables import TELLING
 from mistlab.formats import (
@@ -242,7 +242,8 @@ def _read_megatron(source: LaunchFile, given: Given) -> Imported:
     options = Options.of(launch.arguments)
     known = TELLING & options.given.keys()
     stem = PurePath(launch.program).stem
-    is_known = is_decoder(stem) and (given.model is not None or stem.startswith("pretrain"))
+    is_trainer = is_decoder(stem) or trains_bert(stem)
+    is_known = is_trainer and (given.model is not None or stem.startswith("pretrain"))
     if launch.program and len(known) < _FEWEST and not is_known:
         refused = refusal_of(launch.program)
         reason = refused or "is not a supported program and has no options of Megatron-LM"

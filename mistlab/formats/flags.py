@@ -64,7 +64,8 @@ class Flags:
 
     A value of None is a switch that is on. ``places`` are the paths of settings by option, and
     ``where`` the section that would have a missing one; both are empty for files that name the
-    options themselves. ``nodes`` and ``gpus_per_node`` are the processes that the file starts.
+    options themselves. ``nodes`` and ``gpus_per_node`` are the processes that the file starts,
+    ``program`` the program of Megatron-LM, where it is not one of a decoder.
     """
 
     where: str = ""
@@ -73,6 +74,7 @@ class Flags:
     remarks: list[Remark] = field(default_factory=list)
     nodes: int | None = None
     gpus_per_node: int | None = None
+    program: str = ""
 
     def put(self, name: str, value: object, where: str = "") -> None:
         """Record a setting of the file as an option of Megatron-LM; ``name`` is the option's name
@@ -107,7 +109,7 @@ class Flags:
     def read(self, given: Given) -> Imported:
         """Import the collected options of Megatron-LM as a job."""
         words = [word for option in self.options for word in self._words(option)]
-        launch = Launch(launcher="torchrun", started=tuple(self._started()))
+        launch = Launch(program=self.program, launcher="torchrun", started=tuple(self._started()))
         try:
             imported = read_options(words, given, launch=launch, source=LaunchFile(text=""))
         except MissingError as error:

@@ -63,8 +63,6 @@ OTHERS: Mapping[str, str] = {
     "desirable_weight": "by preferences (KTO), beside a reference model",
     "rl": "by preferences or reinforcement",
     "teacher_model_name_or_path": "by distillation from another model",
-    "mlm": "by masked tokens",
-    "mlm_probability": "by masked tokens",
 }
 # Words in program names that tell that a run does not train by next-token prediction, each with
 # what it trains instead.
@@ -80,7 +78,6 @@ PROGRAMS: Mapping[str, str] = {
     "rloo": OTHERS["rloo_k"],
     "reward": "a reward model",
     "rm": "a reward model",
-    "mlm": "by masked tokens",
     "glue": "a classifier",
     "ner": "a classifier",
     "qa": "a model that marks answers",

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NoReturn
 
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import reject, shown
@@ -20,7 +20,7 @@ from mistlab.export import deepspeed as deepspeed_read
 from mistlab.export.accelerate import offload_inputs
 from mistlab.export.found import Found, Section
 from mistlab.export.given import Given, Imported, ask_for, ask_for_variable
-from mistlab.export.megatron.launched_ranks import refusal_of
+from mistlab.export.megatron.launched_ranks import refusal_of, trains_bert
 from mistlab.formats.checkpoints import needed_model
 from mistlab.formats.content import settings_of
 from mistlab.formats.hf_adapters import KEYS as ADAPTERS
@@ -193,6 +193,7 @@ def read_arguments(
     where = trainer.names.get(key, key)
     path, files = top.text(key), with_files(source, command)
     model = draft.settled_model(given, lambda: needed_model(path, where, files))
+    _tell_of_masks(top, command, model)
     tell_of_saved_modules(top, draft, model)
     given = replace(given, model=model)
     if command is not None:
@@ -252,8 +253,39 @@ def _refuse_others(top: Section, trainer: Trainer, command: Command | None) -> N
         refuse_program(command)
 
 
+def _tell_of_masks(top: Section, command: Command | None, model: ModelSpec) -> None:
+    """Refuse training on masked tokens of a model other than an encoder; add a remark if an encoder
+    is not known to train so.
+    """
+    mask, share = (str(top.get(name, "")).lower() for name in ("mlm", "mlm_probability"))
+    by_name = None if command is None else refuse_masks(command, model)
+    by_setting = (mask or share) not in ("", "none", "false", "0", "0.0")
+    if by_setting and not model.is_encoder:
+        _refuse_masks("mlm")
+    if model.is_encoder and not (by_name or by_setting):
+        text = "an encoder: predicted as trained on masked tokens, with logits of all tokens"
+        top.found.remark("assumed", "model.family", text)
+
+
+def refuse_masks(command: Command, model: ModelSpec) -> str | None:
+    """Return the program of a command that trains on masked tokens, or None; refuses it for a model
+    other than an encoder.
+    """
+    for program in _programs(command):
+        if "mlm" in _parts(program) or trains_bert(program):
+            return program if model.is_encoder else _refuse_masks(program)
+    return None
+
+
+def _refuse_masks(where: str) -> NoReturn:
+    reject(
+        f"{where}: trains on masked tokens, which is not supported for a decoder: give the model "
+        "of an encoder (bert-base), or a run that trains by next-token prediction"
+    )
+
+
 def refuse_program(command: Command) -> None:
-    """Refuse a script whose program does not train by next-token prediction."""
+    """Refuse a script whose program trains in an unsupported way."""
     for program in _programs(command):
         parts = _parts(program)
         reason = next((PROGRAMS[word] for word in parts if word in PROGRAMS), None)

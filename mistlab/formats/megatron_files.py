@@ -11,6 +11,7 @@ from typing import Any
 from mistlab.core.values import reject
 from mistlab.export.found import checked_whole
 from mistlab.export.given import Given, Imported
+from mistlab.export.megatron.tokenizer_sizes import has_word_pieces
 from mistlab.formats.content import settings_of
 from mistlab.formats.flags import Flags
 from mistlab.formats.launched import resolved
@@ -62,7 +63,7 @@ def _put_fields(section: Mapping[str, Any], flags: Flags, where: str) -> None:
 
 # Imports Megatron-LM's functional tests: YAML in which ``MODEL_ARGS`` are the options of a run.
 #
-# A test starts ``pretrain_gpt.py``, unless its folder is that of another model, on one node of
+# A test starts ``pretrain_gpt.py``, or ``pretrain_bert.py`` if its folder is BERT's, on one node of
 # eight GPUs, unless its environment says otherwise
 # (tests/functional_tests/shell_test_utils/_run_training.sh).
 
@@ -76,7 +77,6 @@ _OTHERS: Mapping[str, str] = {
     "--encoder-num-layers": "T5, an encoder with a decoder",
     "--img-h": "a model of images",
     "--retro-project-dir": "a retrieval model",
-    "--bert-no-binary-head": "BERT, an encoder",
     "--inference-max-requests": "inference",
     "--max-tokens-to-oom": "inference",
     "--grpo-prompts-per-step": "reinforcement learning",
@@ -85,13 +85,13 @@ _OTHERS: Mapping[str, str] = {
     "--language-model-type": "a vision-language model",
 }
 _FOLDERS = {
-    "bert": "BERT, an encoder",
     "t5": "T5, an encoder with a decoder",
     "multimodal-llava": "a vision-language model",
     "mimo": "a vision-language model",
     "ict": "a retrieval model",
     "retro": "a retrieval model",
 }
+_BERT = "pretrain_bert.py"
 _MODES = {"inference": "inference", "rl": "reinforcement learning"}
 
 
@@ -105,7 +105,7 @@ def read_test(source: LaunchFile, given: Given) -> Imported:
     settings = settings_of(source)
     arguments = settings["MODEL_ARGS"]
     _check_program(settings, arguments, source)
-    flags = Flags()
+    flags = Flags(program=_BERT if _trains_bert(arguments, source) else "")
     for name, value in arguments.items():
         option = f"--{str(name).lstrip('-')}"
         if value is True or str(value).lower() == "true" or value is None or value == "":
@@ -136,10 +136,17 @@ def _check_program(
         *(reason for option, reason in _OTHERS.items() if option in names),
         *(reason for folder, reason in _FOLDERS.items() if folder in parts[:-1]),
     ]
-    if str(arguments.get("--tokenizer-type", "")).startswith("BertWordPiece"):
-        reasons.append(_FOLDERS["bert"])
     for reason in filter(None, reasons):
-        reject(f"is a test of {reason}, which is not supported: give a test that trains a decoder")
+        reject(f"is a test of {reason}, which is not supported: give a test of a decoder or BERT")
+
+
+def _trains_bert(arguments: Mapping[str, Any], source: LaunchFile) -> bool:
+    """Whether a functional test starts BERT: its folder is BERT's, or it has an option of BERT's
+    alone.
+    """
+    kind = str(arguments.get("--tokenizer-type", ""))
+    folders = re.split(r"[/\\]", source.name)[:-1]
+    return "bert" in folders or "--bert-no-binary-head" in arguments or has_word_pieces(kind)
 
 
 def _take_ranks(

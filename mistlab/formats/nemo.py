@@ -14,6 +14,7 @@ from mistlab.core.values import reject, word_set
 from mistlab.export.found import checked_whole
 from mistlab.export.given import Given, Imported, Remark, ask_for
 from mistlab.export.megatron.megatron_read import engine_told
+from mistlab.export.megatron.tokenizer_sizes import has_word_pieces
 from mistlab.formats.content import settings_of
 from mistlab.formats.flags import RENAMED, Flags
 from mistlab.formats.launched import resolved
@@ -42,7 +43,9 @@ _OTHER_MODELS = word_set(
     """
 )
 # Words in a run's name that tell that NeMo trains something other than a text decoder.
-_OTHER_TITLES = word_set("bart bert ner neva retro retrieval t5 ul2 vit clip stable imagen mamba")
+_OTHER_TITLES = word_set(
+    "bart embedding ner neva retro retrieval t5 ul2 vit clip stable imagen mamba"
+)
 _TUNING = {
     "peft": "adapters (PEFT) only",
     "lora_tuning": "adapters (LoRA) only",
@@ -95,6 +98,8 @@ def read_nemo(source: LaunchFile, given: Given) -> Imported:
         reject("model: is not a mapping: give a file with the model's settings under model:")
     _refuse(model, settings)
     flags = Flags(where="model")
+    if any("bert" in words for words in _titles(settings).values()):
+        _encoder(model, flags)
     _check_known(model, "model", _MODEL.split())
     for name in _MODEL.split():
         if name in model:
@@ -130,14 +135,32 @@ def _refuse(model: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
                 f"model.{key}: makes the model more than a text decoder, which is not supported: "
                 "give the file of a text decoder"
             )
-    manager = settings.get("exp_manager")
-    titles = (settings.get("name"), manager.get("name") if isinstance(manager, Mapping) else None)
-    for title in map(str, filter(None, titles)):
-        if others := _OTHER_TITLES & set(re.split(r"[_\W]+", title.lower())):
+    for title, words in _titles(settings).items():
+        if others := _OTHER_TITLES & words:
             reject(
                 f"name: {title} trains {min(others)}, which is not supported: give the file of a "
-                "text decoder"
+                "text decoder or of BERT"
             )
+
+
+def _titles(settings: Mapping[str, Any]) -> Mapping[str, set[str]]:
+    """Return the names of a run, each with its words."""
+    manager = settings.get("exp_manager")
+    titles = (settings.get("name"), manager.get("name") if isinstance(manager, Mapping) else None)
+    return {
+        title: set(re.split(r"[_\W]+", title.lower())) for title in map(str, filter(None, titles))
+    }
+
+
+def _encoder(model: Mapping[str, Any], flags: Flags) -> None:
+    """Read what NeMo's BERT has beside the settings of a decoder: its head, and its tokenizer."""
+    flags.program = "pretrain_bert.py"
+    if model.get("bert_binary_head") is False:
+        flags.options["--bert-no-binary-head"] = None
+    tokenizer = model.get("tokenizer")
+    if isinstance(tokenizer, Mapping) and has_word_pieces(str(tokenizer.get("type"))):
+        flags.put("tokenizer_type", tokenizer["type"], "model.tokenizer.type")
+        flags.put("vocab_file", tokenizer.get("vocab_file"), "model.tokenizer.vocab_file")
 
 
 def _check_known(model: Mapping[str, Any], where: str, names: Iterable[str]) -> None:

@@ -17,7 +17,7 @@ from mistlab.export.found import Found, Section, listed, parse_json
 from mistlab.export.given import Given, Imported
 from mistlab.formats.checkpoints import model_named
 from mistlab.formats.hf_sharing import accelerate_settings
-from mistlab.formats.hf_trainer import refuse_program
+from mistlab.formats.hf_trainer import refuse_masks, refuse_program
 from mistlab.formats.launched import Command, command_of, named_text, take_ranks, with_files
 from mistlab.shell.session import LaunchFile
 
@@ -84,6 +84,7 @@ def read_accelerate(source: LaunchFile, given: Given) -> Imported:
             "sequence length and batch cannot be read: give --model, --sequence-length, "
             "--global-batch and --micro-batch"
         )
+    refuse_masks(command, given.model)
     top = Section(settings[1], settings[0], draft)
     take_ranks(command, source, draft, given)
     engines = read_choices(top, draft, near, given)

@@ -62,7 +62,6 @@ def test_a_test_names_its_ranks_in_its_environment_or_folder() -> None:
     [
         ("--num-layers", "--img-h: 336\n  --num-layers", "a.yaml", "a test of a model of images"),
         ("--num-layers", "--encoder-seq-length: 5\n  --num-layers", "a.yaml", "a test of T5"),
-        ("regular", "regular", "test_cases/bert/x/model_config.yaml", "a test of BERT"),
         ("TEST_TYPE", "MODE: rl\nTEST_TYPE", "a.yaml", "a test of reinforcement learning"),
         ("--num-layers", "trainer.num_nodes: 1\n  --x", "a.yaml", "changes a recipe of NeMo"),
         ("--hidden-size: 512", "", "a.yaml", "--hidden-size: is missing"),

@@ -241,11 +241,6 @@ def test_an_unknown_tokenizer_is_asked_for_by_name(more: str) -> None:
     assert given.vocab == 1024
 
 
-def test_a_tokenizer_of_encoders_is_refused() -> None:
-    with pytest.raises(InputError, match="BertWordPieceLowerCase is a tokenizer of encoders"):
-        model_of("--tokenizer-type BertWordPieceLowerCase", NO_VOCAB)
-
-
 def test_a_tokenizer_of_another_size_than_the_option_is_told() -> None:
     more = "--tokenizer-type GPT2BPETokenizer --vocab-file gpt2-vocab.json --vocab-size 32000"
     found = imported(more, shape=NO_VOCAB)

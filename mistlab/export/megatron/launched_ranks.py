@@ -39,10 +39,16 @@ _DECODERS = re.compile(
     r"|grok|granite|gpt2"
 )
 _PLAIN = frozenset(("finetune", "sft", "posttrain", "pretrain"))
+# Matches the names of programs that train BERT on masked tokens.
+_BERT = re.compile(r"(pre ?train(ing)?|train) (megatron )?bert( m?core)?")
 
 
 def refusal_of(program: str) -> str | None:
-    """Return why a program is known not to pre-train a decoder, or None if it may pre-train one."""
+    """Return why a program is known to train neither a decoder nor BERT, or None if it may train
+    one of them.
+    """
+    if trains_bert(program):
+        return None
     for part in _names_in_program(program):
         for pattern, reason in _OTHERS.items():
             if re.search(pattern, part):
@@ -54,6 +60,11 @@ def is_decoder(program: str) -> bool:
     """Whether a program is known to train a decoder."""
     name = _names_in_program(program)[0]
     return bool(_DECODERS.search(name)) or name in _PLAIN
+
+
+def trains_bert(program: str) -> bool:
+    """Whether a program is known to train BERT, an encoder, on masked tokens."""
+    return _BERT.fullmatch(_names_in_program(program)[0]) is not None
 
 
 def _names_in_program(program: str) -> list[str]:

@@ -155,7 +155,7 @@ UNSAID: Mapping[str, str] = {
 }
 
 _TOWER = "belongs to training an image encoder beside the decoder, which plans cannot express"
-_ENCODER = "belongs to training an encoder, which is not supported"
+_ENCODER = "belongs to training an encoder beside a decoder or for retrieval: not supported"
 _RETRIEVAL = "belongs to training with retrieved text, which plans cannot express"
 _TEACHER = "belongs to distillation from a teacher, whose passes plans cannot express"
 _FROZEN = "trains only a part of the weights, which plans cannot express"

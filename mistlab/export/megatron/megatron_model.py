@@ -1,10 +1,8 @@
 """Translates a model's sizes, activation and vocabulary to Megatron-LM's options, and back.
 
-Megatron-LM takes a tokenizer's own number of tokens, special ones included, and pads it. A name is
-matched in the last parts of a path, in small letters.
+Megatron-LM takes a tokenizer's own number of tokens, special ones included, and pads it.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -13,6 +11,7 @@ from typing import Any, NoReturn
 from mistlab.core.values import InputError, refuse, reject
 from mistlab.export.found import Found
 from mistlab.export.given import ask_for
+from mistlab.export.megatron.launched_ranks import trains_bert
 from mistlab.export.megatron.megatron_flags import Options, is_of_epfl
 from mistlab.export.megatron.megatron_parts import (
     OPTIONS_OF_PARTS,
@@ -23,99 +22,24 @@ from mistlab.export.megatron.megatron_parts import (
     parts_of,
     sayable_parts,
 )
+from mistlab.export.megatron.tokenizer_sizes import (
+    BY_PATCH_TYPE,
+    BY_TYPE,
+    WORD_PIECES,
+    has_word_pieces,
+    may_have_word_pieces,
+    size_by_name,
+    size_of_word_pieces,
+)
 from mistlab.export.rules import with_workload
 from mistlab.job.job import Job
 from mistlab.plan.workload import ROTARY_BASE, VOCAB_MULTIPLE, Family, ModelSpec
-
-# The vocabulary size of each tokenizer type for which it is fixed.
-BY_TYPE: Mapping[str, int] = {
-    # GPT-2's vocab.json of OpenAI: 50,000 merges, 256 bytes and the end of a text.
-    "GPT2BPETokenizer": 50257,
-    # The released tokenizer.model of Llama and Llama 2 (SentencePiece).
-    "Llama2Tokenizer": 32000,
-    # The size to which Megatron-LM's TikTokenizer falls back, 2 ** 17.
-    "TikTokenizer": 131072,
-}
-# The vocabulary size of each tokenizer type of Pai-Megatron-Patch (``--patch-tokenizer-type``).
-# ``--extra-vocab-size`` is added to it, and the sum is not padded
-# (``megatron_patch/tokenizer/__init__.py``).
-BY_PATCH_TYPE: Mapping[str, int] = {
-    "LLamaTokenizer": 32000,
-    "LLama2Tokenizer": 32000,
-    "LLama3Tokenizer": 128000,
-    "MistralTokenizer": 32000,
-    "QwenTokenizer": 151851,
-    "Qwen2Tokenizer": 151643,
-    "Qwen3Tokenizer": 151643,
-    "DeepSeekV2Tokenizer": 100000,
-    "FalconTokenizer": 65024,
-    "YiTokenizer": 64000,
-    "StarcoderTokenizerFromHF": 49152,
-    "BloomTokenizerFromHF": 250880,
-}
-# Patterns in the names of models and tokenizers, each with the vocabulary size of the released
-# tokenizer.
-_BY_NAME: Mapping[str, int] = {
-    # Tokenizers released by Meta: SentencePiece for Llama 1 and 2 (CodeLlama's has 16 more tokens),
-    # tiktoken for Llama 3 and 4.
-    r"code-?llama": 32016,
-    r"llama-?4(?!\d)": 202048,
-    r"llama-?v?3(?!\d)|llama-?3[123]\b": 128256,
-    r"llama-?v?[12](?![\db])|llama-(7b|13b|30b|33b|65b)|vicuna|tinyllama": 32000,
-    # Tokenizers released by Mistral AI.
-    r"mistral-?nemo": 131072,
-    r"mistral-7b(-instruct)?-v0\.3|mixtral-8x22b-(instruct-)?v0\.3": 32768,
-    r"mi[sx]tral-(7b|8x7b)": 32000,
-    # Tokenizers released by Alibaba: 151,643 merges and bytes, and the special tokens of each
-    # generation.
-    r"qwen-?3": 151669,
-    r"qwen-?2\.5|qwen25|qwq": 151665,
-    r"qwen-?(1\.5|2)(-|\b)": 151646,
-    # Tokenizers released by DeepSeek.
-    r"deepseek-?(v3|r1)": 128815,
-    r"deepseek-?(v2|coder-v2)": 100002,
-    # The tokenizer of Google's Gemma and Gemma 2.
-    r"gemma-?(2-|2b|7b)": 256000,
-    # The tokenizer of EleutherAI's gpt-neox-20b, which Pythia shares.
-    r"gpt-?neox|pythia": 50277,
-    # OpenAI's GPT-2 tokenizer, which is the same for all sizes of the model.
-    r"gpt-?2": 50257,
-    # Tokenizers of BigScience's BLOOM, TII's Falcon, Baichuan, Shanghai AI Laboratory's InternLM 2,
-    # and 01.AI's Yi.
-    r"bloom": 250680,
-    r"falcon-?(7b|40b|180b)": 65024,
-    r"baichuan-?2": 125696,
-    r"baichuan": 64000,
-    r"internlm-?2": 92544,
-    r"\byi-": 64000,
-    # The tokenizers of BigCode's StarCoder and StarCoder 2.
-    r"starcoder": 49152,
-    # NVIDIA's tokenizer of Nemotron-4 (SentencePiece) has 256,000 tokens.
-    r"nemotron.*256k": 256000,
-    # Encodings of OpenAI's tiktoken, by their names.
-    r"cl100k": 100277,
-    r"o200k": 200019,
-}
-
-
-def size_by_name(name: str) -> int | None:
-    """Return the vocabulary size of a well-known tokenizer or model, recognised by its name or
-    path.
-    """
-    parts = [part for part in re.split(r"[/\\]", name.lower()) if part]
-    for part in reversed(parts[-3:]):
-        for pattern, size in _BY_NAME.items():
-            if "$" not in part and re.search(pattern, part.replace("_", "-")):
-                return size
-    return None
-
 
 # Derives the vocabulary size from the tokenizer on a launch line.
 
 
 _NULL = ("NullTokenizer", "NullMultimodalTokenizer")
 _GPT2 = "GPT2BPETokenizer"
-_OF_ENCODERS = "BertWordPiece"
 _LLAMA2 = "Llama2Tokenizer"
 # File names of the tokenizers of GPT-2 and of Llama; and folder names such as "tokenizer", which
 # tell nothing about the tokenizer in them.
@@ -126,7 +50,7 @@ _PLAIN_FOLDERS = frozenset(
 _NAMES = ("--tokenizer-model", "--tokenizer-name-or-path")
 
 
-def vocab_of(options: Options, draft: Found, given: int | None = None) -> int:
+def vocab_of(options: Options, draft: Found, given: int | None = None, program: str = "") -> int:
     """Return the vocabulary size of an imported model, padded as Megatron-LM pads it; unpadded if
     plans pad it to the same size. ``given`` is the user's size.
     """
@@ -136,7 +60,7 @@ def vocab_of(options: Options, draft: Found, given: int | None = None) -> int:
         return whole
     if (patched := _patched(options)) is not None:
         return patched
-    return _padded(options, _tokens(options, draft))
+    return _padded(options, _tokens(options, draft, program))
 
 
 def _patched(options: Options) -> int | None:
@@ -154,15 +78,17 @@ def _patched(options: Options) -> int | None:
     return None
 
 
-def _tokens(options: Options, draft: Found) -> int:
+def _tokens(options: Options, draft: Found, program: str) -> int:
     """Return the number of tokens of a launch line's tokenizer, special tokens included."""
     stated, kind = options.whole("--vocab-size"), options.text("--tokenizer-type")
-    if kind is not None and kind.startswith(_OF_ENCODERS):
+    if has_word_pieces(kind) and not may_have_word_pieces(program):
         where = options.where("--tokenizer-type")
         reject(
-            f"{where}: {kind} is a tokenizer of encoders, which are not supported: give a launch "
-            "line that trains a decoder"
+            f"{where}: {kind} is a tokenizer of encoders, but {program or 'no program'} is not "
+            "known to train one: give a launch line of pretrain_bert.py or of a decoder"
         )
+    if kind is None and trains_bert(program):
+        kind = WORD_PIECES
     if kind in _NULL and stated is not None:
         text = (
             f"{stated + 1} tokens, as {kind} adds one to --vocab-size {stated} in Megatron-core up "
@@ -170,7 +96,8 @@ def _tokens(options: Options, draft: Found) -> int:
         )
         draft.remark("assumed", "model.vocab", text)
         return stated + 1
-    known = _known(options, kind)
+    # The path of a vocabulary of word pieces tells less than a size that is given.
+    known = None if stated and has_word_pieces(kind) else _known(options, kind)
     if stated is not None:
         if known is not None and _padded(options, known) != _padded(options, stated):
             text = f"--vocab-size {stated}, but the tokenizer has {known} tokens: {known} is used"
@@ -192,6 +119,8 @@ def _known(options: Options, kind: str | None) -> int | None:
     line are unknown.
     """
     names = [name for name in _NAMES if name in options]
+    if kind is not None and has_word_pieces(kind):
+        return size_of_word_pieces(kind, _name_of(options, "--vocab-file"))
     if kind is None and not names and "--vocab-size" in options:
         return None
     if kind in (None, _GPT2) and not (kind is None and names):
@@ -390,8 +319,10 @@ def model_of(
     if hybrid:
         _check_hybrid(parts)
     fields |= parts | hybrid
+    if encodes := trains_bert(program):
+        _tell_of_encoder(options, draft, hidden)
     return ModelSpec.of(
-        family=_family(fields),
+        family="bert" if encodes else _family(fields),
         hidden=hidden,
         layers=fields.pop("layers", layers),
         heads=heads,
@@ -401,9 +332,26 @@ def model_of(
         tied_embeddings=not options.has("--untie-embeddings-and-output-weights"),
         biases=_has_biases(options, draft),
         **_dropout(options, draft),
-        vocab=vocab_of(options, draft, vocab),
+        vocab=vocab_of(options, draft, vocab, program),
         **fields,
     )
+
+
+def _tell_of_encoder(options: Options, draft: Found, hidden: int) -> None:
+    """Add remarks on what plans have otherwise than Megatron-LM's BERT."""
+    text = (
+        "bert, whose norms follow the residual sums: Megatron-LM's are as many, before attention "
+        "and networks and behind the last block"
+    )
+    draft.remark("assumed", "model.family", text)
+    if not options.has("--bert-no-binary-head"):
+        # Two embeddings of segments, the pooler, and two logits.
+        left_out = 2 * hidden + hidden * (hidden + 1) + 2 * (hidden + 1)
+        text = (
+            f"is not given: segments, pooler and next-sentence head ({left_out:,} parameters) are "
+            "left out"
+        )
+        draft.remark("ignored", "--bert-no-binary-head", text)
 
 
 def _sizes_of(options: Options, program: str) -> tuple[int, int]:
@@ -491,7 +439,25 @@ def _norm(options: Options) -> str:
 
 
 def _key_heads(options: Options, draft: Found, heads: int) -> int:
-    """Return the number of key and value heads, which Megatron-LM calls query groups."""
+    """Return the number of key and value heads, which Megatron-LM calls query groups; at least one
+    for each tensor-parallel rank.
+    """
+    count, ranks = (
+        _groups(options, draft, heads),
+        options.whole("--tensor-model-parallel-size") or 1,
+    )
+    if ranks <= count or ranks % count or heads % ranks:
+        return count
+    text = (
+        f"{count} for {ranks} tensor-parallel ranks, which keep copies: predicted as {ranks}, one "
+        "for each rank, without the communication that keeps copies equal"
+    )
+    draft.remark("assumed", "model.kv_heads", text)
+    return ranks
+
+
+def _groups(options: Options, draft: Found, heads: int) -> int:
+    """Return the number of query groups that the options give."""
     of_relatives = options.whole("--num-key-heads")
     if of_relatives is not None:
         return of_relatives
@@ -567,7 +533,8 @@ def _dropout(options: Options, draft: Found) -> dict[str, float]:
     silent = [name for name in names if name not in options.words]
     attention, hidden = (options.number(name, DROPOUT, maximum=1) for name in names)
     if silent:
-        text = f"{DROPOUT}, Megatron-LM's default: {' and '.join(silent)} are not given"
+        are = "is" if len(silent) == 1 else "are"
+        text = f"{DROPOUT}, Megatron-LM's default: {' and '.join(silent)} {are} not given"
         draft.remark("assumed", "model.dropout", text)
     if attention and not hidden:
         text = f"{attention:g} with --hidden-dropout 0 is not supported: predicted as 0"

@@ -9,7 +9,13 @@ from mistlab.core.values import InputError, reject
 from mistlab.engines.engine import Precision
 from mistlab.export.found import Found
 from mistlab.export.given import Given, Imported, MissingError, Remark
-from mistlab.export.megatron.launched_ranks import is_decoder, read_ranks, refusal_of, with_hints
+from mistlab.export.megatron.launched_ranks import (
+    is_decoder,
+    read_ranks,
+    refusal_of,
+    trains_bert,
+    with_hints,
+)
 from mistlab.export.megatron.megatron_deepspeed import ENGINES as ENGINES_OF_DEEPSPEED
 from mistlab.export.megatron.megatron_deepspeed import (
     Files,
@@ -348,14 +354,14 @@ def _excused(given: Given) -> Iterable[str]:
 
 
 def _check_program(launch: Launch, draft: Found) -> None:
-    """Refuse a program that trains no decoder; add a remark on an unknown program."""
+    """Refuse a program that trains neither a decoder nor BERT; add a remark on an unknown one."""
     program = launch.program
     if not program:
         return
     line = f"line {launch.line}: " if launch.line else ""
     if (reason := refusal_of(program)) is not None:
-        reject(f"{line}{program} {reason}: give a launch line that trains a decoder")
-    if not is_decoder(program):
+        reject(f"{line}{program} {reason}: give a launch line that trains a decoder or BERT")
+    if not (is_decoder(program) or trains_bert(program)):
         text = f"{program} is unknown: taken as a program that trains a decoder"
         draft.remark("assumed", "program", text)
 
