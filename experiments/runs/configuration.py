@@ -17,7 +17,7 @@ from experiments.runs.named_recomputation import redone_of
 from experiments.runs.run_row import Recomputation, RunRow
 from experiments.runs.runs_table import TableRow, counts_of
 from experiments.runs.sequences import batches_at_once, sequences_of, tokens_of
-from experiments.runs.shapes import Shape, replicated, shape_of
+from experiments.runs.shapes import Shape, replicated, shape_of, within_samples
 from mistlab import catalog
 from mistlab.core.values import FieldError, refuse, shown
 from mistlab.cost.confidence import BITS, Blocks, Purpose, RunKind
@@ -121,7 +121,9 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
     notes.append(note)
     shape, assumed = shape_of(row)
     notes += assumed
-    shape, note = replicated(shape, row.count("tp") or row.count("sp_ulysses") or 1)
+    shape, note = replicated(
+        within_samples(shape, row.attends_within), row.count("tp") or row.count("sp_ulysses") or 1
+    )
     notes.append(note)
     if engine == "megatron-bridge" and experts_of(shape, row):
         engine, note = exchange_of(row, gpus, is_hybrid=shape.model.is_hybrid)

@@ -180,6 +180,9 @@ class RunRow:
     # The tokens of the longest sample in a well-known data set, for rows that only state the length
     # at which samples are cut.
     longest_sample: int | None = None
+    # The tokens within which tokens of packed sequences attend to each other, if attention stays
+    # inside samples.
+    attends_within: int | None = None
     # The thousands of tokens of a sequence in the run's script, for a row that has copied another
     # length.
     thousands: int | None = None

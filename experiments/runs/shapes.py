@@ -11,7 +11,7 @@ from experiments.runs.run_row import RunRow
 from experiments.runs.sized_models import model_of_size
 from mistlab import catalog
 from mistlab.core.values import did_you_mean, refuse, to_mapping
-from mistlab.plan.model_parts import Experts
+from mistlab.plan.model_parts import Experts, Window
 from mistlab.plan.workload import ModelSpec
 
 # GPT-2's vocabulary size, which Megatron-LM's tests round up to a multiple.
@@ -150,6 +150,18 @@ def replicated(shape: Shape, ranks: int) -> tuple[Shape, str]:
         return shape, ""
     note = f"{few} kv_heads are fewer than tp {ranks}: each rank has one of its own"
     return replace(shape, kv_heads=ranks), note
+
+
+def within_samples(shape: Shape, tokens: int | None) -> Shape:
+    """The shape with attention that stays inside packed samples of at most ``tokens`` tokens, which
+    costs about as much as a window of as many tokens in every block; the same shape if this is
+    None, or if the model itself has windows.
+    """
+    if tokens is None or dict(shape.parts).get("window") is not None:
+        return shape
+    window = ("window", Window(size=tokens, full_every=0))
+    parts = (part for part in shape.parts if part[0] != "window")
+    return replace(shape, parts=(*parts, window))
 
 
 def _with_experts(row: RunRow, known: ModelSpec, given: dict[str, int | None]) -> RunRow:

@@ -9,6 +9,7 @@ from experiments.runs.dialects.dialect import row_of
 from experiments.runs.kept_elsewhere import KeptElsewhere
 from experiments.runs.run_jobs import job_of
 from experiments.runs.runs_table import TableRow
+from experiments.runs.shapes import shape_of, within_samples
 from mistlab import catalog
 from mistlab.core.units import GIB_BYTES
 from mistlab.engines.engine import ENGINES
@@ -88,6 +89,68 @@ def test_litgpt_runs_on_the_gpus_of_its_file(config: str, gpus: int, way: str) -
     assert (small.num_gpus, small.recompute.way) == (gpus, way)
     text = f"gpus 4 are those of the machine: the run uses {gpus}"
     assert (text in small.notes) == (gpus < 4)
+
+
+@pytest.mark.parametrize(
+    ("said", "way"), [("", "full"), ("none", "none"), ("selective", "selective")]
+)
+def test_scripts_for_ulysses_recompute_unless_a_row_says_otherwise(said: str, way: str) -> None:
+    split = {"gpus": "8", "sp_ulysses": "8", "zero": "2", "recompute": said}
+    assert run(engine="Megatron-DeepSpeed, Ulysses", **split).recompute.way == way
+    if not said:
+        assert run(engine="Megatron-DeepSpeed", gpus="8", recompute="").recompute.way == "none"
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "date", "adapters"),
+    [
+        ("llama3-8b", "lora", "2024-10", (8, "attention")),
+        ("llama3-8b", "lora", "2024-12", (8, "all")),
+        ("llama3-8b", "qlora", "2024-10", (8, "all")),
+        ("llama3.2-3b", "lora", "2025-02", (64, "all")),
+        ("llama3-70b", "lora", "2024-10", (16, "attention")),
+        ("llama3.1-405b", "qlora", "2024-10", (16, "all")),
+    ],
+)
+def test_torchtune_has_the_adapters_of_its_files(
+    model: str, method: str, date: str, adapters: tuple[int, str]
+) -> None:
+    own = run(engine="torchtune", model=model, method=method, date=date)
+    assert (own.adapter_rank, own.adapter_targets) == adapters
+    given = {"adapter_rank": "32", "adapter_targets": "gate_proj"}
+    told = run(engine="torchtune", model=model, method=method, date=date, **given)
+    assert (told.adapter_rank, told.adapter_targets) == (32, "all")
+
+
+@pytest.mark.parametrize(
+    ("engine", "packing", "date", "size"),
+    [
+        ("torchtune", "yes", "2024-10", 256),
+        ("torchtune", "yes", "2025-02", 256),
+        ("torchtune", "yes", "2024-06", None),
+        ("torchtune", "no", "2024-10", None),
+        ("Surogate", "yes", "2026-07", None),
+    ],
+)
+def test_packed_samples_of_torchtune_attend_to_themselves(
+    engine: str, packing: str, date: str, size: int | None
+) -> None:
+    cells = {"engine": engine, "date": date, "sequence_length": "4096", "compiled": "yes"}
+    packed = run(**cells, packing=packing)
+    window = packed.shape.model.window
+    assert (window and window.size) == size
+    if size is not None:
+        faster, whole = (
+            predicted(**cells, packing=kept)[0].iteration_s for kept in (packing, "no")
+        )
+        # Attention to all earlier tokens of 4,096 takes 7 % of operations, at a lower rate.
+        assert 0.7 < faster / whole < 0.95
+
+
+def test_windows_of_a_model_stay_where_samples_are_packed() -> None:
+    shape = shape_of(row_of({**ROW, "model": "gpt-oss-20b", "engine": "torchtune"}))[0]
+    assert shape.model.window is not None
+    assert within_samples(shape, 256) == within_samples(shape, None) == shape
 
 
 @pytest.mark.parametrize(
