@@ -329,6 +329,13 @@ def order_of(prediction: Prediction) -> tuple[bool, float]:
 SURE = 0.9
 
 
+def is_sure(probability: float) -> bool:
+    """Whether a plan with this probability of fitting counts as sure to fit, by the whole per cent
+    that texts print: who reads 90 % is not asked to free memory for 90 %.
+    """
+    return round(probability, 2) >= SURE
+
+
 def fit_words(job: Job, prediction: Prediction) -> tuple[Fit, str]:
     """A sentence that says whether a plan fits, and how much memory is free on its fullest GPU. If
     it is not certain whether the plan fits, also the probability that a run stays within memory.
@@ -350,7 +357,7 @@ def fit_words(job: Job, prediction: Prediction) -> tuple[Fit, str]:
         host = host_bytes_over(job.plan, prediction, job.cluster) / GIB_BYTES
         return "no", f"It does not fit: its fullest node lacks {host:,.1f} GiB of host memory."
     how = f"the peak of its fullest GPU is below the limit by {of_room}"
-    if probability < SURE:
+    if not is_sure(probability):
         return "near", f"It fits, but not surely: {how}; {runs}. Try it before you rely on it."
     return "yes", f"It fits in memory: {how}."
 
@@ -416,7 +423,7 @@ def sure_words(job: Job, prediction: Prediction, margin_gives: str = "") -> str:
     over = host_bytes_over(job.plan, prediction, job.cluster) / GIB_BYTES
     if over > 0:
         return f"{sentence}: its fullest node lacks {over:,.1f} GiB of host memory."
-    remedy = "" if bounds.fit_probability >= SURE else _margin_words(job, margin_gives)
+    remedy = "" if is_sure(bounds.fit_probability) else _margin_words(job, margin_gives)
     return f"{sentence}: {remedy}." if remedy else f"{sentence}."
 
 

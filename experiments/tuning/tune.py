@@ -9,12 +9,12 @@ from pathlib import Path
 
 from experiments.bench.bench import Bench, Entry, judged
 from experiments.bench.problem import (
-    SURE,
     asked_words,
     attention_words,
     check_beside_plan,
     check_supported,
     free_words,
+    is_sure,
     margin_gib,
     peak_bounds_of,
     sure_words,
@@ -156,8 +156,8 @@ def _with_margin(
     assert entry.answer is not None
     plan, prediction = entry.answer
     job = bench.job(plan)
-    is_sure = peak_bounds_of(job, prediction).fit_probability >= SURE
-    if is_sure or entry.result.status != "OPTIMAL" or entry.result.wall_s > SHORT_S:
+    fits_surely = is_sure(peak_bounds_of(job, prediction).fit_probability)
+    if fits_surely or entry.result.status != "OPTIMAL" or entry.result.wall_s > SHORT_S:
         return None
     if (margin := margin_gib(job)) is None:
         return None

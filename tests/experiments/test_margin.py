@@ -10,7 +10,13 @@ import pytest
 
 from experiments import tune
 from experiments.bench.bench import Bench, Entry
-from experiments.bench.problem import margin_gib, margins_gib, peak_bounds_of, sure_words
+from experiments.bench.problem import (
+    SURE,
+    margin_gib,
+    margins_gib,
+    peak_bounds_of,
+    sure_words,
+)
 from experiments.cli.command import EXAMPLE
 from experiments.cli.commandline import INTERRUPTED as CODE
 from experiments.cli.commandline import run
@@ -70,6 +76,19 @@ def test_no_margin_is_asked_for_that_is_kept_free_or_that_no_gpu_has() -> None:
     assert margin_gib(_job("l4-24gb", keep_free_gib=margin - 1.0)) == margin
     assert margin_gib(_job("l4-24gb", keep_free_gib=float(margin))) is None
     assert margin_gib(_job("l4-24gb", memory_gib=1.0)) is None
+
+
+def test_no_sentence_says_90_percent_and_asks_for_memory_to_reach_it() -> None:
+    """A probability just below 90 % is printed as 90 %, and counts as it is printed."""
+    just_below = set()
+    for tenths in range(230, 290):
+        job = _job("a100-80gb", memory_gib=tenths / 10)
+        prediction = SymbolicPredictor(workload=job.workload, cluster=job.cluster).predict(job.plan)
+        probability = peak_bounds_of(job, prediction).fit_probability
+        asks = "--keep-free-gib" in sure_words(job, prediction)
+        assert asks == (int(f"{probability:.0%}"[:-1]) < 90)
+        just_below |= {probability} if SURE - 0.005 < probability < SURE else set()
+    assert just_below
 
 
 def test_memory_of_gpus_is_no_remedy_where_a_node_lacks_memory_of_its_own() -> None:
