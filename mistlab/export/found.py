@@ -526,15 +526,6 @@ class Section:
             self.found.remark("ignored", "settings", text)
         return calm
 
-    def tell_of_misspelt(self) -> None:
-        """Add a remark on each setting that nothing read and that is nearly another's name, for
-        formats whose settings without effect are not listed.
-        """
-        for section, key in self._left():
-            if near := section._near(key):
-                text = f"is not supported here{near}: the prediction leaves it out"
-                self.found.remark("ignored", section.path(key), text)
-
     def _near(self, key: str) -> str:
         """A question that suggests the setting that a key of this section is a misspelling of, or
         an empty text.

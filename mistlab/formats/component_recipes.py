@@ -15,7 +15,7 @@ from mistlab.core.files import parse_yaml
 from mistlab.core.values import reject
 from mistlab.engines.engine import Precision
 from mistlab.export.accelerate import SPLITS_TOKENS, Sharing
-from mistlab.export.found import Found, Section
+from mistlab.export.found import Found, Section, harmless_names
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import ENGINES, of_tuners
 from mistlab.formats.checkpoints import needed_model
@@ -99,6 +99,12 @@ def read_torchtune(source: LaunchFile, given: Given) -> Imported:
             if builder.startswith("qlora") or model.switch("quantize_base")
             else "16bit",
         )
+        model.unsaid(
+            {
+                "lora_dropout": "adapters are predicted without dropout",
+                "apply_lora_to_output": "the head is predicted without an adapter",
+            }
+        )
     tokenizer, data = top.section("tokenizer"), top.section("dataset")
     draft.sequence_length = tokenizer.whole("max_seq_len")
     _tell_of_padding(draft, packs=data.switch("packed"))
@@ -117,7 +123,7 @@ def read_torchtune(source: LaunchFile, given: Given) -> Imported:
     top.unsaid({"optimizer_in_bwd": "gradients are predicted to be kept until the optimizer step"})
     engines = of_tuners(ENGINES)
     compiles = top.switch("compile")
-    top.tell_of_misspelt()
+    top.tell_of_strange(harmless_names("torchtune"))
     return draft.job(given, ("fsdp-compiled", *engines) if compiles else engines)
 
 
@@ -168,7 +174,7 @@ def read_automodel(source: LaunchFile, given: Given) -> Imported:
     _optimizer(draft, _last(top.section("optimizer"), _AUTOMODEL))
     _loss(draft, _last(top.section("loss_fn"), _AUTOMODEL))
     compiles = top.section("compile").switch("enabled")
-    top.tell_of_misspelt()
+    top.tell_of_strange(harmless_names("automodel"))
     return draft.job(given, ("fsdp-compiled", *ENGINES) if compiles else ENGINES)
 
 

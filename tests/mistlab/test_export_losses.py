@@ -159,6 +159,41 @@ def test_a_misspelt_key_of_a_recipe_is_told(read: Any, text: str, key: str, mean
     assert not any("did you mean" in line for line in plain)
 
 
+@pytest.mark.parametrize(
+    ("read", "text", "keys", "told"),
+    [
+        (read_torchtune, TORCHTUNE, "tensor_parallel_dim: 2", ["tensor_parallel_dim"]),
+        (read_torchtune, TORCHTUNE, "seed: 3\ndevice: cuda", []),
+        (read_automodel, AUTOMODEL, "magic: {much: 3}", ["magic"]),
+        (read_automodel, AUTOMODEL, "rng: {seed: 3}\nrecipe: any", []),
+    ],
+)
+def test_keys_that_a_recipe_s_import_does_not_read_are_told(
+    read: Any, text: str, keys: str, told: list[str]
+) -> None:
+    source = text.replace("LOSS", "LinearCrossEntropyLoss")
+    own, plain = (read(LaunchFile(text=one), GIVEN).remarks for one in (source + keys, source))
+    assert [remark.choice for remark in own if remark not in plain] == told
+    assert len(own) == len(plain) + len(told)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("", []),
+        ("lora_dropout: 0.0, apply_lora_to_output: false", []),
+        ("lora_dropout: 0.05", ["model.lora_dropout"]),
+        ("apply_lora_to_output: true", ["model.apply_lora_to_output"]),
+    ],
+)
+def test_what_torchtune_s_adapters_have_beyond_a_plan_s_is_told(more: str, told: list[str]) -> None:
+    lora = "lora_llama3_8b, lora_attn_modules: [q_proj], lora_rank: 8"
+    text = TORCHTUNE.replace("LOSS", "LinearCrossEntropyLoss")
+    text = text.replace("llama3_8b}", f"{lora}, {more}}}")
+    remarks = read_torchtune(LaunchFile(text=text), GIVEN).remarks
+    assert [remark.choice for remark in remarks if remark.kind == "ignored"] == told
+
+
 def test_axolotl_s_chunked_cross_entropy_keeps_all_logits() -> None:
     text = """
 base_model: meta-llama/Meta-Llama-3-8B
