@@ -44,7 +44,7 @@ def some(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def draw_some(problem: Any, space: Any, ledger: Any, draw: Any) -> Ending:
         chooser = Chooser(lambda _, options: int(draw.integers(options)))
-        plans = [chosen_plan(problem, space, chooser) for _ in range(60)]
+        plans = [chosen_plan(problem, space, chooser) for _ in range(30)]
         ledger.predict([plan for plan in plans if plan is not None])
         return Ending()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from math import inf
 
 import pytest
@@ -40,6 +41,20 @@ def searched(
     return searcher.search(problem, space, Budget(seconds=1000), 0)
 
 
+@cache
+def proven(seed: int) -> SearchResult:
+    """What ``exact`` says of a small problem, for several tests."""
+    problem, space = small_problem(seed)
+    return searched("exact", problem, space, predictor_of(problem))
+
+
+@cache
+def all_predicted(seed: int) -> list[Prediction]:
+    """Every plan of a small problem, predicted, for several tests."""
+    problem, space = small_problem(seed)
+    return every_prediction(problem, space, predictor_of(problem))
+
+
 def every_prediction(
     problem: Problem, space: SearchSpace, predictor: SymbolicPredictor
 ) -> list[Prediction]:
@@ -50,11 +65,11 @@ def every_prediction(
 @pytest.mark.parametrize("seed", sweep(SEEDS, first=4))
 def test_the_best_plan_is_that_of_trying_all(seed: int, is_short: bool) -> None:
     problem, space = small_problem(seed)
+    predictions = all_predicted(seed)
     if is_short:
-        roomy = every_prediction(problem, space, predictor_of(problem))
-        problem = short_of_memory(problem, roomy)
+        problem = short_of_memory(problem, predictions)
+        predictions = every_prediction(problem, space, predictor_of(problem))
     predictor = predictor_of(problem)
-    predictions = every_prediction(problem, space, predictor)
     fitting_s = [one.iteration_s for one in predictions if one.fits]
     assert len(predictions) == count_plans(problem, space)
     assert len(fitting_s) >= (200 if is_short else 1000)
@@ -62,7 +77,7 @@ def test_the_best_plan_is_that_of_trying_all(seed: int, is_short: bool) -> None:
     if is_short:
         assert min(one.iteration_s for one in predictions) < best_s
 
-    exact = searched("exact", problem, space, predictor)
+    exact = searched("exact", problem, space, predictor) if is_short else proven(seed)
     assert exact.status == "OPTIMAL"
     assert exact.prediction is not None
     assert exact.prediction.iteration_s == pytest.approx(best_s, rel=1e-12)
@@ -107,9 +122,8 @@ def test_small_spaces_are_searched_whole(space: SearchSpace) -> None:
 )
 def test_nobody_finds_a_faster_plan_than_the_best(name: str) -> None:
     problem, space = small_problem(SEEDS[0])
-    predictor = predictor_of(problem)
-    exact = searched("exact", problem, space, predictor)
-    searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor)
+    exact = proven(SEEDS[0])
+    searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor_of(problem))
     result = searcher.search(problem, space, Budget(evaluations=200), 0)
     assert exact.prediction is not None
     assert result.prediction is not None
@@ -129,7 +143,7 @@ def test_a_space_too_large_is_refused_with_its_size() -> None:
 def test_host_memory_that_stages_of_a_node_share_is_followed() -> None:
     """Both stages on one node offload as much as its host holds, or less where it is short."""
     problem, space = small_problem(SEEDS[0])
-    roomy = searched("exact", problem, space, predictor_of(problem))
+    roomy = proven(SEEDS[0])
     assert roomy.prediction is not None
     held = max(stage.host_bytes for stage in roomy.prediction.stages)
     cluster = replace(problem.cluster, host_memory_gib=max(held / 2**30 / 2, 0.01))

@@ -49,7 +49,7 @@ slow  mist  gpt3-13b     9 v100-32gb 1x2  128 4096 flash     -
 slow  mist  gpt3-13b     6 l4-24gb   1x2   48 1024 flash     -
 slow  mist  gpt3-2.7b    7 a100-80gb 1x2   48 2048 flash     -
 slow  mist  gpt3-7b      8 a100-80gb 1x2   48 4096 flash 38.02
-quick mist  gpt3-7b      4 a100-80gb 1x2   64 1024 flash 16.23
+slow  mist  gpt3-7b      4 a100-80gb 1x2   64 1024 flash 16.23
 slow  mist  llama-7b     7 a100-80gb 1x2   48 2048 flash 26.53
 slow  mist  llama-7b    12 a100-80gb 1x2   64 4096 flash     -
 slow  mist  llama-1.3b   3 a100-80gb 1x4   48 2048 math   7.67
@@ -63,7 +63,7 @@ slow  wide  falcon-13b   6 a100-40gb 1x1   32 4096 flash 35.26
 quick wide  falcon-13b   7 a100-80gb 1x1  128 1024 math      -
 slow  wide  gpt3-7b      6 a100-80gb 1x1   32 4096 flash     -
 slow  wide  llama-22b    7 a100-80gb 1x1   64 2048 flash 70.69
-quick wide  llama-7b     6 a100-40gb 1x1   64 2048 flash 33.82
+slow  wide  llama-7b     6 a100-40gb 1x1   64 2048 flash 33.82
 slow  wide  falcon-13b   3 a100-80gb 1x2   16 2048 flash     -
 slow  wide  llama-13b    7 a100-40gb 1x2   32 2048 math  31.83
 slow  wide  llama-2.7b   6 a100-40gb 1x2   32 1024 math      -
