@@ -16,6 +16,7 @@ from mistlab.export.megatron.option_tables import TELLING
 from mistlab.formats import (
     component_recipes,
     gpt_neox,
+    hf_swift,
     hf_trainer,
     hf_tuners,
     llm_foundry,
@@ -344,6 +345,7 @@ _ROWS = (
     *(row for row in REFUSED if row.name == "olmo"),
     _row("llm-foundry", "llm-foundry", "accelerate", llm_foundry.read, llm_foundry.recognises),
     *(row for row in REFUSED if row.name != "olmo"),
+    _row("ms-swift", "ms-swift", "accelerate", hf_swift.read, hf_swift.recognises),
     _row(
         "hf-trainer", "Hugging Face's Trainer", "accelerate", hf_trainer.read, hf_trainer.recognises
     ),

@@ -80,7 +80,9 @@ class Trainer:
     ``names`` are its own names for arguments. The other fields are its defaults. ``recomputes``
     tells whether blocks are recomputed. ``length`` is the sequence length, None if the tool has no
     default. ``pads`` tells whether sequences are padded rather than packed. ``adapts`` tells
-    whether adapters are trained rather than the model; ``rank`` is their rank.
+    whether adapters are trained rather than the model; ``rank`` is their rank. ``micro_batch`` is
+    the number of sequences of a micro-batch, ``fewest`` that of a step whose accumulation is not
+    given.
     """
 
     title: str
@@ -90,6 +92,8 @@ class Trainer:
     pads: bool = True
     adapts: bool = False
     rank: int = 8
+    micro_batch: int = 8
+    fewest: int = 1
 
 
 TRAINER = Trainer(title="Hugging Face's Trainer", rank=16)
@@ -132,12 +136,7 @@ def read(source: LaunchFile, given: Given) -> Imported:
     command = command_of(source)
     if command is None:
         return read_arguments(settings_of(source), TRAINER, source, given)
-    settings = arguments_of(command, source)
-    if (command.launch.launcher, command.launch.program) == ("swift", "sft"):
-        # The default of ms-swift, which Megatron-SWIFT does not share.
-        kind = {} if settings.keys() & {"tuner_type", "train_type"} else {"tuner_type": "lora"}
-        settings = {**kind, **settings}
-    return read_arguments(settings, TRAINER, source, given, command)
+    return read_arguments(arguments_of(command, source), TRAINER, source, given, command)
 
 
 def arguments_of(command: Command, source: LaunchFile) -> Mapping[str, Any]:
@@ -204,7 +203,7 @@ def read_arguments(
     for key in _SEQUENCE_RANKS:
         if (ranks := top.whole(key) or 1) > 1:
             draft.values |= {"context_parallel": ranks, "context_exchange": HEADS}
-    _batch(top, draft)
+    _batch(top, trainer, draft, given)
     _recomputed(top, trainer, draft, model)
     taken = _offloaded_inputs(top, draft)
     _kernels(top, draft)
@@ -352,12 +351,22 @@ def _precision(top: Section, draft: Found) -> None:
         draft.remark("assumed", "precision", text)
 
 
-def _batch(top: Section, draft: Found) -> None:
+def _batch(top: Section, trainer: Trainer, draft: Found, given: Given) -> None:
     key = next((name for name in _BATCHES if top.has(name)), _BATCHES[0])
-    draft.micro_batch = top.whole(key) or 8
+    usual = trainer.micro_batch
+    draft.micro_batch = top.whole(key) or usual
     if not top.has(key):
-        draft.remark("assumed", "micro_batch", "8, the Trainer's default")
-    draft.micro_batches = top.whole("gradient_accumulation_steps") or draft.micro_batches or 1
+        title = "the Trainer" if trainer is TRAINER else trainer.title
+        draft.remark("assumed", "micro_batch", f"{usual}, {title}'s default")
+    draft.micro_batches = top.whole("gradient_accumulation_steps") or draft.micro_batches
+    if draft.micro_batches is None:
+        ranks = (given.nodes or draft.nodes or 1) * (
+            given.gpus_per_node or draft.gpus_per_node or 1
+        )
+        draft.micro_batches = -(-trainer.fewest // (draft.micro_batch * ranks))
+        if draft.micro_batches > 1:
+            text = f"{draft.micro_batches}: {trainer.title} has {trainer.fewest} sequences a step"
+            draft.remark("assumed", "gradient_accumulation_steps", text)
     draft.data_parallel = draft.global_batch = None
 
 

@@ -118,10 +118,12 @@ _OF_ACCELERATE = re.compile(
 
 def _with_launcher(launch: Launch) -> Launch:
     """Return the launch of a program that starts its training by another launcher, as one by that
-    launcher: ``trl sft`` is started by Accelerate, ``tune run`` by torchrun.
+    launcher: ``trl sft`` is started by Accelerate, ``tune run`` and ``swift sft`` by torchrun.
     """
     if launch.launcher == "trl":
         return _of_trl(launch)
+    if launch.launcher == "swift":
+        return _of_swift(launch)
     return _of_torchtune(launch) if launch.launcher == "tune" else launch
 
 
@@ -144,6 +146,16 @@ def _of_trl(launch: Launch) -> Launch:
         started=(*before, *options, program),
         arguments=tuple(others),
     )
+
+
+def _of_swift(launch: Launch) -> Launch:
+    """Return the launch of ms-swift's program, which its environment has started by torchrun, or
+    else as a single process.
+    """
+    started = [Word(text="torchrun")]
+    for option, name in (("--nproc-per-node", "NPROC_PER_NODE"), ("--nnodes", "NNODES")):
+        started += [Word(text=option), launch.environment.get(name, Word(text="1"))]
+    return replace(launch, started=(*launch.started, *started))
 
 
 def _of_torchtune(launch: Launch) -> Launch:

@@ -1,0 +1,79 @@
+"""Launch lines of ms-swift: its names, its defaults, and the processes that it starts."""
+
+import pytest
+
+from mistlab.export.given import MissingError
+from mistlab.formats.file_formats import format_of
+from tests.mistlab.launch_files import imported, source_of, texts
+
+TUNED = """
+CUDA_VISIBLE_DEVICES=0,1,2,3 \\
+NPROC_PER_NODE=4 \\
+swift sft \\
+  --model Qwen/Qwen2.5-7B-Instruct \\
+  --torch_dtype bfloat16 \\
+  --max_length 2048 \\
+  --target_modules all-linear \\
+  --model_name my-robot
+"""
+
+
+def test_the_name_of_a_robot_is_not_the_model() -> None:
+    assert format_of(source_of(TUNED, "a.sh")).name == "ms-swift"
+    workload = imported(TUNED, "a.sh").job.workload
+    assert (workload.model.name, workload.train, workload.rank) == ("qwen2.5-7b", "adapters", 8)
+    assert (workload.precision, workload.adapter_targets) == ("bf16", "all")
+
+
+def test_a_step_has_16_sequences_and_blocks_are_recomputed() -> None:
+    found = imported(TUNED, "a.sh")
+    job, (stage,) = found.job, found.job.plan.stages
+    assert (job.cluster.num_gpus, stage.data_parallel) == (4, 4)
+    assert (stage.micro_batch, job.plan.micro_batches, job.workload.global_batch) == (1, 4, 16)
+    assert stage.checkpointed_layers == 28
+    assert "checkpointed_layers" not in texts(found, "assumed")
+    assert texts(found, "assumed")["micro_batch"] == "1, ms-swift's default"
+    more = "  --gradient_accumulation_steps 2 --gradient_checkpointing false\n"
+    found = imported(TUNED.replace("my-robot\n", f"my-robot \\\n{more}"), "a.sh")
+    assert found.job.workload.global_batch == 8
+    assert found.job.plan.stages[0].checkpointed_layers == 0
+
+
+def test_without_its_variable_a_single_process_is_started() -> None:
+    found = imported(TUNED.replace("NPROC_PER_NODE=4 \\\n", ""), "a.sh")
+    assert found.job.cluster.num_gpus == 1
+    assert "splits by device_map" in texts(found, "ignored")["CUDA_VISIBLE_DEVICES"]
+    assert "CUDA_VISIBLE_DEVICES" not in texts(imported(TUNED, "a.sh"), "ignored")
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "states", "weights"),
+    [("zero2", 2, 0, 0), ("zero2_offload", 2, 1, 0), ("zero3_offload", 3, 1, 1)],
+)
+def test_configurations_of_deepspeed_have_names(
+    name: str, level: int, states: int, weights: int
+) -> None:
+    text = TUNED.replace("my-robot", f"my-robot --tuner_type full --deepspeed {name}")
+    job = imported(text, "a.sh").job
+    (stage,) = job.plan.stages
+    assert stage.zero == level
+    assert (stage.offload.optimizer, stage.offload.weights) == (states, weights)
+
+
+def test_its_program_may_be_started_by_another_launcher() -> None:
+    text = "torchrun --nproc_per_node 2 swift/cli/sft.py --model Qwen/Qwen2.5-7B --max_length 512\n"
+    found = imported(text, "a.sh")
+    assert (found.job.cluster.num_gpus, found.job.workload.global_batch) == (2, 16)
+    assert texts(found, "assumed")["precision"].startswith("bf16, as ms-swift takes")
+
+
+def test_full_training_and_quantised_bases_are_read() -> None:
+    full = imported(TUNED.replace("my-robot", "my-robot --tuner_type full"), "a.sh")
+    assert full.job.workload.train == "all"
+    small = imported(TUNED.replace("my-robot", "my-robot --quant_bits 4"), "a.sh")
+    assert small.job.workload.base == "4bit"
+
+
+def test_a_missing_length_is_asked_for() -> None:
+    with pytest.raises(MissingError, match="sequence_length: is missing"):
+        imported(TUNED.replace("  --max_length 2048 \\\n", ""), "a.sh")
