@@ -345,6 +345,13 @@ _ROWS = (
     *(row for row in REFUSED if row.name == "olmo"),
     _row("llm-foundry", "llm-foundry", "accelerate", llm_foundry.read, llm_foundry.recognises),
     *(row for row in REFUSED if row.name != "olmo"),
+    _row(
+        "megatron-swift",
+        "Megatron-SWIFT",
+        "megatron",
+        hf_swift.read_megatron,
+        hf_swift.recognises_megatron,
+    ),
     _row("ms-swift", "ms-swift", "accelerate", hf_swift.read, hf_swift.recognises),
     _row(
         "hf-trainer", "Hugging Face's Trainer", "accelerate", hf_trainer.read, hf_trainer.recognises

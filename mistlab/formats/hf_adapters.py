@@ -153,6 +153,12 @@ def _tell_of_targets(top: Section, draft: Found) -> None:
     key = next((key for key in _TARGETS if _listed(top, key)), "")
     names = set(_listed(top, key)) if key else set[str]()
     are_all = draft.trained["adapter_targets"] == "all"
+    if not key and not are_all:
+        text = (
+            "attention's four layers, because the file names none: PEFT's default is fewer for "
+            "most models (q_proj v_proj), unless the program names others"
+        )
+        draft.remark("assumed", "adapter_targets", text)
     layers = _OF_ATTENTION | _OF_NETWORKS if are_all else _OF_ATTENTION
     if key and names < layers:
         text = (

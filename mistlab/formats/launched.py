@@ -122,7 +122,7 @@ def _with_launcher(launch: Launch) -> Launch:
     """
     if launch.launcher == "trl":
         return _of_trl(launch)
-    if launch.launcher == "swift":
+    if launch.launcher in ("swift", "megatron"):
         return _of_swift(launch)
     return _of_torchtune(launch) if launch.launcher == "tune" else launch
 
@@ -149,8 +149,8 @@ def _of_trl(launch: Launch) -> Launch:
 
 
 def _of_swift(launch: Launch) -> Launch:
-    """Return the launch of ms-swift's program, which its environment has started by torchrun, or
-    else as a single process.
+    """Return the launch of ms-swift's program or Megatron-SWIFT's, which its environment has
+    started by torchrun, or else as a single process.
     """
     started = [Word(text="torchrun")]
     for option, name in (("--nproc-per-node", "NPROC_PER_NODE"), ("--nnodes", "NNODES")):

@@ -8,16 +8,26 @@ defaults.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
 from mistlab.core.values import reject, word_set
-from mistlab.export.found import checked_whole
+from mistlab.export.found import Found, checked_whole
 from mistlab.export.given import Given, Imported, Remark, ask_for
 from mistlab.export.megatron.megatron_read import engine_told
 from mistlab.export.megatron.tokenizer_sizes import has_word_pieces
+from mistlab.formats.checkpoints import model_named
 from mistlab.formats.content import settings_of
 from mistlab.formats.flags import RENAMED, Flags
-from mistlab.formats.launched import resolved
+from mistlab.formats.launched import (
+    Command,
+    command_of,
+    known_text,
+    resolved,
+    take_ranks,
+    valued,
+    with_dotted,
+)
 from mistlab.shell.session import LaunchFile
 
 # Fields of NeMo's section ``model`` that have the same names as Megatron-LM's options.
@@ -79,6 +89,8 @@ def recognises_bridge(source: LaunchFile) -> bool:
     """Whether a file has Megatron-Bridge's sections; it may be a whole configuration, or overrides
     of a recipe.
     """
+    if (command := command_of(source)) is not None:
+        return PurePath(command.launch.program).name == "run_recipe.py"
     settings = settings_of(source)
     model, train = settings.get("model"), settings.get("train")
     if "megatron.bridge" in source.text:
@@ -329,23 +341,35 @@ PRECISION_NAMES: Mapping[frozenset[tuple[str, str | bool]], str] = {
 OF_ATTENTION = ("linear_qkv", "linear_proj")
 OF_NETWORKS = ("linear_fc1", "linear_fc2")
 _LORA_RANK = 32
+# The data types of moments, each with Megatron-LM's word.
+_MOMENTS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
 
 
 def read_bridge(source: LaunchFile, given: Given) -> Imported:
     """Import a Megatron-Bridge configuration as a job; refuses a file that only overrides settings
     of a recipe.
     """
-    settings = resolved(settings_of(source), source.settings)
+    command, noted = command_of(source), Found()
+    if command is None:
+        settings = resolved(settings_of(source), source.settings)
+    else:
+        settings = _of_command(command)
+        given = _by_recipe(settings["recipe"], noted, given)
+        take_ranks(command, source, noted, given)
     peft = _section(settings, "peft")
     _check_lora(settings.get("peft"))
     if (engine := engine_told(source.text)) is not None and given.engine is None:
         given = replace(given, engine=engine)
-    flags = Flags(where="model", nodes=given.nodes, gpus_per_node=given.gpus_per_node)
+    nodes, gpus = given.nodes or noted.nodes, given.gpus_per_node or noted.gpus_per_node
+    flags = Flags(where="model", nodes=nodes, gpus_per_node=gpus, remarks=[*noted.remarks])
     sections = {name: _section(settings, name) for name in (*_FIELDS, "dataset", "tokenizer")}
     for name, fields in _FIELDS.items():
         for field in fields.split():
             if field in sections[name] and field != "grad_reduce_in_fp32":
-                flags.put(field, sections[name][field], f"{name}.{field}")
+                value = sections[name][field]
+                if field.startswith("exp_avg"):
+                    value = _MOMENTS.get(str(value).removeprefix("torch."), value)
+                flags.put(field, value, f"{name}.{field}")
     _precision(settings.get("mixed_precision"), flags)
     _shape(sections["model"], flags)
     if "--seq-length" not in flags.options:
@@ -354,6 +378,60 @@ def read_bridge(source: LaunchFile, given: Given) -> Imported:
         _of_recipe(settings, flags, given)
     imported = flags.read(given)
     return _with_adapters(peft, imported) if peft else imported
+
+
+# Options of Megatron-Bridge's run_recipe.py, long and short, each with the setting that it changes.
+_OF_RUN_RECIPE: Mapping[str, str] = {
+    "global_batch_size gb": "train.global_batch_size",
+    "micro_batch_size mb": "train.micro_batch_size",
+    "seq_length sl": "dataset.seq_length",
+    "tensor_model_parallel_size tp": "model.tensor_model_parallel_size",
+    "pipeline_model_parallel_size pp": "model.pipeline_model_parallel_size",
+    "context_parallel_size cp": "model.context_parallel_size",
+    "virtual_pipeline_model_parallel_size vp": "model.virtual_pipeline_model_parallel_size",
+    "expert_model_parallel_size ep": "model.expert_model_parallel_size",
+    "expert_tensor_parallel_size etp": "model.expert_tensor_parallel_size",
+}
+_OTHER_RECIPES = word_set("vl vlm audio omni llava flux wan diffusion dora")
+
+
+def _of_command(command: Command) -> dict[str, Any]:
+    """Return the settings of a command that starts Megatron-Bridge's run_recipe.py."""
+    recipe = command.text("recipe", "model")
+    if recipe is None:
+        reject("recipe: is missing: give --recipe NAME to run_recipe.py")
+    pairs = {
+        path: valued(value)
+        for names, path in _OF_RUN_RECIPE.items()
+        if (value := command.text(*names.split())) is not None
+    }
+    for word in command.others:
+        path, equals, text = word.text.partition("=")
+        if equals and path.partition(".")[0] in (*_FIELDS, "dataset", "peft"):
+            known_text(word, path)
+            pairs[path] = valued(text)
+    settings = with_dotted({"recipe": recipe}, pairs)
+    mode = command.text("mode") or ""
+    if mode in ("lora", "dora") or re.search(r"_(peft|lora)(_|$)", recipe):
+        settings["peft"] = {"_target_": mode or "lora", **_section(settings, "peft")}
+    return settings
+
+
+def _by_recipe(recipe: str, noted: Found, given: Given) -> Given:
+    """Return the user's options, completed by the model that a recipe's name tells; refuses a
+    recipe of something else than a text decoder.
+    """
+    if others := _OTHER_RECIPES & set(recipe.lower().split("_")):
+        reject(
+            f"recipe: {recipe} trains {min(others)}, which is not supported: give the recipe of a "
+            "text decoder"
+        )
+    name = re.sub(r"_(pretrain|sft|peft|lora|finetune)(_|$).*", "", recipe)
+    model = model_named(name) if given.model is None else None
+    if model is None:
+        return given
+    noted.remark("assumed", "model", f"{model.name or name}, by the recipe's name")
+    return replace(given, model=model)
 
 
 def _check_lora(peft: object) -> None:
@@ -401,6 +479,15 @@ def _of_recipe(settings: Mapping[str, Any], flags: Flags, given: Given) -> None:
         )
     text = f"the file changes {name}, whose other settings the import does not read"
     flags.remark("recipe", text)
+    if not {"--bf16", "--fp16"} & flags.options.keys():
+        flags.options["--bf16"] = None
+        flags.assume("precision", "bf16, as in most recipes: mixed_precision is not given")
+    sharing = "use_distributed_optimizer"
+    sections = (_section(settings, part) for part in ("ddp", "optimizer"))
+    if not any(sharing in section for section in sections):
+        for name in (sharing, "overlap_grad_reduce", "overlap_param_gather"):
+            flags.put(name, value=True)
+        flags.assume("zero", "1, as in most recipes: ddp.use_distributed_optimizer is not given")
 
 
 def _precision(value: object, flags: Flags) -> None:

@@ -1,7 +1,8 @@
-"""Launch lines of ms-swift: its names, its defaults, and the processes that it starts."""
+"""Launch lines of ms-swift and Megatron-SWIFT: names, defaults, and the processes that start."""
 
 import pytest
 
+from mistlab.core.values import InputError
 from mistlab.export.given import MissingError
 from mistlab.formats.file_formats import format_of
 from tests.mistlab.launch_files import imported, source_of, texts
@@ -21,6 +22,7 @@ swift sft \\
 def test_the_name_of_a_robot_is_not_the_model() -> None:
     assert format_of(source_of(TUNED, "a.sh")).name == "ms-swift"
     workload = imported(TUNED, "a.sh").job.workload
+    assert not any("model_name" in remark.choice for remark in imported(TUNED, "a.sh").remarks)
     assert (workload.model.name, workload.train, workload.rank) == ("qwen2.5-7b", "adapters", 8)
     assert (workload.precision, workload.adapter_targets) == ("bf16", "all")
 
@@ -77,3 +79,48 @@ def test_full_training_and_quantised_bases_are_read() -> None:
 def test_a_missing_length_is_asked_for() -> None:
     with pytest.raises(MissingError, match="sequence_length: is missing"):
         imported(TUNED.replace("  --max_length 2048 \\\n", ""), "a.sh")
+
+
+MEGATRON = """
+NPROC_PER_NODE=8 \\
+megatron sft \\
+  --model Qwen/Qwen3-30B-A3B \\
+  --tensor_model_parallel_size 4 \\
+  --expert_model_parallel_size 4 \\
+  --sequence_parallel true \\
+  --max_length 8192 \\
+  --model_name my-robot \\
+"""
+
+
+def test_megatron_swift_has_defaults_of_its_own() -> None:
+    assert format_of(source_of(MEGATRON, "a.sh")).name == "megatron-swift"
+    found = imported(MEGATRON, "a.sh")
+    work, (stage,) = found.job.workload, found.job.plan.stages
+    assert (work.model.name, work.sequence_length) == ("qwen3-30b-a3b", 8192)
+    assert (work.precision, work.attention, work.train) == ("bf16", "flash", "all")
+    assert (work.global_batch, stage.micro_batch, stage.zero) == (16, 1, 1)
+    # Experts are not divided over tensor-parallel ranks, unlike in Megatron-LM.
+    assert (stage.tensor_parallel, stage.expert_parallel) == (4, 4)
+    assert (stage.expert_tensor_parallel, stage.core_recomputed_layers) == (1, 48)
+    assert not texts(found, "ignored")
+
+
+def test_megatron_swift_trains_adapters_where_it_is_told() -> None:
+    dense = MEGATRON.replace("Qwen3-30B-A3B", "Qwen2.5-7B").replace("--expert_model", "--context")
+    dense = dense.replace("context_parallel_size 4", "context_parallel_size 2")
+    more = "  --tuner_type lora --lora_rank 16 --target_modules linear_qkv linear_proj\n"
+    work = imported(dense + more, "a.sh").job.workload
+    assert (work.train, work.adapter_rank, work.adapter_targets) == ("adapters", 16, "attention")
+    everywhere = imported(dense + more.replace("linear_qkv linear_proj", "all-linear"), "a.sh")
+    assert everywhere.job.workload.adapter_targets == "all"
+    with pytest.raises(InputError, match="tuner_type: lora_llm is not supported"):
+        imported(dense + more.replace("lora ", "lora_llm ", 1), "a.sh")
+
+
+def test_options_of_megatron_swift_win_over_its_defaults() -> None:
+    more = "  --torch_dtype float16 --micro_batch_size 2 --recompute_granularity none\n"
+    found = imported(MEGATRON + more, "a.sh")
+    (stage,) = found.job.plan.stages
+    assert (found.job.workload.precision, stage.micro_batch) == ("fp16", 2)
+    assert stage.core_recomputed_layers == 0

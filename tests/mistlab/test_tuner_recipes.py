@@ -129,6 +129,13 @@ def test_adapters_on_fewer_layers_than_predicted_are_told(names: str, told: str 
         assert told in assumed["lora_target_modules"]
 
 
+def test_layers_of_adapters_that_the_file_leaves_open_are_told() -> None:
+    unsaid = texts(imported(f"{RECIPE}use_peft: true\nlora_r: 8\n", gpus_per_node=1), "assumed")
+    assert "PEFT's default is fewer" in unsaid["adapter_targets"]
+    given = f"{RECIPE}use_peft: true\nlora_target_modules: all-linear\n"
+    assert "adapter_targets" not in texts(imported(given, gpus_per_node=1), "assumed")
+
+
 def test_adapters_of_ms_swift_are_read_with_its_defaults() -> None:
     line = (
         "swift sft --model meta-llama/Llama-3.1-8B --train_type lora --max_length 2048 "
