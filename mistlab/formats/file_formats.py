@@ -16,7 +16,6 @@ from mistlab.export.megatron.option_tables import TELLING
 from mistlab.formats import (
     component_recipes,
     gpt_neox,
-    hf_swift,
     hf_trainer,
     hf_tuners,
     llm_foundry,
@@ -346,13 +345,13 @@ _ROWS = (
     _row("llm-foundry", "llm-foundry", "accelerate", llm_foundry.read, llm_foundry.recognises),
     *(row for row in REFUSED if row.name != "olmo"),
     _row(
-        "megatron-swift",
+        "swift-megatron",
         "Megatron-SWIFT",
         "megatron",
-        hf_swift.read_megatron,
-        hf_swift.recognises_megatron,
+        hf_tuners.read_megatron,
+        hf_tuners.recognises_megatron,
     ),
-    _row("ms-swift", "ms-swift", "accelerate", hf_swift.read, hf_swift.recognises),
+    _row("ms-swift", "ms-swift", "accelerate", hf_tuners.read_swift, hf_tuners.recognises_swift),
     _row(
         "hf-trainer", "Hugging Face's Trainer", "accelerate", hf_trainer.read, hf_trainer.recognises
     ),

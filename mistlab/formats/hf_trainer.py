@@ -80,7 +80,7 @@ class Trainer:
     ``names`` are its own names for arguments. The other fields are its defaults. ``recomputes``
     tells whether blocks are recomputed. ``length`` is the sequence length, None if the tool has no
     default. ``pads`` tells whether sequences are padded rather than packed. ``adapts`` tells
-    whether adapters are trained rather than the model; ``rank`` is their rank. ``micro_batch`` is
+    whether adapters are trained rather than the model; ``rank`` is their rank. ``usual_batch`` is
     the number of sequences of a micro-batch, ``fewest`` that of a step whose accumulation is not
     given.
     """
@@ -92,7 +92,7 @@ class Trainer:
     pads: bool = True
     adapts: bool = False
     rank: int = 8
-    micro_batch: int = 8
+    usual_batch: int = 8
     fewest: int = 1
 
 
@@ -353,7 +353,7 @@ def _precision(top: Section, draft: Found) -> None:
 
 def _batch(top: Section, trainer: Trainer, draft: Found, given: Given) -> None:
     key = next((name for name in _BATCHES if top.has(name)), _BATCHES[0])
-    usual = trainer.micro_batch
+    usual = trainer.usual_batch
     draft.micro_batch = top.whole(key) or usual
     if not top.has(key):
         title = "the Trainer" if trainer is TRAINER else trainer.title

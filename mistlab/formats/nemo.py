@@ -487,7 +487,7 @@ def _of_recipe(settings: Mapping[str, Any], flags: Flags, given: Given) -> None:
     if not any(sharing in section for section in sections):
         for name in (sharing, "overlap_grad_reduce", "overlap_param_gather"):
             flags.put(name, value=True)
-        flags.assume("zero", "1, as in most recipes: ddp.use_distributed_optimizer is not given")
+        flags.assume(f"ddp.{sharing}", "true, as in most recipes, because it is not given")
 
 
 def _precision(value: object, flags: Flags) -> None:

@@ -29,11 +29,11 @@ def test_a_recipe_s_options_and_changes_are_read() -> None:
 def test_what_recipes_have_in_common_is_assumed() -> None:
     found = imported(STARTED, "a.sh")
     assert (found.job.workload.precision, found.job.plan.stages[0].zero) == ("bf16", 1)
-    assert {"precision", "zero"} <= texts(found, "assumed").keys()
+    assert {"precision", "ddp.use_distributed_optimizer"} <= texts(found, "assumed").keys()
     more = " mixed_precision=bf16_with_mxfp8_mixed ddp.use_distributed_optimizer=false\n"
     changed = imported(STARTED.rstrip() + more, "a.sh")
     assert (changed.job.workload.precision, changed.job.plan.stages[0].zero) == ("fp8", 0)
-    assert not {"precision", "zero"} & texts(changed, "assumed").keys()
+    assert not {"precision", "ddp.use_distributed_optimizer"} & texts(changed, "assumed").keys()
 
 
 def test_adapters_are_known_by_the_mode_or_the_recipe() -> None:
@@ -48,7 +48,7 @@ def test_adapters_are_known_by_the_mode_or_the_recipe() -> None:
 def test_other_recipes_are_refused_or_asked_for() -> None:
     with pytest.raises(InputError, match="recipe: qwen3_vl_8b_sft_config trains vl, which is not"):
         imported(STARTED.replace("llama3_8b_pretrain", "qwen3_vl_8b_sft"), "a.sh")
-    with pytest.raises(MissingError, match="changes the recipe mine_config: .* by --model"):
+    with pytest.raises(MissingError, match=r"changes the recipe mine_config: .* by --model"):
         imported(STARTED.replace("llama3_8b_pretrain_config", "mine_config"), "a.sh")
 
 

@@ -94,7 +94,7 @@ megatron sft \\
 
 
 def test_megatron_swift_has_defaults_of_its_own() -> None:
-    assert format_of(source_of(MEGATRON, "a.sh")).name == "megatron-swift"
+    assert format_of(source_of(MEGATRON, "a.sh")).name == "swift-megatron"
     found = imported(MEGATRON, "a.sh")
     work, (stage,) = found.job.workload, found.job.plan.stages
     assert (work.model.name, work.sequence_length) == ("qwen3-30b-a3b", 8192)
