@@ -162,6 +162,8 @@ def test_analysis_is_timed_without_torch(
         raise ModuleNotFoundError(name=name.partition(".")[0].replace("runtime", "torch"))
 
     monkeypatch.setattr("experiments.studies.analysis_speed.import_module", missing)
+    for name, few in (("ROUNDS", 1), ("MESHES", 1), ("PLANS", 40)):
+        monkeypatch.setattr(f"experiments.studies.analysis_speed.QUICK_{name}", few)
     arguments = ["--quick", "--json", "--out", str(tmp_path), "--nodes", "1", *SMALL]
     assert run(analysis_speed.main, arguments) == 0
     captured = capsys.readouterr()
