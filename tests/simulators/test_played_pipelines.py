@@ -2,6 +2,7 @@
 has no chain for.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from mistlab.plan.workload import Workload
 from mistlab.stages import played_pipeline
 from mistlab.stages.played_pipeline import (
     PLAYED_TIMES,
+    Walk,
     free_at_first,
     sends_beside_passes,
     sends_of,
@@ -304,9 +306,7 @@ def test_equal_stages_take_what_arithmetic_says(
     """
     times = times_of(stages, forward_s=1.0, backward_s=2.0)
     times["point_to_point_s"] = [2 * sent_s] * stages
-    walk = walked(
-        free_at_first(times), times_of_passes(times, [(0.0, 0.0)] * stages), micro_batches
-    )
+    walk = walk_of(times, micro_batches)
     crossed = stages + micro_batches - 2 - ceil((micro_batches - 1) / stages)
     expected_s = 3 * (micro_batches + stages - 1) + (2 * sent_s * crossed if stages > 1 else 0)
     assert max(walk.free_s) == pytest.approx(expected_s)
@@ -317,22 +317,9 @@ def test_a_stage_that_reduces_longer_between_backward_passes_has_shorter_forward
     times = times_of(2, forward_s=2.0, backward_s=2.0)
     for column in times.values():
         column[1] /= 100
-    first_s, ends_s = zip(
-        *(
-            (walk.ends_s[2], max(walk.free_s))
-            for turned_s in (0.0, 1.5)
-            for walk in [
-                walked(
-                    free_at_first(times),
-                    times_of_passes(times, [(-turned_s, turned_s), (0.0, 0.0)]),
-                    3,
-                )
-            ]
-        ),
-        strict=True,
-    )
-    assert ends_s == pytest.approx((12.0, 12.0))
-    assert first_s == pytest.approx((6.0, 4.5))
+    walks = [walk_of(times, 3, [(-turned_s, turned_s), (0.0, 0.0)]) for turned_s in (0.0, 1.5)]
+    assert [max(walk.free_s) for walk in walks] == pytest.approx([12.0, 12.0])
+    assert [walk.ends_s[2] for walk in walks] == pytest.approx([6.0, 4.5])
 
 
 def test_a_second_micro_batch_waits_for_the_steps_after_the_first_one() -> None:
@@ -340,9 +327,7 @@ def test_a_second_micro_batch_waits_for_the_steps_after_the_first_one() -> None:
     stages, micro_batches, after_s = 4, 2, 5.0
     times = times_of(stages, forward_s=1.0, backward_s=2.0)
     times["after_first_s"][1] = after_s
-    walk = walked(
-        free_at_first(times), times_of_passes(times, [(0.0, 0.0)] * stages), micro_batches
-    )
+    walk = walk_of(times, micro_batches)
     # Two stages, then the work, then the second micro-batch in both directions.
     assert max(walk.free_s) == pytest.approx(2 + after_s + 3 + 4 * 2)
 
@@ -353,8 +338,7 @@ def test_the_last_reductions_delay_a_queued_gradient() -> None:
     for reducing_s in (0.0, 4.0):
         times = times_of(3, forward_s=1.0, backward_s=2.0)
         times["point_to_point_s"][1], times["within_backward_s"][2] = 20.0, reducing_s
-        walk = walked(free_at_first(times), times_of_passes(times, [(0.0, 0.0)] * 3), 6)
-        ends_s.append(max(walk.free_s))
+        ends_s.append(max(walk_of(times, 6).free_s))
     assert ends_s[1] == pytest.approx(ends_s[0] + 4.0)
 
 
@@ -383,6 +367,16 @@ def test_sends_are_as_late_as_the_passes_beside_them_make_them() -> None:
     # The link is shared by halves.
     late_s = [(50.0, 50.0, 0.0)] * 2
     assert max(sends_beside_passes(walk, first_s, of_passes, late_s, [4.0, 0.0])) == 8.0
+
+
+def walk_of(
+    times: dict[str, list[float]],
+    micro_batches: int,
+    turned_s: Sequence[tuple[float, float]] | None = None,
+) -> Walk:
+    """The walk through a pipeline; ``turned_s`` is what passes in a row take longer, by stage."""
+    turned_s = turned_s or [(0.0, 0.0)] * len(times["point_to_point_s"])
+    return walked(free_at_first(times), times_of_passes(times, turned_s), micro_batches)
 
 
 def times_of(stages: int, **seconds: float) -> dict[str, list[float]]:
