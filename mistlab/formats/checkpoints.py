@@ -53,6 +53,7 @@ _BY_WORDS: Mapping[str, str] = {
     "qwen 2.5 coder 14b": "qwen2.5-14b",
     "deepseek r1 distill qwen 14b": "qwen2.5-14b",
     "qwen 2.5 32b": "qwen2.5-32b",
+    "qwq 32b": "qwen2.5-32b",
     "qwen 2.5 coder 32b": "qwen2.5-32b",
     "deepseek r1 distill qwen 32b": "qwen2.5-32b",
     "qwen 2.5 72b": "qwen2.5-72b",

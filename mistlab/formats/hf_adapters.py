@@ -20,6 +20,8 @@ _LORA = ("lora", "qlora")
 _RANKS = ("lora_r", "lora_rank", "lora_dim", "peft_lora_r")
 _TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_modules")
 _SWITCHES = ("use_peft", "use_lora", "lora_enable", "use_peft_lora", "q_lora", "qlora")
+# The first switches turn adapters on and off, the others quantise their base too.
+_PLAIN_SWITCHES = 4
 _FOUR = ("load_in_4bit", "use_4bit_quantization", "q_lora", "qlora")
 _EIGHT = ("load_in_8bit", "use_8bit_quantization")
 # Parts of the names of feed-forward layers; below, words that stand for all linear layers of a
@@ -60,12 +62,13 @@ def read_adapters(top: Section, draft: Found, *, rank: int = 8, usual: bool = Fa
     """
     kind = _kind(top)
     rank = 8 if any(top.has(key) for key in _OF_SWIFT) else rank
-    are_on = [top.switch(name) for name in _SWITCHES if not _is_number(top, name)]
+    are_on = [_switch(top, name) for name in _SWITCHES if top.has(name)]
+    is_off = any(_switch(top, name) is False for name in _SWITCHES[:_PLAIN_SWITCHES])
     given = [top.whole(name) for name in _RANKS if top.has(name)]
     base = _base(top)
-    if not (
-        kind in _LORA or any(are_on) or (given and kind != "full") or (usual and kind != "full")
-    ):
+    # A rank alone means adapters, unless a switch says that there are none.
+    may_be = kind != "full" and not is_off
+    if not (kind in _LORA or any(are_on) or (may_be and (given or usual))):
         _check_base(kind, base)
         return
     draft.trained |= {"train": "adapters", "adapter_rank": next(iter(given), None) or rank}
@@ -109,8 +112,12 @@ def _kind(top: Section) -> str:
     return ""
 
 
-def _is_number(top: Section, name: str) -> bool:
-    return isinstance(top.content.get(name), int) and not isinstance(top.content.get(name), bool)
+def _switch(top: Section, name: str) -> bool | None:
+    """Return whether a switch is on, None if it is not given; 0 and 1 stand for off and on."""
+    value = top.get(name)
+    if value in (0, 1):
+        return bool(value)
+    return top.switch(name) if value is not None else None
 
 
 def _base(top: Section) -> Base:

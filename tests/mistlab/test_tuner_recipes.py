@@ -129,6 +129,23 @@ def test_adapters_on_fewer_layers_than_predicted_are_told(names: str, told: str 
         assert told in assumed["lora_target_modules"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "train"),
+    [
+        ("use_peft: false\nlora_r: 8", "all"),
+        ("use_lora: 0\nlora_r: 8", "all"),
+        ("use_lora: 1", "adapters"),
+        ("use_lora: true\nq_lora: false\nlora_r: 8", "adapters"),
+        ("q_lora: false\nlora_r: 8", "adapters"),
+        ("lora_r: 8", "adapters"),
+    ],
+)
+def test_a_switch_decides_whether_a_rank_means_adapters(settings: str, train: str) -> None:
+    found = imported(f"{RECIPE}{settings}\n", gpus_per_node=1)
+    assert found.job.workload.train == train
+    assert not any("use_" in remark.choice for remark in found.remarks if remark.kind == "ignored")
+
+
 def test_layers_of_adapters_that_the_file_leaves_open_are_told() -> None:
     unsaid = texts(imported(f"{RECIPE}use_peft: true\nlora_r: 8\n", gpus_per_node=1), "assumed")
     assert "PEFT's default is fewer" in unsaid["adapter_targets"]
