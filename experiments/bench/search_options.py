@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from experiments.bench.problem import problem_of
-from experiments.cli.commandline import as_options
+from experiments.cli.commandline import as_options, progress
 from experiments.cli.other_programs import value_here
 from mistlab.core.files import about
 from mistlab.core.values import near_matches, one_of, reject
@@ -34,8 +34,14 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
     engines = space_called(options.space or "mist", options.engine).engines if named else ()
     workload, cluster = problem_of(options, takes_groups=True, engines=engines)
     space = space_called(options.space or usual_space(workload.model), options.engine)
+    asked = space.engines
     with as_options():
         space = space.beside(workload.reduction).holding(workload.base)
+    if gone := [name for name in asked if name not in space.engines]:
+        progress(
+            f"note: no plan of space {space.name} is left for engine {one_of(gone)}, which does "
+            f"not divide weights of {workload.base}: it is left out"
+        )
     problem = Problem(workload=workload, cluster=cluster)
     for engine in space.engines:
         if (precision := workload.precision) not in ENGINES[engine].memory:

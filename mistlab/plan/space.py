@@ -81,7 +81,10 @@ class SearchSpace(dimension_fields.SpaceFields):
             row, listed = DIMENSIONS[name], read(self)
             assert row.limit is not None
             for value in _hardest(listed, is_level=row.limit.is_level):
-                problems = (engine_problem(name, value, one, in_pipeline=True) for one in rows)
+                problems = (
+                    engine_problem(name, value, engine, in_pipeline=self.pipeline != (1,))
+                    for engine in rows
+                )
                 if problem := _of_all(problems):
                     refuse(row.holder or name, problem)
 

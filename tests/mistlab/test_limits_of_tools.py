@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from experiments.bench.problem import attention_words
-from experiments.bench.search_options import space_called
+from experiments.bench.search_options import searched, space_called
 from experiments.budget.changes import Changed, single, spread
+from experiments.cli.command import parser_for
+from experiments.commands import COMMANDS
 from experiments.interchange.single_changes import single_changes
 from mistlab import catalog
 from mistlab.core.values import InputError
@@ -53,6 +55,33 @@ def test_weights_of_few_bits_stay_whole_in_spaces_of_tools(name: str, engine: st
         assert (alone[engine].tensor_parallel, alone[engine].pipeline) == ((1,), (1,))
         assert 2 in (alone["mistlab"].tensor_parallel or (2,))
         assert alone["mistlab"].pipeline is None
+
+
+def test_an_engine_that_no_plan_of_a_file_is_left_for_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "space.yaml"
+    path.write_text("{like: mist, name: mine, tensor_parallel: [2]}", encoding="utf-8")
+    parser = parser_for(COMMANDS["tune"], "tune")
+    asked = ("--model", "llama3-8b", "--gpus-per-node", "4", "--train", "lora", "--base", "4bit")
+    several = (*asked, "--engine", "trainer,mistlab")
+    options = parser.parse_args([*several, "--space", str(path)])
+    assert searched(options)[1].engines == ("mistlab",)
+    said = "no plan of space mine is left for engine trainer, which does not divide weights of 4bit"
+    assert said in capsys.readouterr().err
+    assert searched(parser.parse_args([*several]))[1].engines == ("trainer", "mistlab")
+    assert "is left out" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ["deepspeed-trainer", "deepspeed"])
+def test_a_space_without_pipelines_has_engines_that_shard_gradients_outside_of_them(
+    engine: str,
+) -> None:
+    """DeepSpeed shards gradients (ZeRO-2) where a model has no pipeline, as in space fsdp."""
+    alone = space_of("fsdp").on(engine)
+    assert (alone.zero, alone.pipeline) == ((2, 3), (1,))
+    with pytest.raises(InputError, match="optimizer state only in a pipeline: give 0 or 1"):
+        replace(alone, pipeline=(1, 2))
 
 
 @pytest.mark.parametrize("listed", [{"tensor_parallel": (2, 4)}, {"pipeline": (2,)}])
