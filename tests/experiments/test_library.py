@@ -68,8 +68,9 @@ def test_a_search_gives_a_plan_that_is_predicted_alike(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = {"model": "gpt3-2.7b", "hardware": "l4-24gb", "global_batch": 8, "gpus_per_node": 4}
-    found = mistlab.tune(**sizes, precision="fp16")
-    line = ["--precision", "fp16", "--json", "--out", str(tmp_path / "tuned.yaml")]
+    found = mistlab.tune(**sizes, precision="fp16", space="+checkpointing")
+    line = ["--precision", "fp16", "--space", "+checkpointing"]
+    line += ["--json", "--out", str(tmp_path / "tuned.yaml")]
     row = printed(capsys, "tune", *line)
     assert found.to_dict()["plan"] == row["plan"]
     assert found.is_proven

@@ -1,6 +1,7 @@
 """Searchers over problems and seeds: rows, gaps and spread, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from experiments.studies.search_quality import PROBLEMS, report
 
 
 @pytest.fixture(autouse=True)
-def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, and in a space that is soon proven."""
     monkeypatch.setattr(remembered, "FEW", 1000)
+    in_small_space = replace(PROBLEMS["default"], space="+checkpointing")
+    monkeypatch.setitem(PROBLEMS, "default", in_small_space)  # type: ignore[arg-type]
 
 
 def answer(capsys: pytest.CaptureFixture[str], out: Path, *options: str) -> dict[str, Any]:
