@@ -78,7 +78,7 @@ def test_a_prediction_is_that_of_the_command(capsys: pytest.CaptureFixture[str])
 
 def test_a_search_s_plan_goes_on_to_the_other_tools() -> None:
     sizes = {"model": "gpt3-2.7b", "hardware": "l4-24gb", "global_batch": 8, "gpus_per_node": 4}
-    found = answered("tune_training", **sizes)
+    found = answered("tune_training", **sizes, space="+checkpointing")
     assert found["status"] == "OPTIMAL"
     assert "proven" in found["answer"]
     again = answered("predict_plan", plan=found["plan"])
