@@ -19,8 +19,17 @@ from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.core.columns import ColumnSet
 from mistlab.core.distinct import Sums
 from mistlab.cost.side_by_side import BESIDE, LINK, SlowedBy, endless
-from mistlab.cost.slot_work import HERE, NOTHING, UPPER, SlotWork, in_slots, shared_turns
+from mistlab.cost.slot_work import (
+    HERE,
+    NOTHING,
+    UPPER,
+    SlotWork,
+    in_slots,
+    of_layers,
+    shared_turns,
+)
 from mistlab.cost.tasks import Kept, TaskSeconds
+from mistlab.graph.layer_types import EMBEDDING
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
 from mistlab.schedule import placement
 from mistlab.schedule.slots import SHARDED_WEIGHTS, Phase
@@ -393,7 +402,8 @@ def _slowed_by(seconds: TaskSeconds, kept: Kept = "own") -> SlowedBy:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OutsidePasses(ColumnSet):
     """What each candidate stage does outside its passes: it sends and receives, reduces a tied
-    embedding table, and averages weights at the end; its embedding computes in ``embedded_s``.
+    embedding table, and averages weights at the end. Its embedding's passes take ``embedded_s`` and
+    ``embedded_back_s``; meanwhile the next layer is ``gathered_s`` and ``reduced_s`` (once).
 
     ``send_slowed`` and ``together_slowed`` say how much sends and arithmetic slow each other down.
     ``in_place`` is a mask of the stages whose gradients are still being reduced when the last
@@ -405,8 +415,30 @@ class OutsidePasses(ColumnSet):
     send_slowed: Floats
     together_slowed: Floats
     embedded_s: Floats
+    embedded_back_s: Floats
+    gathered_s: Floats
+    reduced_s: Floats
     after_s: Floats
     in_place: Bools
+
+
+def beside_embedding_s(seconds: TaskSeconds, kinds: Ints, counts: Floats) -> Floats:
+    """The seconds in which the layer after an embedding is gathered in the first forward pass, and
+    reduced in the last backward pass (2, J, S), from the ``kinds`` and ``counts`` of slots; zero
+    without an embedding or a host, and in engines that gather more than one layer ahead.
+    """
+    template = seconds.model.template
+    beside_s = np.zeros((2, counts.shape[1], len(seconds.zero)))
+    rows = np.flatnonzero(kinds[:, HERE] == seconds.model.types.names.index(EMBEDDING))
+    if seconds.model.host is None or template.depth != 1 or not len(rows):
+        return beside_s
+    after = kinds[rows[counts[rows].argmax(axis=0)], UPPER]
+    tasks = [(0, task) for task in template.phases["first_forward"] if task.kind == "U"]
+    tasks += [(1, task) for task in template.phases["last_backward"] if task.kind == "R"]
+    for way, task in tasks:
+        of_type = seconds.alone(task.kind, "") * (seconds.zero >= task.from_zero)
+        beside_s[way] += of_layers(of_type, after)
+    return beside_s * np.reshape(counts[rows].any(axis=0), (-1, 1))
 
 
 def sent_over(steps: Ints, previous_s: Floats, next_s: Floats) -> Floats:

@@ -18,13 +18,14 @@ from mistlab.cost.order_times import (
     StagesOnGroups,
     engine_of,
     ordered_iterations_s,
+    split_seconds,
     task_models,
     with_late_exchanges,
 )
 from mistlab.cost.pipeline import iteration_s
 from mistlab.cost.side_by_side import LINK, until
 from mistlab.cost.slot_work import SlotWork, slot_ends
-from mistlab.cost.stage import StageSlots, StageTimeModel, split_seconds
+from mistlab.cost.stage import StageSlots, StageTimeModel
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.graph.graph import PHASES, Collective
 from mistlab.graph.symbols import layer_columns, size_columns

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.core.units import MICROSECONDS
 from mistlab.core.values import UncalibratedError
-from mistlab.engines.engine import ExpertExchange, Precision
+from mistlab.engines.engine import ExpertExchange, HostTime, Precision
 from mistlab.graph.graph import Collective
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import GroupTransfers, Line, Transfers
@@ -537,3 +537,12 @@ def peculiar_s(value: Callable[[str], NDArray[Any]], cluster: Cluster) -> Floats
     if cluster.profile is None or cluster.nodes == 1:
         return np.zeros(len(ranks))
     return cluster.profile.block_s(ranks, in_pipeline=num_gpus(value) < cluster.num_gpus)
+
+
+def is_never_ahead(host: HostTime, batch: StageBatch, cluster: Cluster) -> Bools:
+    """A mask of the candidates whose hosts are never ahead of their GPUs: ranks wait for the
+    slowest of their hosts, or hosts for a pipeline's messages.
+    """
+    of_ranks_late = peculiar_s(batch.value, cluster) > 0
+    in_pipeline = num_gpus(batch.value) < cluster.num_gpus
+    return np.asarray(of_ranks_late | (host.waits_for_sends & in_pipeline))

@@ -14,6 +14,7 @@ import numpy as np
 
 from mistlab.core.arrays import Floats, Ints, Rows
 from mistlab.cost.beside_sends import beside_arithmetic
+from mistlab.cost.layer_recurrences import split_pass_seconds
 from mistlab.cost.links import groups_of
 from mistlab.cost.order_path import OrderPath, order_bound_s
 from mistlab.cost.side_by_side import until
@@ -26,7 +27,7 @@ from mistlab.cost.slot_work import (
     of_layers,
     slot_ends,
 )
-from mistlab.cost.stage import StageSlots, StageTimeModel, split_seconds
+from mistlab.cost.stage import StageSlots, StageTimeModel
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns, weight_gradients_s
 from mistlab.engines.engine import ENGINES, Engine
 from mistlab.machine.cluster import Cluster
@@ -499,6 +500,18 @@ def _of_gradients(
 
 def _seconds(model: StageTimeModel, batch: StageBatch) -> TaskSeconds:
     return model.tasks.seconds({name: batch.value(name) for name in task_columns()})
+
+
+def split_seconds(slots: StageSlots) -> Floats:
+    """The seconds of weight-gradient passes, and how much shorter they make backward passes."""
+    split_s = split_pass_seconds(
+        slots.seconds,
+        slots.kinds,
+        slots.summed,
+        weights_s=weight_gradients_s(slots.seconds),
+        unhidden_s=slots.seconds.hidden_s,
+    )
+    return np.stack(split_s)
 
 
 def _of_first_layers(slots: StageSlots, of_types: Sequence[Floats]) -> Floats:

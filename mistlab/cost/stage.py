@@ -24,6 +24,7 @@ from mistlab.cost.beside_sends import (
     BesideSend,
     OutsidePasses,
     Pass,
+    beside_embedding_s,
     longer_again,
     longest_beside_sends,
     sends_beside_arithmetic,
@@ -36,9 +37,8 @@ from mistlab.cost.layer_recurrences import (
     first_pass_s,
     leaving_s,
     queued_reductions,
-    split_pass_seconds,
 )
-from mistlab.cost.links import peculiar_s
+from mistlab.cost.links import is_never_ahead, peculiar_s
 from mistlab.cost.pass_seconds import (
     ALONE,
     ONCE,
@@ -48,11 +48,11 @@ from mistlab.cost.pass_seconds import (
     pass_sums,
 )
 from mistlab.cost.slot_work import leave_passes, reduces_in_place, slot_counts
-from mistlab.cost.tasks import Kept, TaskModel, TaskSeconds, task_columns, weight_gradients_s
+from mistlab.cost.tasks import Kept, TaskModel, TaskSeconds, task_columns
 from mistlab.engines.engine import HostTime
 from mistlab.graph.treatments import TREATMENTS
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED, num_gpus
+from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED
 from mistlab.schedule.slots import IN_TURN, Phase
 from mistlab.stages.stage_batch import LATE, LOST, SENDS, StageBatch, StageSeconds
 
@@ -131,13 +131,13 @@ def held_by_host(
     host: HostTime | None,
     ends: Sequence[StageBatch],
     cluster: Cluster,
-    embedded_s: Floats,
+    outside: OutsidePasses,
 ) -> tuple[PassSeconds, Issued]:
     """The times of passes, lengthened where the host is never ahead of its GPU, and the issue times
     of the other hosts, which launch the first stage's first two layers before these compute.
 
     ``ends`` are the candidates or, for lower bounds over given ranges of choices, the ends of the
-    ranges with the fewest and the most recomputed blocks. An embedding computes in ``embedded_s``.
+    ranges with the fewest and the most recomputed blocks.
     """
     batch = ends[0]
     if host is None:
@@ -145,32 +145,36 @@ def held_by_host(
     forward_s, backward_s = np.minimum.reduce([issued_by_pass(host, end) for end in ends])
     waits = is_never_ahead(host, batch, cluster)
     if waits.any():
-        under = with_host if len(ends) == 1 else least_with_host
-        passes = _where(waits, under(passes, host, ends, cluster), passes)
+        held = (
+            with_host(passes, host, batch, cluster, outside)
+            if len(ends) == 1
+            else least_with_host(passes, host, ends, cluster)
+        )
+        passes = _where(waits, held, passes)
         forward_s, backward_s = (np.where(waits, 0.0, own) for own in (forward_s, backward_s))
     ends_s = host.end_s * (batch.has_embedding + batch.has_head)
     of_block_s = (forward_s - ends_s) / np.maximum(batch.layers, 1)
-    first_s = host.end_s + np.maximum(of_block_s - embedded_s, 0.0)
+    first_s = host.end_s + np.maximum(of_block_s - outside.embedded_s, 0.0)
     first_s = np.where(batch.has_embedding * (backward_s > 0), first_s, 0.0)
     passes = replace(passes, first_opening=np.maximum(passes.first_opening, first_s))
     return passes, Issued(forward_s=forward_s, backward_s=backward_s)
 
 
 def with_host(
-    passes: PassSeconds, host: HostTime, ends: Sequence[StageBatch], cluster: Cluster
+    passes: PassSeconds, host: HostTime, batch: StageBatch, cluster: Cluster, outside: OutsidePasses
 ) -> PassSeconds:
     """The times of passes that take at least as long as their host needs to issue them.
 
-    ``ends`` are the candidates alone. A host cannot run a pass ahead if the ranks of a block wait
-    for the slowest of their hosts, as on a cluster with a profile, or if hosts wait for each
-    message of a pipeline. A forward and a backward pass together then take the longer of two times:
-    the host's for both passes, and the GPU's.
+    A host cannot run a pass ahead if the ranks of a block wait for the slowest of their hosts, as
+    on a cluster with a profile, or if hosts wait for each message of a pipeline. A forward and a
+    backward pass together then take the longer of two times: the host's for both passes, and the
+    GPU's.
 
     The host's time is divided among layers in proportion to their computation. While weights are
     gathered or gradients reduced during a layer's passes, the layer's slot takes the longer of this
-    and the host's time. Only a layer without such collectives waits for its host in every case.
+    and the host's time. Only a layer without such collectives waits for its host in every case. The
+    collectives beside an embedding, which is short, are longer than its time even so.
     """
-    (batch,) = ends
     inside = dict(passes.inside)
     slots = np.maximum(batch.layers + batch.has_embedding + batch.has_head, 1)
     computed_s: Mapping[Phase, Floats] = {
@@ -182,9 +186,14 @@ def with_host(
     held_s = {phase: np.maximum(inside[phase], pace * computed_s[phase]) for phase in computed_s}
     phase: Phase
     once: Phase
-    for once, phase in (("first_forward", "forward"), ("last_backward", "backward")):
+    for once, phase, beside_s, embedded_s in (
+        ("first_forward", "forward", outside.gathered_s, outside.embedded_s),
+        ("last_backward", "backward", outside.reduced_s, outside.embedded_back_s),
+    ):
         beside_nothing = inside[once] + (pace - 1) * computed_s[phase] / slots
-        inside[once] = np.maximum(beside_nothing, held_s[phase])
+        late_s = batch.has_embedding * np.maximum(beside_s - pace * embedded_s, 0.0)
+        of_host_s = np.maximum(held_s[phase], pace * computed_s[phase] + late_s)
+        inside[once] = np.maximum(beside_nothing, of_host_s)
     through = {
         phase: np.maximum(own_s, pace * computed_s[phase])
         for phase, own_s in passes.through.items()
@@ -216,15 +225,6 @@ def least_with_host(
     inside["first_forward"] = beyond(inside["first_forward"], forward)
     inside["last_backward"] = beyond(inside["last_backward"], backward)
     return replace(passes, inside=inside, last_computed=beyond(passes.last_computed, backward))
-
-
-def is_never_ahead(host: HostTime, batch: StageBatch, cluster: Cluster) -> Bools:
-    """A mask of the candidates whose hosts are never ahead of their GPUs: ranks wait for the
-    slowest of their hosts, or hosts for a pipeline's messages.
-    """
-    of_ranks_late = peculiar_s(batch.value, cluster) > 0
-    in_pipeline = num_gpus(batch.value) < cluster.num_gpus
-    return np.asarray(of_ranks_late | (host.waits_for_sends & in_pipeline))
 
 
 def _where(waits: Bools, held: PassSeconds, passes: PassSeconds) -> PassSeconds:
@@ -353,7 +353,7 @@ class StageTimeModel:
         ``ends`` are the candidates or, for lower bounds, the ends of ranges of choices.
         """
         host, cluster = self.tasks.host, self.tasks.cluster
-        passes, issued = held_by_host(passes, host, ends, cluster, outside.embedded_s)
+        passes, issued = held_by_host(passes, host, ends, cluster, outside)
         return self._put_together(ends[0], passes, outside, issued)
 
     def _put_together(
@@ -397,18 +397,6 @@ class StageTimeModel:
             return seconds
         waits_s = seconds.stable_s - seconds.forward_s - seconds.backward_s
         return replace(seconds, exposed_communication_s=exposed_s + waits_s)
-
-
-def split_seconds(slots: "StageSlots") -> Floats:
-    """The seconds of weight-gradient passes, and how much shorter they make backward passes."""
-    split_s = split_pass_seconds(
-        slots.seconds,
-        slots.kinds,
-        slots.summed,
-        weights_s=weight_gradients_s(slots.seconds),
-        unhidden_s=slots.seconds.hidden_s,
-    )
-    return np.stack(split_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -479,12 +467,16 @@ class StageSlots:
         ties = batch.has_embedding * (1 - batch.shares_table) > batch.has_head
         averaged_s = seconds.averaging_s(self.tasks.types.counts(batch.columns), of_strategy)
         send_slowed, together_slowed = sends_beside_arithmetic(seconds)
+        gathered_s, reduced_s = beside_embedding_s(seconds, self.kinds, self.counts)
         return OutsidePasses(
             received_s=np.where(batch.has_embedding, 0.0, sent_over(batch.comes_from, *ways)),
             sent_s=np.where(batch.has_head, 0.0, sent_over(batch.goes_to, *ways)),
             send_slowed=send_slowed[of_strategy],
             together_slowed=together_slowed[of_strategy],
             embedded_s=(seconds.alone("F", "") + seconds.tensor_s["forward"])[0, of_strategy],
+            embedded_back_s=(seconds.alone("B", "") + seconds.tensor_s["backward"])[0, of_strategy],
+            gathered_s=gathered_s[self.stages.index, of_strategy],
+            reduced_s=reduced_s[self.stages.index, of_strategy],
             after_s=np.where(ties, seconds.tied_s[of_strategy], 0.0) + averaged_s,
             in_place=reduces_in_place(seconds)[of_strategy],
         )

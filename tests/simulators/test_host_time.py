@@ -127,6 +127,22 @@ def test_a_host_that_waits_for_sends_is_no_pass_ahead(stages: int, recomputed: i
     assert closed == pytest.approx(played, rel=0.05)
 
 
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize("engine", ["megatron-core", "megatron-fsdp"])
+def test_an_embedding_hides_none_of_the_collectives_beside_it(
+    engine: str, micro_batches: int
+) -> None:
+    """The first block is gathered, and its gradients reduced, for longer than an embedding takes
+    that is launched as slowly as the blocks, which hide their neighbours' collectives.
+    """
+    few = replace(WORKLOAD, sequence_length=256, global_batch=8 * micro_batches)
+    stage = StagePlan(layers=4, data_parallel=8, tensor_parallel=1, micro_batch=1, zero=1)
+    one = Plan(engine=engine, micro_batches=micro_batches, stages=(stage, stage))
+    closed = SymbolicPredictor(workload=few, cluster=CLUSTER).predict(one).iteration_s
+    played = EventSimulator(workload=few, cluster=CLUSTER).simulate(one).iteration_s
+    assert closed == pytest.approx(played, rel=0.0005)
+
+
 @pytest.mark.parametrize(
     ("engine", "zero", "micro_batches", "stages"),
     [
