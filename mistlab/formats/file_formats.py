@@ -28,6 +28,7 @@ from mistlab.formats import (
 )
 from mistlab.formats.content import content_of, settings_of
 from mistlab.formats.launched import command_of
+from mistlab.formats.recipes import bridge_imports
 from mistlab.huggingface.configurations import KIND
 from mistlab.shell.launch import launch_of
 from mistlab.shell.session import LaunchFile
@@ -320,7 +321,11 @@ _ROWS = (
     ),
     _row("nemo", "NeMo", "megatron", nemo.read_nemo, nemo.recognises_nemo),
     _row(
-        "megatron-bridge", "Megatron-Bridge", "megatron", nemo.read_bridge, nemo.recognises_bridge
+        "megatron-bridge",
+        "Megatron-Bridge",
+        "megatron",
+        bridge_imports.read_bridge,
+        bridge_imports.recognises_bridge,
     ),
     _row(
         "flagscale",

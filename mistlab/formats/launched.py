@@ -3,7 +3,7 @@ references between settings.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import PurePath
@@ -175,7 +175,21 @@ def _of_torchtune(launch: Launch) -> Launch:
     )
 
 
-def _by_name(words: Sequence[Word]) -> tuple[dict[str, Word | None], tuple[Word, ...]]:
+def parted(
+    command: Command, pattern: re.Pattern[str], switches: Container[str]
+) -> tuple[Command, tuple[Word, ...]]:
+    """Return a command without those of its words that begin as a pattern says, and these words;
+    options that are ``switches`` take no value.
+    """
+    words = command.launch.arguments
+    apart = tuple(word for word in words if pattern.match(word.text))
+    options, others = _by_name([word for word in words if word not in apart], switches)
+    return replace(command, options=options, others=others), apart
+
+
+def _by_name(
+    words: Sequence[Word], switches: Container[str] = ()
+) -> tuple[dict[str, Word | None], tuple[Word, ...]]:
     """Split the words of a command into options with their first values, and words that belong to
     no option.
     """
@@ -187,7 +201,7 @@ def _by_name(words: Sequence[Word]) -> tuple[dict[str, Word | None], tuple[Word,
             name, equals, value = word.text.lstrip("-").partition("=")
             name = name.replace("-", "_")
             options[name] = _part(word, value) if equals else None
-            name = "" if equals else name
+            name = "" if equals or name in switches else name
         elif name:
             options[name] = word
             name = ""

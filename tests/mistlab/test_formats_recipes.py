@@ -57,3 +57,77 @@ def test_data_types_of_moments_may_be_torch_s() -> None:
     aware = "optimizer.use_precision_aware_optimizer=true"
     found = imported(f"{STARTED.rstrip()} {moments} {aware}\n", "a.sh")
     assert found.job.workload.optimizer == "adamw-bf16"
+
+
+@pytest.mark.parametrize("switch", ["--deterministic", "--dry-run", "--dump_env", "--nsys"])
+def test_an_option_without_a_value_does_not_take_the_next_change(switch: str) -> None:
+    text = STARTED.replace("-tp 2", f"{switch} model.tensor_model_parallel_size=4")
+    assert imported(text, "a.sh").job.plan.stages[0].tensor_parallel == 4
+    text = STARTED.replace("--dataset", f"--peft_scheme lora {switch} +peft.dim=64 --dataset")
+    assert imported(text, "a.sh").job.workload.adapter_rank == 64
+
+
+def test_what_no_one_reads_is_named() -> None:
+    more = " --deterministic ~model.masks=1 comm_overlap.tp=true train.train_iters=9 --lr 1e-4\n"
+    ignored = texts(imported(STARTED.rstrip() + more, "a.sh"), "ignored")
+    assert "--deterministic model.masks comm_overlap.tp" in ignored
+
+
+@pytest.mark.parametrize(
+    ("word", "precision"), [("bf16", "bf16"), ("fp8cs", "fp8"), ("fp8mx", "fp8")]
+)
+def test_flat_names_tell_the_precision(word: str, precision: str) -> None:
+    text = STARTED.replace("pretrain_config", f"pretrain_2gpu_h100_{word}_config")
+    found = imported(text, "a.sh")
+    assert found.job.workload.precision == precision
+    assert "by the recipe's name" in texts(found, "assumed")["precision"]
+    stated = imported(text.rstrip() + " mixed_precision=bf16_mixed\n", "a.sh")
+    assert stated.job.workload.precision == "bf16"
+
+
+def test_four_bits_that_the_gpu_lacks_are_told() -> None:
+    text = STARTED.replace("pretrain_config", "pretrain_2gpu_h100_nvfp4_config")
+    assert any("fp4" in remark.text for remark in imported(text, "a.sh").remarks)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model"),
+    [
+        ("llama31_8b_pretrain_config", "llama3-8b"),
+        ("llama32_1b_pretrain_1gpu_h100_bf16_config", "llama3.2-1b"),
+        ("llama3_8b_16k_pretrain_config", "llama3-8b"),
+        ("qwen25_7b_sft_2gpu_h100_bf16_config", "qwen2.5-7b"),
+        ("qwen3_600m_sft_config", "qwen3-0.6b"),
+    ],
+)
+def test_names_without_points_are_known(recipe: str, model: str) -> None:
+    text = STARTED.replace("llama3_8b_pretrain_config", recipe)
+    text = text.replace("model.sequence_parallel=true", "")
+    assert imported(text, "a.sh").job.workload.model == catalog.model(model)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "layers"),
+    [
+        ("qwen25_500m_pretrain_config", 24),
+        ("qwen2_1p5b_peft_config", 28),
+        ("gemma2_2b_sft_1gpu_h100_bf16_config", 26),
+    ],
+)
+def test_sizes_below_the_catalogue_are_known(recipe: str, layers: int) -> None:
+    text = STARTED.replace("llama3_8b_pretrain_config", recipe)
+    text = text.replace("-tp 2 model.sequence_parallel=true", "")
+    assert imported(text, "a.sh").job.workload.model.layers == layers
+
+
+def test_recipes_for_adapters_have_no_distributed_optimizer() -> None:
+    found = imported(STARTED.replace("_pretrain_", "_peft_"), "a.sh")
+    assert found.job.plan.stages[0].zero == 0
+    assert "peft.dim" in texts(found, "assumed")["adapter_rank"]
+    assert texts(found, "assumed")["ddp.use_distributed_optimizer"].startswith("false")
+    assert imported(STARTED, "a.sh").job.plan.engine == "megatron-bridge"
+
+
+def test_fsdp_of_a_recipe_shards_all_states() -> None:
+    more = STARTED.replace("-tp 2 model.sequence_parallel=true", "ddp.use_megatron_fsdp=true")
+    assert imported(more, "a.sh").job.plan.stages[0].zero == 3

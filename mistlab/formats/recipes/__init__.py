@@ -1,1 +1,1 @@
-"""Exports plans to recipes of fine-tuning frameworks."""
+"""Exports plans to recipes of fine-tuning frameworks, and imports Megatron-Bridge's."""

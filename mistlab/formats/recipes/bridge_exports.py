@@ -20,7 +20,12 @@ from mistlab.export.megatron.megatron_write import MEGATRON, engine_comment, run
 from mistlab.export.nearest import TRAINS_ALL
 from mistlab.export.target import OFFLOADED_STEP, Row, Target
 from mistlab.formats.flags import RENAMED
-from mistlab.formats.nemo import OF_ATTENTION, OF_NETWORKS, PRECISION_NAMES, read_bridge
+from mistlab.formats.recipes.bridge_imports import (
+    OF_ATTENTION,
+    OF_NETWORKS,
+    PRECISION_NAMES,
+    read_bridge,
+)
 from mistlab.formats.recipes.recipe_rules import RANK, header, workload_row
 from mistlab.job.job import Job
 from mistlab.shell.session import LaunchFile
@@ -77,12 +82,16 @@ def write(job: Job) -> str:
         section, name = _PLACES[option]
         plain = value if value is True or name.endswith("_layout") else yaml.safe_load(str(value))
         content[section][name] = [value] if name in _LISTS else plain
+    if "use_megatron_fsdp" not in content["ddp"]:
+        # Recipes have these on.
+        for name in ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"):
+            content["ddp"].setdefault(name, False)
     if "cpu_offloading_num_layers" in content["model"]:
         content["model"]["cpu_offloading"] = True
-    of_precision = {option: options[option] for option in _OF_PRECISION if option in options}
     others: dict[str, Any] = {"dataset": {"seq_length": job.workload.sequence_length}}
-    if of_precision:
-        others["mixed_precision"] = PRECISION_NAMES[frozenset(of_precision.items())]
+    # Without a mixed precision, null, a recipe trains in 32 bits.
+    of_precision = frozenset((name, options[name]) for name in _OF_PRECISION if name in options)
+    others["mixed_precision"] = PRECISION_NAMES[of_precision] if of_precision else None
     workload = job.workload
     if workload.train == "adapters":
         networks = OF_NETWORKS if workload.adapter_targets == "all" else ()

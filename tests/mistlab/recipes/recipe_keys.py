@@ -252,7 +252,7 @@ def components_of(name: str) -> set[str]:
     package = {"torchtune": "torchtune.", "automodel": "nemo_automodel."}.get(name, "?")
     named = {value for value in values if value.startswith(package)}
     if name == "megatron-bridge":
-        named = set(map(str, written_keys(name)["mixed_precision"]))
+        named = set(map(str, filter(None, written_keys(name)["mixed_precision"])))
     if name == "torchtune":
         for place in BUILDERS.values():
             module, _, builder = place.partition(".")
