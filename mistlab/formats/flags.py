@@ -65,7 +65,7 @@ class Flags:
     A value of None is a switch that is on. ``places`` are the paths of settings by option, and
     ``where`` the section that would have a missing one; both are empty for files that name the
     options themselves. ``nodes`` and ``gpus_per_node`` are the processes that the file starts,
-    ``program`` the program of Megatron-LM, where it is not one of a decoder.
+    ``program`` the program of Megatron-LM for which the file stands, empty if it trains a decoder.
     """
 
     where: str = ""

@@ -5,11 +5,13 @@ Left-out ranks are PEFT's and LLaMA-Factory's own, 8. TRL's is 16 (``ModelConfig
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import reject
 from mistlab.engines.adapters import Base
-from mistlab.export.found import Found, Section
+from mistlab.export.found import Found, Section, checked_whole
+from mistlab.export.given import Imported, Remark
 from mistlab.plan.workload import ModelSpec
 
 # Names of the argument of ms-swift that gives the tuning method; its adapters are on all linear
@@ -77,6 +79,26 @@ def read_adapters(top: Section, draft: Found, *, rank: int = 8, usual: bool = Fa
     _tell_of_targets(top, draft)
     if not given:
         draft.remark("assumed", "adapter_rank", f"{rank}, the default, because the file gives none")
+
+
+def trained_by_adapters(
+    imported: Imported, *, rank: object, where: str, usual: int, title: str, are_wide: bool
+) -> Imported:
+    """Return an imported job whose run trains low-rank adapters: of the rank that the setting
+    ``where`` gives, or else of the ``usual`` rank, which a remark says by ``title``; on all layers
+    of a block if they ``are_wide``, otherwise on attention's.
+    """
+    remarks = imported.remarks
+    if rank is None:
+        remark = Remark(kind="assumed", choice="adapter_rank", text=f"{usual}, {title}")
+        remarks = (remark, *remarks)
+    workload = replace(
+        imported.job.workload,
+        train="adapters",
+        adapter_rank=usual if rank is None else checked_whole(where, rank),
+        adapter_targets="all" if are_wide else "attention",
+    )
+    return Imported(job=replace(imported.job, workload=workload), remarks=remarks)
 
 
 def tell_of_saved_modules(top: Section, draft: Found, model: ModelSpec) -> None:

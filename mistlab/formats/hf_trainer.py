@@ -365,7 +365,10 @@ def _batch(top: Section, trainer: Trainer, draft: Found, given: Given) -> None:
         )
         draft.micro_batches = -(-trainer.fewest // (draft.micro_batch * ranks))
         if draft.micro_batches > 1:
-            text = f"{draft.micro_batches}: {trainer.title} has {trainer.fewest} sequences a step"
+            text = (
+                f"{draft.micro_batches}: {trainer.title} divides {trainer.fewest} sequences by "
+                "micro-batch and processes"
+            )
             draft.remark("assumed", "gradient_accumulation_steps", text)
     draft.data_parallel = draft.global_batch = None
 

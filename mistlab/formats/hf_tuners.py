@@ -13,11 +13,11 @@ from typing import Any
 
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError, reject
-from mistlab.export.found import checked_whole
 from mistlab.export.given import Given, Imported, Remark
-from mistlab.export.megatron.megatron_read import read_launch
+from mistlab.export.megatron.megatron_read import engine_told, read_launch
 from mistlab.formats.checkpoints import needed_model
 from mistlab.formats.content import settings_of
+from mistlab.formats.hf_adapters import trained_by_adapters
 from mistlab.formats.hf_trainer import Trainer, arguments_of, read_arguments, recipe_of
 from mistlab.formats.launched import Command, command_of, known_text, named_text, with_files
 from mistlab.shell.session import LaunchFile
@@ -180,7 +180,11 @@ _SWIFT = Trainer(
     fewest=16,
 )
 _PROGRAMS = ("sft", "pt")
-_SWITCHES = {"bfloat16": "bf16", "float16": "fp16"}
+# The mixed precision of a run by its ``torch_dtype``; weights of 32 bits are trained in fp16.
+_MIXED = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp16"}
+_CHECKPOINT_S = "bf16, as {} takes the checkpoint's data type: torch_dtype is not given"
+_SAID = {"bf16", "fp16"}
+_HALVED = "fp16, by which {} trains weights of torch_dtype float32: give bf16 or fp16 for another"
 _PATH = re.compile(r"(^|[/.])swift[/.]cli[/.](sft|pt)(\.py)?$")
 # The names that the arguments ``deepspeed`` and ``fsdp`` have for configurations of the package.
 _DEEPSPEED = re.compile(r"zero([0-3])(_offload)?")
@@ -216,16 +220,28 @@ def read_swift(source: LaunchFile, given: Given) -> Imported:
     settings |= {"tuner_type": "lora"} if kind is None else {}
     settings |= _sharing(settings)
     remarks = tuple(_tell_of_devices(command))
-    dtype = str(settings.get("torch_dtype")).removeprefix("torch.")
-    if dtype in _SWITCHES and (kind != "full" or "deepspeed" in settings):
-        # The run keeps 32-bit states of what it trains.
-        settings[_SWITCHES[dtype]] = True
-    if not settings.keys() & {"torch_dtype", "bf16", "fp16"}:
-        settings["bf16"] = True
-        text = "bf16, as ms-swift takes the checkpoint's data type: torch_dtype is not given"
-        remarks = (*remarks, Remark(kind="assumed", choice="precision", text=text))
+    if (dtype := _type(settings.get("torch_dtype"))) is None and not settings.keys() & _SAID:
+        settings["torch_dtype"] = dtype = "bfloat16"
+        remarks = (*remarks, _assumed("precision", _CHECKPOINT_S.format(_SWIFT.title)))
+    if dtype in _MIXED and not settings.keys() & _SAID:
+        if dtype == "float32":
+            remarks = (*remarks, _assumed("precision", _HALVED.format(_SWIFT.title)))
+        if dtype == "float32" or kind != "full" or "deepspeed" in settings:
+            # The run keeps 32-bit states of what it trains.
+            settings[_MIXED[dtype]] = True
+    if name := settings.get("optimizer"):
+        text = f"{name} is predicted as AdamW"
+        remarks = (*remarks, Remark(kind="ignored", choice="optimizer", text=text))
     imported = read_arguments(settings, _SWIFT, source, given, command)
     return replace(imported, remarks=(*remarks, *imported.remarks))
+
+
+def _type(value: object) -> str | None:
+    return None if value is None else str(value).removeprefix("torch.")
+
+
+def _assumed(choice: str, text: str) -> Remark:
+    return Remark(kind="assumed", choice=choice, text=text)
 
 
 def _tell_of_devices(command: Command) -> Iterator[Remark]:
@@ -270,11 +286,11 @@ _DEFAULTS: Mapping[str, tuple[str, ...]] = {
 }
 # Options of Megatron-SWIFT that this module reads, or that have no effect on cost.
 _OWN = re.compile(
-    r"--(model(_name|_author|_type)?|hf_model|tuner_type|train_type|target_modules|torch_dtype"
+    r"--(packing|padding_free|adapters|mcore_adapter|cross_entropy_(loss_fusion|fusion_impl)|model(_name|_author|_type)?|hf_model|tuner_type|train_type|target_modules|torch_dtype"
     r"|lora_(rank|alpha|dropout|bias|dtype)|merge_lora|save_safetensors|system|output_dir"
     r"|num_train_epochs|load_from_cache_file|(dataset|dataloader)_num_(proc|workers)|split_dataset_ratio)"
 )
-_TYPES = {"bfloat16": "--bf16", "float16": "--fp16"}
+_ADAPTERS = ("adapters", "mcore_adapter")
 _NETWORKS = ("all", "mlp", "gate", "up_proj", "down_proj", "linear_fc")
 
 
@@ -292,9 +308,40 @@ def read_megatron(source: LaunchFile, given: Given) -> Imported:
     if given.model is None:
         path = command.text("model", "hf_model") or ""
         given = replace(given, model=needed_model(path, "model", with_files(source, command)))
+    if given.engine is None:
+        given = replace(given, engine=engine_told(source.text) or _engine(command))
     arguments = tuple(_of_megatron(command))
     launch = replace(command.launch, program="", arguments=arguments)
-    return _with_adapters(command, read_launch(launch, source, given))
+    imported = _with_adapters(command, read_launch(launch, source, given))
+    return replace(imported, remarks=(*_tell_of_defaults(command), *imported.remarks))
+
+
+def _is_on(command: Command, name: str, *, usual: bool = False) -> bool:
+    """Whether a switch of a command is on, by its name alone or by its value."""
+    if name not in command.options:
+        return usual
+    return (command.text(name) or "true").lower() in ("true", "1", "yes", "y", "t")
+
+
+def _engine(command: Command) -> str:
+    """Return the engine that predicts Megatron-SWIFT, which fuses the loss by default."""
+    if _is_on(command, "use_megatron_fsdp"):
+        return "megatron-fsdp"
+    fuses = _is_on(command, "cross_entropy_loss_fusion", usual=True)
+    return "megatron-core-fused-loss" if fuses else "megatron-core"
+
+
+def _tell_of_defaults(command: Command) -> Iterator[Remark]:
+    """Yield remarks on what Megatron-SWIFT does where the line says nothing."""
+    if not command.options.keys() & _SAID:
+        dtype = _type(command.text("torch_dtype"))
+        if dtype is None:
+            yield _assumed("precision", _CHECKPOINT_S.format("Megatron-SWIFT"))
+        elif dtype == "float32":
+            yield _assumed("precision", _HALVED.format("Megatron-SWIFT"))
+    if not _is_on(command, "packing"):
+        text = "all are predicted at full length, though without packing many are shorter"
+        yield _assumed("sequences", text)
 
 
 def _of_megatron(command: Command) -> Iterator[Word]:
@@ -311,17 +358,20 @@ def _of_megatron(command: Command) -> Iterator[Word]:
     for option, names in _DEFAULTS.items():
         if not any(name in command.options for name in names):
             yield from (Word(text=text) for text in option.split())
-    dtype = (command.text("torch_dtype") or "").removeprefix("torch.")
-    if dtype in _TYPES:
-        yield Word(text=_TYPES[dtype])
+    sharding = "data_parallel_sharding_strategy"
+    if _is_on(command, "use_megatron_fsdp") and sharding not in command.options:
+        yield from (Word(text=text) for text in (f"--{sharding}", "optim_grads_params"))
+    dtype = _type(command.text("torch_dtype"))
+    if dtype in _MIXED and not command.options.keys() & _SAID:
+        yield Word(text=f"--{_MIXED[dtype]}")
 
 
 def _with_adapters(command: Command, imported: Imported) -> Imported:
     """Add low-rank adapters to an imported job, where the run trains these."""
     kind = command.text("tuner_type", "train_type") or "full"
-    if kind == "full":
+    if kind == "full" and command.options.keys().isdisjoint(_ADAPTERS):
         return imported
-    if kind != "lora":
+    if kind not in ("lora", "full"):
         reject(f"tuner_type: {kind} is not supported: give lora or full")
     words = iter(command.launch.arguments)
     targets = list[str]()
@@ -331,11 +381,11 @@ def _with_adapters(command: Command, imported: Imported) -> Imported:
                 if below.text.startswith("--"):
                     break
                 targets.append(known_text(below, "target_modules"))
-    are_all = not targets or any(part in name for name in targets for part in _NETWORKS)
-    workload = replace(
-        imported.job.workload,
-        train="adapters",
-        adapter_rank=checked_whole("lora_rank", command.text("lora_rank") or 8),
-        adapter_targets="all" if are_all else "attention",
+    return trained_by_adapters(
+        imported,
+        rank=command.text("lora_rank"),
+        where="lora_rank",
+        usual=8,
+        title="Megatron-SWIFT's default",
+        are_wide=not targets or any(part in name for name in targets for part in _NETWORKS),
     )
-    return replace(imported, job=replace(imported.job, workload=workload))

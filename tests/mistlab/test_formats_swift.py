@@ -124,3 +124,74 @@ def test_options_of_megatron_swift_win_over_its_defaults() -> None:
     (stage,) = found.job.plan.stages
     assert (found.job.workload.precision, stage.micro_batch) == ("fp16", 2)
     assert stage.core_recomputed_layers == 0
+
+
+def test_weights_of_32_bits_are_trained_in_fp16() -> None:
+    text = TUNED.replace("bfloat16", "float32")
+    found = imported(text, "a.sh")
+    assert found.job.workload.precision == "fp16"
+    assert "float32" in texts(found, "assumed")["precision"]
+    stated = imported(text.replace("my-robot", "my-robot --fp16 false"), "a.sh")
+    assert stated.job.workload.precision == "fp32"
+    dense = MEGATRON.replace("Qwen3-30B-A3B", "Qwen2.5-7B").replace(
+        "  --expert_model", "  --context"
+    )
+    found = imported(dense.replace("size 4", "size 2") + "  --torch_dtype float32\n", "a.sh")
+    assert found.job.workload.precision == "fp16"
+    assert "float32" in texts(found, "assumed")["precision"]
+
+
+def test_full_training_tells_of_16_bit_states_also_by_default() -> None:
+    stated = TUNED.replace("my-robot", "my-robot --tuner_type full")
+    silent = stated.replace("  --torch_dtype bfloat16 \\\n", "")
+    for text in (stated, silent):
+        found = imported(text, "a.sh")
+        assert found.job.workload.precision == "bf16"
+        assert any("keeps states in 16 bits" in remark.text for remark in found.remarks)
+
+
+def test_remarks_on_batches_and_optimizers_are_true() -> None:
+    more = "my-robot --sequence_parallel_size 2 --optimizer muon --gradient_checkpointing true"
+    found = imported(TUNED.replace("my-robot", more), "a.sh")
+    text = texts(found, "assumed")["gradient_accumulation_steps"]
+    assert text == "4: ms-swift divides 16 sequences by micro-batch and processes"
+    assert texts(found, "ignored")["optimizer"] == "muon is predicted as AdamW"
+
+
+def test_fsdp_of_megatron_swift_shards_all_states() -> None:
+    more = "  --use_megatron_fsdp true\n"
+    found = imported(MEGATRON + more, "a.sh")
+    assert (found.job.plan.stages[0].zero, found.job.plan.engine) == (3, "megatron-fsdp")
+    less = imported(MEGATRON + f"{more.rstrip()} --data_parallel_sharding_strategy optim\n", "a.sh")
+    assert less.job.plan.stages[0].zero == 1
+    off = imported(MEGATRON + "  --use_megatron_fsdp false\n", "a.sh")
+    assert off.job.plan.stages[0].zero == 1
+    assert not texts(off, "contradicting")
+
+
+def test_the_loss_of_megatron_swift_is_fused() -> None:
+    assert imported(MEGATRON, "a.sh").job.plan.engine == "megatron-core-fused-loss"
+    whole = imported(MEGATRON + "  --cross_entropy_loss_fusion false\n", "a.sh")
+    assert whole.job.plan.engine == "megatron-core"
+    assert not texts(whole, "ignored")
+    asked = imported(MEGATRON, "a.sh", engine="megatron-bridge")
+    assert asked.job.plan.engine == "megatron-bridge"
+
+
+def test_megatron_swift_says_what_it_takes_for_granted() -> None:
+    assumed = texts(imported(MEGATRON, "a.sh"), "assumed")
+    assert "without packing" in assumed["sequences"]
+    assert assumed["precision"].startswith("bf16, as Megatron-SWIFT takes")
+    packed = imported(MEGATRON + "  --packing true --torch_dtype bfloat16\n", "a.sh")
+    assert not {"sequences", "precision"} & texts(packed, "assumed").keys()
+    assert not texts(packed, "ignored")
+
+
+@pytest.mark.parametrize("option", ["--adapters out/v0", "--mcore_adapter out/v0"])
+def test_saved_adapters_make_the_run_train_adapters(option: str) -> None:
+    dense = MEGATRON.replace("Qwen3-30B-A3B", "Qwen2.5-7B").replace(
+        "  --expert_model", "  --context"
+    )
+    found = imported(dense.replace("size 4", "size 2") + f"  {option}\n", "a.sh")
+    assert (found.job.workload.train, found.job.workload.adapter_rank) == ("adapters", 8)
+    assert texts(found, "assumed")["adapter_rank"] == "8, Megatron-SWIFT's default"

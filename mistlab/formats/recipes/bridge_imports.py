@@ -12,12 +12,13 @@ from pathlib import PurePath
 from typing import Any
 
 from mistlab.core.values import reject, word_set
-from mistlab.export.found import Found, checked_whole
-from mistlab.export.given import Given, Imported, Remark, ask_for
+from mistlab.export.found import Found
+from mistlab.export.given import Given, Imported, ask_for
 from mistlab.export.megatron.megatron_read import engine_told
 from mistlab.formats.checkpoints import model_named
 from mistlab.formats.content import settings_of
 from mistlab.formats.flags import RENAMED, Flags
+from mistlab.formats.hf_adapters import trained_by_adapters
 from mistlab.formats.launched import (
     Command,
     command_of,
@@ -111,8 +112,8 @@ def recognises_bridge(source: LaunchFile) -> bool:
 
 
 def read_bridge(source: LaunchFile, given: Given) -> Imported:
-    """Import a Megatron-Bridge configuration as a job; refuses a file that only overrides settings
-    of a recipe.
+    """Import a Megatron-Bridge configuration, or a line that starts run_recipe.py, as a job; asks
+    for the model where only a recipe's settings are changed and its name tells none.
     """
     command, noted = command_of(source), Found()
     if command is None:
@@ -282,21 +283,14 @@ def _with_adapters(peft: Mapping[str, Any], imported: Imported) -> Imported:
     """Add low-rank adapters to an imported job: their rank, and the layers that have them."""
     rank, names = peft.get("dim"), peft.get("target_modules")
     modules = names if isinstance(names, list) and names else [*OF_ATTENTION, *OF_NETWORKS]
-    is_wide = any("linear_fc" in str(module) for module in modules)
-    remarks = imported.remarks
-    if rank is None:
-        text = (
-            f"{_LORA_RANK}, Megatron-Bridge's default, though recipes of its own have 8 to 32: "
-            "give peft.dim"
-        )
-        remarks = (Remark(kind="assumed", choice="adapter_rank", text=text), *remarks)
-    workload = replace(
-        imported.job.workload,
-        train="adapters",
-        adapter_rank=_LORA_RANK if rank is None else checked_whole("peft.dim", rank),
-        adapter_targets="all" if is_wide else "attention",
+    return trained_by_adapters(
+        imported,
+        rank=rank,
+        where="peft.dim",
+        usual=_LORA_RANK,
+        title="Megatron-Bridge's default; recipes of its own have 8 to 32: give peft.dim",
+        are_wide=any("linear_fc" in str(module) for module in modules),
     )
-    return Imported(job=replace(imported.job, workload=workload), remarks=remarks)
 
 
 def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
