@@ -266,12 +266,14 @@ def _tell_of_masks(top: Section, command: Command | None, model: ModelSpec) -> N
         top.found.remark("assumed", "model.family", text)
 
 
-def refuse_masks(command: Command, model: ModelSpec) -> str | None:
+def refuse_masks(command: Command, model: ModelSpec | None) -> str | None:
     """Return the program of a command that trains on masked tokens, or None; refuses it for a model
-    other than an encoder.
+    other than an encoder, and asks for one that is not known.
     """
     for program in _programs(command):
         if "mlm" in _parts(program) or trains_bert(program):
+            if model is None:
+                ask_for("model", f"{program}: trains on masked tokens: give an encoder by --model")
             return program if model.is_encoder else _refuse_masks(program)
     return None
 

@@ -57,8 +57,7 @@ def read_deepspeed(source: LaunchFile, given: Given) -> Imported:
     if command is None:
         return deepspeed_read.read(source.text, given)
     draft, path = Found(), command.text(*_NAMES) or ""
-    _check_program(command, path)
-    given = _with_model(command, given)
+    given = _checked(command, path, given)
     take_ranks(command, source, draft, given)
     content = parse_json(named_text(path, command, source, "is DeepSpeed's configuration"))
     top = Section(content, path, draft)
@@ -76,15 +75,13 @@ def read_accelerate(source: LaunchFile, given: Given) -> Imported:
     if command is None or settings is None:
         return accelerate_read.read_source(near, given)
     draft = Found()
-    _check_program(command, settings[0])
-    given = _with_model(command, given)
+    given = _checked(command, settings[0], given)
     if given.model is None:
         reject(
             f"{command.launch.program or 'the program'}: is an unknown program, whose model, "
             "sequence length and batch cannot be read: give --model, --sequence-length, "
             "--global-batch and --micro-batch"
         )
-    refuse_masks(command, given.model)
     top = Section(settings[1], settings[0], draft)
     take_ranks(command, source, draft, given)
     engines = read_choices(top, draft, near, given)
@@ -93,14 +90,19 @@ def read_accelerate(source: LaunchFile, given: Given) -> Imported:
     return draft.job(given, engines)
 
 
-def _check_program(command: Command, path: str) -> None:
-    """Refuse a program whose name tells that it trains no decoder, or only adapters."""
+def _checked(command: Command, path: str, given: Given) -> Given:
+    """Return the user's options, completed by the model that a script's arguments name; refuses a
+    program whose name tells that it trains only adapters, or something else than its model.
+    """
     refuse_program(command)
     if re.search(r"(^|[_\-./])(q?lora|peft)([_\-./]|$)", path.lower()):
         reject(
             f"{path}: its name says that it trains adapters, which is not supported: give a script "
             "that trains all weights"
         )
+    given = _with_model(command, given)
+    refuse_masks(command, given.model)
+    return given
 
 
 def _tell_of_options(command: Command, draft: Found) -> None:

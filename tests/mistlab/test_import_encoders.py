@@ -5,6 +5,7 @@ multi-query attention over tensor-parallel ranks.
 import pytest
 
 from mistlab.core.values import InputError
+from mistlab.export.given import MissingError
 from mistlab.formats.checkpoints import model_named
 from tests.mistlab.launch_files import imported as imported_file
 from tests.mistlab.launched import imported, texts
@@ -159,3 +160,19 @@ def test_ranks_that_copy_keys_have_a_head_each() -> None:
     plain = imported(f"{grouped} 2")
     assert plain.job.workload.model.kv_heads == 2
     assert "model.kv_heads" not in texts(plain)
+
+
+CONFIGURED = '{"zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": 4}'
+
+
+@pytest.mark.parametrize("program", ["train_mlm.py", "train_bert.py"])
+def test_a_configuration_of_deepspeed_does_not_hide_masks(program: str) -> None:
+    line = f"deepspeed --num_gpus 8 {program} --deepspeed_config ds.json --model"
+    given = {"sequence_length": 512, "global_batch": 32}
+    files = {"ds__json": CONFIGURED}
+    with pytest.raises(InputError, match=rf"{program}: trains on masked tokens, which"):
+        imported_file(f"{line} gpt2\n", "a.sh", files, **given)
+    with pytest.raises(MissingError, match=rf"{program}: .* give an encoder by --model"):
+        imported_file(f"{line} mine\n", "a.sh", files, **given)
+    found = imported_file(f"{line} bert-base-uncased\n", "a.sh", files, **given)
+    assert found.job.workload.model.is_encoder
