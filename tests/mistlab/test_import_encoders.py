@@ -2,6 +2,8 @@
 multi-query attention over tensor-parallel ranks.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from mistlab.core.values import InputError
@@ -176,3 +178,31 @@ def test_a_configuration_of_deepspeed_does_not_hide_masks(program: str) -> None:
         imported_file(f"{line} mine\n", "a.sh", files, **given)
     found = imported_file(f"{line} bert-base-uncased\n", "a.sh", files, **given)
     assert found.job.workload.model.is_encoder
+
+
+def test_megatron_core_gathers_where_forks_copy() -> None:
+    ranks = "--tensor-model-parallel-size 4"
+    copied = imported(f"--attention-head-type multiquery {ranks}")
+    assert "which keep copies" in texts(copied, "assumed")["model.kv_heads"]
+    found = imported(f"--group-query-attention --num-query-groups 2 {ranks}")
+    model, text = found.job.workload.model, texts(found, "assumed")["model.kv_heads"]
+    more = 2 * 2 * model.head_dim * model.hidden
+    assert f"with {more:,} more parameters in a block" in text
+    assert "gathers queries, keys and values of all ranks" in text
+
+
+def test_a_model_by_name_has_a_key_head_for_each_rank_too() -> None:
+    model = model_named("Qwen/Qwen2.5-0.5B")
+    assert model is not None
+    assert (model.heads, model.kv_heads) == (14, 2)
+    model = replace(model, name="", heads=16, head_dim=64, hidden=1024)
+    options = "--tensor-model-parallel-size 4 --seq-length 512"
+    found = imported(options, shape="", model=model)
+    assert found.job.workload.model.kv_heads == 4
+    assert texts(found, "assumed")["model.kv_heads"].startswith("2 for 4 tensor-parallel")
+    # A line that describes the model too makes no second remark of it.
+    groups = "--group-query-attention --num-query-groups 2"
+    sizes = f"--num-layers 24 --hidden-size 1024 --num-attention-heads 16 {groups}"
+    described = imported(options, shape=sizes, model=model)
+    assert described.job.workload.model.kv_heads == 4
+    assert [remark.choice for remark in described.remarks].count("model.kv_heads") == 1

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from mistlab.core.values import InputError, refuse, reject
 from mistlab.export.found import Found
-from mistlab.export.given import ask_for
+from mistlab.export.given import Remark, ask_for
 from mistlab.export.megatron.launched_ranks import trains_bert
 from mistlab.export.megatron.megatron_flags import Options, is_of_epfl
 from mistlab.export.megatron.megatron_parts import (
@@ -321,12 +321,12 @@ def model_of(
     fields |= parts | hybrid
     if encodes := trains_bert(program):
         _tell_of_encoder(options, draft, hidden)
-    return ModelSpec.of(
+    model = ModelSpec.of(
         family="bert" if encodes else _family(fields),
         hidden=hidden,
         layers=fields.pop("layers", layers),
         heads=heads,
-        kv_heads=_key_heads(options, draft, heads),
+        kv_heads=_groups(options, draft, heads),
         ffn=ffn,
         rotary_base=base if is_rotary else ROTARY_BASE,
         tied_embeddings=not options.has("--untie-embeddings-and-output-weights"),
@@ -335,6 +335,7 @@ def model_of(
         vocab=vocab_of(options, draft, vocab, program),
         **fields,
     )
+    return with_key_heads(options, draft, model)
 
 
 def _tell_of_encoder(options: Options, draft: Found, hidden: int) -> None:
@@ -438,22 +439,26 @@ def _norm(options: Options) -> str:
     return "rmsnorm" if options.has("--use-rmsnorm") else _NORMS.get(stated, "layernorm")
 
 
-def _key_heads(options: Options, draft: Found, heads: int) -> int:
-    """Return the number of key and value heads, which Megatron-LM calls query groups; at least one
-    for each tensor-parallel rank.
+def with_key_heads(options: Options, draft: Found, model: ModelSpec) -> ModelSpec:
+    """Return a model with at least one key and value head, which Megatron-LM calls query group, for
+    each tensor-parallel rank; a remark says what the run does otherwise.
     """
-    count, ranks = (
-        _groups(options, draft, heads),
-        options.whole("--tensor-model-parallel-size") or 1,
-    )
-    if ranks <= count or ranks % count or heads % ranks:
-        return count
-    text = (
-        f"{count} for {ranks} tensor-parallel ranks, which keep copies: predicted as {ranks}, one "
-        "for each rank, without the communication that keeps copies equal"
-    )
-    draft.remark("assumed", "model.kv_heads", text)
-    return ranks
+    count, ranks = model.kv_heads, options.whole("--tensor-model-parallel-size") or 1
+    if ranks <= count or ranks % count or model.heads % ranks:
+        return model
+    text = f"{count} for {ranks} tensor-parallel ranks: predicted as {ranks}, one for each rank, "
+    if "--attention-head-type" in options:
+        text += "which keep copies, without the communication that keeps copies equal"
+    else:
+        more = 2 * (ranks - count) * model.head_dim * model.hidden
+        text += (
+            f"with {more:,} more parameters in a block; Megatron-core gathers queries, keys and "
+            "values of all ranks in each block instead, which is not counted"
+        )
+    remark = Remark(kind="assumed", choice="model.kv_heads", text=text)
+    if remark not in draft.remarks:
+        draft.remarks.append(remark)
+    return replace(model, name="", kv_heads=ranks)
 
 
 def _groups(options: Options, draft: Found, heads: int) -> int:

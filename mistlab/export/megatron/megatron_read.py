@@ -33,7 +33,7 @@ from mistlab.export.megatron.megatron_flags import (
     is_of_deepspeed,
     is_of_epfl,
 )
-from mistlab.export.megatron.megatron_model import model_of
+from mistlab.export.megatron.megatron_model import model_of, with_key_heads
 from mistlab.export.megatron.megatron_plan import (
     read_activations,
     read_experts,
@@ -326,7 +326,7 @@ def _read_launch(launch: Launch, source: LaunchFile, given: Given) -> Imported:
     read_stages(options, draft, model.layers)
     by_deepspeed = is_by_deepspeed(options)
     engines = ENGINES_OF_DEEPSPEED if by_deepspeed else engines_for(model, draft.precision)
-    imported = draft.job(given, engines)
+    imported = draft.job(given if given.model is None else replace(given, model=model), engines)
     remarks = OptionRemarks.of(options).around(imported.remarks)
     return replace(imported, remarks=remarks)
 
@@ -412,9 +412,9 @@ def _model(options: Options, draft: Found, given: Given, program: str) -> ModelS
             draft.model = model_of(options, aside, given.vocab_size, program)
         except InputError:
             # If the user gives a model, options that describe one may be missing.
-            return given.model
+            return with_key_heads(options, draft, given.model)
         draft.remarks += aside.remarks
-    return given.model
+    return with_key_heads(options, draft, given.model)
 
 
 def _degrees(options: Options, draft: Found) -> None:
