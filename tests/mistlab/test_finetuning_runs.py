@@ -444,3 +444,17 @@ def test_a_peak_is_near_a_published_one() -> None:
         compiled="yes",
     )
     assert own.stages[0].peak_allocated_bytes / GIB_BYTES == pytest.approx(21.8, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("model", "rank"),
+    [
+        *(("llama3.2-1b", 64), ("llama3.2-3b", 64), ("mistral-7b", 64), ("gemma2-9b", 64)),
+        *(("llama2-13b", 8), ("llama3-8b", 8), ("qwen2.5-3b", 8), ("qwen2.5-72b", 8)),
+        *(("qwen2.5-0.5b", 32), ("qwen2-1.5b", 32), ("qwen3-0.6b", 32)),
+        *(("llama2-70b", 16), ("llama3.1-405b", 16), ("llama3.2-vision-90b", 8)),
+    ],
+)
+def test_adapters_of_torchtune_have_the_ranks_of_its_files(model: str, rank: int) -> None:
+    row = row_of({"engine": "torchtune", "method": "lora", "model": model})
+    assert row.usual_rank == rank
