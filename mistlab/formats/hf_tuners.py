@@ -286,7 +286,7 @@ _DEFAULTS: Mapping[str, tuple[str, ...]] = {
 }
 # Options of Megatron-SWIFT that this module reads, or that have no effect on cost.
 _OWN = re.compile(
-    r"--(packing|padding_free|adapters|mcore_adapter|cross_entropy_(loss_fusion|fusion_impl)|model(_name|_author|_type)?|hf_model|tuner_type|train_type|target_modules|torch_dtype"
+    r"--(packing|padding_free|task_type|modules_to_save|adapters|mcore_adapter|cross_entropy_(loss_fusion|fusion_impl)|model(_name|_author|_type)?|hf_model|tuner_type|train_type|target_modules|torch_dtype"
     r"|lora_(rank|alpha|dropout|bias|dtype)|merge_lora|save_safetensors|system|output_dir"
     r"|num_train_epochs|load_from_cache_file|(dataset|dataloader)_num_(proc|workers)|split_dataset_ratio)"
 )
@@ -305,6 +305,11 @@ def read_megatron(source: LaunchFile, given: Given) -> Imported:
     """Import a launch line of Megatron-SWIFT as a job."""
     command = command_of(source)
     assert command is not None
+    if (task := command.text("task_type")) not in (None, "causal_lm"):
+        reject(
+            f"task_type: {task} is not supported: give a launch line of Megatron-SWIFT that trains "
+            "a decoder by next-token prediction"
+        )
     if given.model is None:
         path = command.text("model", "hf_model") or ""
         given = replace(given, model=needed_model(path, "model", with_files(source, command)))
@@ -339,6 +344,9 @@ def _tell_of_defaults(command: Command) -> Iterator[Remark]:
             yield _assumed("precision", _CHECKPOINT_S.format("Megatron-SWIFT"))
         elif dtype == "float32":
             yield _assumed("precision", _HALVED.format("Megatron-SWIFT"))
+    if names := _listed(command, "modules_to_save"):
+        text = f"{' '.join(names)}: the run trains these in full, the prediction keeps them frozen"
+        yield Remark(kind="ignored", choice="modules_to_save", text=text)
     if not _is_on(command, "packing"):
         text = "all are predicted at full length, though without packing many are shorter"
         yield _assumed("sequences", text)
@@ -352,8 +360,9 @@ def _of_megatron(command: Command) -> Iterator[Word]:
             name = word.text.partition("=")[0].replace("-", "_").replace("__", "--", 1)
             is_own = _OWN.fullmatch(name) is not None
             is_own |= name == "--recompute_granularity" and not recomputes
+            is_own |= name == "--max_length" and "packing_length" in command.options
         if not is_own:
-            text = re.sub("^--max[-_]length", "--seq-length", word.text)
+            text = re.sub("^--(max|packing)[-_]length", "--seq-length", word.text)
             yield replace(word, text=text)
     for option, names in _DEFAULTS.items():
         if not any(name in command.options for name in names):
@@ -373,14 +382,7 @@ def _with_adapters(command: Command, imported: Imported) -> Imported:
         return imported
     if kind not in ("lora", "full"):
         reject(f"tuner_type: {kind} is not supported: give lora or full")
-    words = iter(command.launch.arguments)
-    targets = list[str]()
-    for word in words:
-        if word.text.replace("-", "_") == "__target_modules":
-            for below in words:
-                if below.text.startswith("--"):
-                    break
-                targets.append(known_text(below, "target_modules"))
+    targets = _listed(command, "target_modules")
     return trained_by_adapters(
         imported,
         rank=command.text("lora_rank"),
@@ -389,3 +391,15 @@ def _with_adapters(command: Command, imported: Imported) -> Imported:
         title="Megatron-SWIFT's default",
         are_wide=not targets or any(part in name for name in targets for part in _NETWORKS),
     )
+
+
+def _listed(command: Command, name: str) -> list[str]:
+    """Return all values of an option of a command."""
+    words, values = iter(command.launch.arguments), list[str]()
+    for word in words:
+        if word.text.replace("-", "_") == f"__{name}":
+            for below in words:
+                if below.text.startswith("--"):
+                    break
+                values.append(known_text(below, name))
+    return values

@@ -87,7 +87,9 @@ def test_flat_names_tell_the_precision(word: str, precision: str) -> None:
 
 def test_four_bits_that_the_gpu_lacks_are_told() -> None:
     text = STARTED.replace("pretrain_config", "pretrain_2gpu_h100_nvfp4_config")
-    assert any("fp4" in remark.text for remark in imported(text, "a.sh").remarks)
+    found = imported(text, "a.sh")
+    assert texts(found, "assumed")["precision"] == "bf16_with_nvfp4_mixed, by the recipe's name"
+    assert any("no rate of fp4" in remark.text for remark in found.remarks)
 
 
 @pytest.mark.parametrize(

@@ -195,3 +195,12 @@ def test_saved_adapters_make_the_run_train_adapters(option: str) -> None:
     found = imported(dense.replace("size 4", "size 2") + f"  {option}\n", "a.sh")
     assert (found.job.workload.train, found.job.workload.adapter_rank) == ("adapters", 8)
     assert texts(found, "assumed")["adapter_rank"] == "8, Megatron-SWIFT's default"
+
+
+def test_further_options_of_megatron_swift_are_read() -> None:
+    found = imported(MEGATRON + "  --packing_length 16384 --packing true\n", "a.sh")
+    assert found.job.workload.sequence_length == 16384
+    found = imported(MEGATRON + "  --modules_to_save word_embeddings output_layer\n", "a.sh")
+    assert texts(found, "ignored")["modules_to_save"].startswith("word_embeddings output_layer:")
+    with pytest.raises(InputError, match="task_type: seq_cls is not supported"):
+        imported(MEGATRON + "  --task_type seq_cls --num_labels 2\n", "a.sh")
