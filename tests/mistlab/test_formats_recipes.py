@@ -48,6 +48,8 @@ def test_adapters_are_known_by_the_mode_or_the_recipe() -> None:
 def test_other_recipes_are_refused_or_asked_for() -> None:
     with pytest.raises(InputError, match="recipe: qwen3_vl_8b_sft_config trains vl, which is not"):
         imported(STARTED.replace("llama3_8b_pretrain", "qwen3_vl_8b_sft"), "a.sh")
+    with pytest.raises(InputError, match="recipe: glm_45v_sft_config trains 45v, which is not"):
+        imported(STARTED.replace("llama3_8b_pretrain", "glm_45v_sft"), "a.sh")
     with pytest.raises(MissingError, match=r"changes the recipe mine_config: .* by --model"):
         imported(STARTED.replace("llama3_8b_pretrain_config", "mine_config"), "a.sh")
 
@@ -68,13 +70,14 @@ def test_an_option_without_a_value_does_not_take_the_next_change(switch: str) ->
 
 
 def test_what_no_one_reads_is_named() -> None:
-    more = " --deterministic ~model.masks=1 comm_overlap.tp=true train.train_iters=9 --lr 1e-4\n"
-    ignored = texts(imported(STARTED.rstrip() + more, "a.sh"), "ignored")
+    more = " --deterministic ~model.masks=1 comm_overlap.tp=true train.train_iters=9"
+    calm = " dist.distributed_timeout_minutes=9 --lr 1e-4\n"
+    ignored = texts(imported(STARTED.rstrip() + more + calm, "a.sh"), "ignored")
     assert "--deterministic model.masks comm_overlap.tp" in ignored
 
 
 @pytest.mark.parametrize(
-    ("word", "precision"), [("bf16", "bf16"), ("fp8cs", "fp8"), ("fp8mx", "fp8")]
+    ("word", "precision"), [("bf16", "bf16"), ("fp8cs", "fp8"), ("fp8mx", "fp8"), ("mxfp8", "fp8")]
 )
 def test_flat_names_tell_the_precision(word: str, precision: str) -> None:
     text = STARTED.replace("pretrain_config", f"pretrain_2gpu_h100_{word}_config")

@@ -179,13 +179,14 @@ _CALM_OPTIONS = word_set(
     """
 )
 _CALM = re.compile(
-    r"(checkpoint|logger|scheduler|rng|validation|tokenizer|straggler)\..*|peft\.(alpha|dropout)"
+    r"(checkpoint|logger|scheduler|rng|validation|tokenizer|straggler)\..*"
+    r"|dist\.\w*timeout\w*|peft\.(alpha|dropout)"
     r"|train\.(train_iters|eval_\w+|exit_\w+|manual_gc\w*)|dataset\.(?!pack)\w+"
     r"|optimizer\.(lr|min_lr|weight_decay|adam_\w+|clip_grad)|ddp\.(check_for_nan|average)\w*"
 )
 # Recipes whose adapters train without the distributed optimizer.
 _WHOLE = re.compile(r"(llama|qwen|gemma2|gpt_oss|glm45)(?!.*_(a\d+b|next)_)")
-_OTHER_RECIPES = word_set("vl vlm audio omni llava flux wan diffusion dora")
+_OTHER_RECIPES = word_set("vl vlm 45v audio omni llava flux wan diffusion dora")
 
 
 def _of_command(started: Command, noted: Found) -> dict[str, Any]:
@@ -229,6 +230,7 @@ _BY_WORD: Mapping[str, str] = {
     "fp8cs": "bf16_with_fp8_current_scaling_mixed",
     "fp8sc": "bf16_with_fp8_subchannel_scaling_mixed",
     "fp8mx": "bf16_with_mxfp8_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
     "nvfp4": "bf16_with_nvfp4_mixed",
 }
 
