@@ -176,6 +176,8 @@ PLAN_COMMANDS: dict[str, Group] = {
                     "gpt-neox",
                     "llm-foundry",
                     "llama-factory",
+                    "ms-swift",
+                    "swift-megatron",
                     "axolotl",
                     "torchtune",
                     "nemo-automodel",
