@@ -137,11 +137,12 @@ class BesideSend:
         """
         return self.most_sent_s is not None
 
-    def instead_of(self, usual_s: Floats, where: Bools) -> Self:
+    def instead_of(self, usual_s: Floats, where: Bools, *, is_back: bool) -> Self:
         """How much passes and sends slow each other down if the passes alone take other times.
 
         For the candidates in ``where``, a pass takes ``usual_s`` without a send. Beside a send it
-        still takes at least as long as before.
+        still takes at least as long as before. In a lower bound no send lengthens a backward pass
+        that gradients leave, since one with more of them may hide it after its gradient is sent.
         """
         longer = {
             name: np.where(where, np.maximum(self.usual_s + longer_s - usual_s, 0.0), longer_s)
@@ -150,6 +151,8 @@ class BesideSend:
                 ("most_longer_s", self.most_longer_s),
             )
         }
+        if self.is_of_box and is_back:
+            longer["most_longer_s"] = np.where(where, 0.0, longer["most_longer_s"])
         return replace(self, usual_s=np.where(where, usual_s, self.usual_s), **longer)
 
     def hiding_nothing(self, where: Bools) -> Self:
@@ -447,20 +450,6 @@ def sent_over(steps: Ints, previous_s: Floats, next_s: Floats) -> Floats:
     """
     beside_s = np.where(steps == placement.PREVIOUS, previous_s, next_s)
     return np.where(steps == placement.HERE, 0.0, beside_s)
-
-
-def longer_again(times: Mapping[str, Floats], simulated_s: Floats) -> Mapping[str, Floats]:
-    """How much longer forward passes are after a forward pass than after a backward one, and
-    backward passes after a backward pass than after a forward one, by name of a stage's times.
-
-    Passes that data leaves take ``simulated_s`` (2, C) after a pass of their own kind; zero stands
-    for other passes, which differ by ``turned_s``, in which gradients are reduced.
-    """
-    longer = {}
-    for again_s, kind, sign in zip(simulated_s, ("forward", "backward"), (-1, 1), strict=True):
-        whole_s = np.maximum(again_s, times[f"through_{kind}_s"]) - times[f"{kind}_s"]
-        longer[f"again_{kind}_s"] = np.where(again_s > 0, whole_s, sign * times["turned_s"])
-    return longer
 
 
 def times_beside_sends(

@@ -15,7 +15,7 @@ Axes: C transfers or candidates, S strategies.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.core.units import MICROSECONDS
 from mistlab.core.values import UncalibratedError
+from mistlab.cost.side_by_side import AHEAD
 from mistlab.engines.engine import ExpertExchange, HostTime, Precision
 from mistlab.graph.graph import Collective
 from mistlab.machine.cluster import Cluster
@@ -40,7 +41,7 @@ from mistlab.network.link_times import (
 from mistlab.network.tiers import NETWORK, NODE
 from mistlab.plan.dimensions import num_gpus, ranks_of
 from mistlab.plan.workload import ModelSpec
-from mistlab.stages.stage_batch import StageBatch
+from mistlab.stages.stage_batch import MOVED, StageBatch
 from mistlab.stages.stage_shape import by_shape
 
 Copy = Literal["host_to_device", "device_to_host"]
@@ -546,3 +547,40 @@ def is_never_ahead(host: HostTime, batch: StageBatch, cluster: Cluster) -> Bools
     of_ranks_late = peculiar_s(batch.value, cluster) > 0
     in_pipeline = num_gpus(batch.value) < cluster.num_gpus
     return np.asarray(of_ranks_late | (host.waits_for_sends & in_pipeline))
+
+
+# Computes by how much passes wait for copies that others have left.
+
+
+def longer_again(times: Mapping[str, Floats], simulated_s: Floats) -> Mapping[str, Floats]:
+    """How much longer forward passes are after a forward pass than after a backward one, and
+    backward passes after a backward pass than after a forward one, by name of a stage's times.
+
+    Passes that data leaves take ``simulated_s`` (6, C) after a pass of their own kind, then come
+    their ``MOVED`` times; zero stands for other passes, which differ by ``turned_s``, in which
+    gradients are reduced.
+    """
+    longer = {}
+    for again_s, kind, sign in zip(simulated_s[:2], ("forward", "backward"), (-1, 1), strict=True):
+        whole_s = np.maximum(again_s, times[f"through_{kind}_s"]) - times[f"{kind}_s"]
+        longer[f"again_{kind}_s"] = np.where(again_s > 0, whole_s, sign * times["turned_s"])
+    return {**longer, **dict(zip(MOVED, simulated_s[2:], strict=True))}
+
+
+def left_by_steps(
+    left_s: Floats, fetched_s: Floats, held_s: Floats, blocks: Ints
+) -> Mapping[str, Floats]:
+    """The seconds by which states that optimizer steps have left to copy keep a stage from its
+    second pass, by name: ``stepped_s`` after a first pass that waited for nothing, and
+    ``stepped_late_s`` after one that came late, before which all other steps were over.
+
+    The copies go on for ``left_s``, while the second pass fetches for ``fetched_s``: if a stage
+    has a single block, it waits for this block first. Passes that activations leave count
+    ``held_s`` of the copies. ``blocks`` are those with offloaded weights, which step ahead of a
+    late micro-batch only as far as buffers go.
+    """
+    late_s = np.maximum(left_s - np.maximum(held_s, fetched_s), 0.0)
+    return {
+        "stepped_s": np.where(blocks == 1, left_s, np.maximum(left_s - fetched_s, 0.0)),
+        "stepped_late_s": np.where(blocks > AHEAD, late_s, 0.0),
+    }

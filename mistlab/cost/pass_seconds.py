@@ -54,7 +54,6 @@ _FIRST, _FORWARD, _BACKWARD, _LAST = (
 # The number of the phase between two passes (the "turn"), in which one pass ends while the next
 # begins.
 _TURN = len(PHASES)
-_COMPUTING = ("compute",)
 _NOT_REDUCING = tuple(stream for stream in STREAMS if stream != "gpu_to_gpu")
 
 
@@ -170,7 +169,7 @@ class PassSlots:
         stay = np.flatnonzero(self._seconds.columns["offload_gradients"] == 0)
         rows = self._rows_inside(_BACKWARD, _BACKWARD).start + last
         lengths[last, stay] = until(
-            _COMPUTING, self._ends[:, rows, stay], self._alone[:, rows, stay]
+            ("compute",), self._ends[:, rows, stay], self._alone[:, rows, stay]
         )
         evicts = self.work.evicts
         if self._kept == "least" and len(evicts):
@@ -318,8 +317,7 @@ class FirstPass:
     @classmethod
     def least(cls, ends: Sequence["FirstPass"]) -> "FirstPass":
         """The smallest times of the candidates, for lower bounds of the first forward pass."""
-        names = [entry.name for entry in fields(cls)]
-        return cls(*(np.minimum(*(getattr(end, name) for end in ends)) for name in names))
+        return cls(*(np.minimum(*(getattr(end, one.name) for end in ends)) for one in fields(cls)))
 
     def within_s(
         self,
@@ -369,7 +367,8 @@ class PassSeconds:
     ``computing`` and ``step_computing`` are the times of arithmetic alone, in steady passes and in
     the optimizer step; ``computed_forward`` and ``computed_backward`` are those of steady passes
     with the collectives that layers wait for. ``windows`` are bounds of passes from which data
-    leaves, ``again`` (2, C) their times after a pass of their own kind; zero for others.
+    leaves, ``again`` (6, C) their times after a pass of their own kind and by how much the others
+    differ where they are simulated (``MOVED``); zero for others.
     """
 
     inside: Mapping[Phase, Floats]
@@ -430,6 +429,11 @@ class PassSeconds:
         through_back = np.where(leave_back, np.minimum(back_s, backward), self.through["backward"])
         inside["forward"], inside["last_backward"] = forward, last
         inside["backward"] = np.where(leave_back, backward, inside["backward"])
+        moved = (
+            turned_s - forward - self.turn_at_first_layer,
+            turned_back_s - through_back - self.turn_at_last_layer,
+            *(forward_s - through, through_back - inside["backward"]),
+        )
         opening = np.minimum(self.opening, self.turn_at_first_layer)
         return replace(
             self,
@@ -437,7 +441,7 @@ class PassSeconds:
             through={"forward": through, "backward": through_back},
             last_closing=np.where(leave_back, whole_s - last, self.last_closing),
             reducing=reducing_s,
-            again=np.stack(again),
+            again=np.stack([*again, *np.where(leave | leave_back, moved, 0.0)]),
             opening=np.where(leave | leave_back, opening, self.opening),
             beside_sends=self._beside(inside, (leave, leave_back), BesideSend.hiding_nothing),
         )
@@ -467,9 +471,9 @@ class PassSeconds:
         backward passes (a mask of candidates for each); ``of_turn`` changes the turn after these.
         """
         beside = dict(self.beside_sends)
-        for phase, where in zip(STEADY, leave, strict=True):
+        for phase, where, back in zip(STEADY, leave, (False, True), strict=True):
             if phase in beside:
-                beside[phase] = beside[phase].instead_of(inside[phase], where)
+                beside[phase] = beside[phase].instead_of(inside[phase], where, is_back=back)
         for name, where in zip(TURNS, reversed(leave), strict=True):
             if name in beside:
                 beside[name] = of_turn(beside[name], where)
@@ -513,8 +517,7 @@ class PassSums:
         opening, first_opening, last_closing, at_first_layer, at_last_layer = islice(sums, 5)
         last_computed, computing, step_computing = islice(sums, 3)
         nothing = np.zeros_like(computing)
-        computed = islice(sums, 2) if self.computed else (nothing, nothing)
-        computed_forward, computed_backward = computed
+        computed_forward, computed_backward = islice(sums, 2) if self.computed else [nothing] * 2
         through_backward_s = next(sums)
         inside_s = dict(zip(PHASES, islice(sums, len(PHASES)), strict=True))
         # Only stages that offload weights or optimizer states have these sums.
@@ -551,7 +554,7 @@ class PassSums:
             computed_forward=computed_forward,
             computed_backward=computed_backward,
             windows=windows,
-            again=np.zeros((2, len(computing))),
+            again=np.zeros((6, len(computing))),
         )
         return passes if self.leaving is None else passes.with_leaving(self.leaving)
 
@@ -569,9 +572,8 @@ def pass_sums(
     backward = slots.through_backward()[None]
     inside = [slots.last_computed()[None], slots.arithmetic(), backward, slots.inside, steps]
     windows = slots.least_in_windows()
-    inside.append(windows)
     lost, turns = slots.beside_sends() if sends else ((), ())
-    inside += [*lost]
+    inside += [windows, *lost]
     lengths = [
         (slots.below, slots.is_below),
         (slots.above, slots.is_above),

@@ -25,7 +25,6 @@ from mistlab.cost.beside_sends import (
     OutsidePasses,
     Pass,
     beside_embedding_s,
-    longer_again,
     longest_beside_sends,
     sends_beside_arithmetic,
     sent_over,
@@ -38,7 +37,7 @@ from mistlab.cost.layer_recurrences import (
     leaving_s,
     queued_reductions,
 )
-from mistlab.cost.links import is_never_ahead, peculiar_s
+from mistlab.cost.links import is_never_ahead, left_by_steps, longer_again, peculiar_s
 from mistlab.cost.pass_seconds import (
     ALONE,
     ONCE,
@@ -524,20 +523,21 @@ def _times(
     inside = passes.inside
     before_forward = np.maximum(passes.turn_at_first_layer, received)
     before_backward = np.maximum(passes.turn_at_last_layer, sent)
-    first_s = inside["first_forward"] - inside["forward"]
     # While the last block's optimizer states are offloaded, the next pass fetches its first layers.
     fetched_s = np.where(batch.in_flight > 1, before_forward, before_backward)
     after_s = np.maximum(passes.first.after - fetched_s, 0.0)
     # The seconds for which both stages of a send wait: after a forward pass, and after a backward
     # pass.
     kept, kept_back = meeting * sent, meeting * received
+    leaves = batch.offload_weights > 0
     last_s = np.where(in_place, passes.last_computed, inside["last_backward"]) - inside["backward"]
     times = {
         "forward_s": inside["forward"] + before_forward + kept,
         "backward_s": inside["backward"] + before_backward + kept_back,
         "through_forward_s": passes.through["forward"] + received,
         "through_backward_s": passes.through["backward"] + sent,
-        "delta_forward_s": first_s
+        "delta_forward_s": inside["first_forward"]
+        - inside["forward"]
         + np.maximum(passes.first_opening, received)
         - before_forward
         - kept
@@ -550,13 +550,15 @@ def _times(
             inside["first_forward"],
             passes.through["forward"],
             batch.layers,
-            batch.offload_weights > 0,
+            leaves,
         ),
         "within_backward_s": np.maximum(last_s, 0.0),
         "after_first_s": after_s,
         "turned_s": before_forward - np.maximum(passes.opening, received),
     }
-    return {**times, **longer_again(times, passes.again)}
+    held_s = passes.again[0] - passes.through["forward"] - passes.again[4]
+    steps = left_by_steps(passes.first.after, fetched_s, held_s, np.where(leaves, batch.layers, 0))
+    return {**times, **longer_again(times, passes.again), **steps}
 
 
 def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Floats]) -> PassSeconds:

@@ -26,7 +26,7 @@ from mistlab.network.shared_sends import (
 from mistlab.schedule.order_text import order_from_text
 from mistlab.schedule.orders import one_forward_one_backward
 from mistlab.schedule.stage_passes import StagePass, StagePasses, in_turn, passes_of
-from mistlab.stages.stage_batch import LATE, StageTimes
+from mistlab.stages.stage_batch import LATE, MOVED, StageTimes
 
 # Plays passes and sends in plain numbers as if each send had its links to itself.
 
@@ -108,13 +108,15 @@ class PassTimes(NamedTuple):
     pass, or ``through_s`` after the arrival of its input, whichever is later, and ``once_s`` later
     if it is a first pass.
 
-    The stage's next pass waits for another ``left_s``. The output is sent in ``sent_s``.
+    The stage's next pass waits for another ``left_s``, and for ``ahead_s`` after the time at which
+    the pass would have ended if it had not waited for its input. The output is sent in ``sent_s``.
     """
 
     pass_s: float
     through_s: float
     once_s: float
     left_s: float
+    ahead_s: float
     sent_s: float
 
 
@@ -122,43 +124,50 @@ class PassTimes(NamedTuple):
 Columns = Mapping[str, Sequence[float]]
 PLAYED_TIMES = (
     *("forward_s", "backward_s", "through_forward_s", "through_backward_s"),
-    *("within_forward_s", "within_backward_s", "after_first_s", "left_backward_s"),
+    *("within_forward_s", "within_backward_s", "left_backward_s"),
     *("point_to_point_s", "first_send_late_s", "begin_s", "end_s"),
 )
-# Times that the closed form of an iteration does without: how much longer passes are after a pass
-# of their own kind, a send beside no pass, and how much a whole pass, and what it reduces first,
-# lengthen a send.
-FURTHER_TIMES = "again_forward_s", "again_backward_s", "sent_s", *LATE
+# Times that the closed form of an iteration does without: of passes that differ from others of
+# their kind, of what they leave, a send beside no pass, and how much a whole pass, and what it
+# reduces first, lengthen a send.
+TIMES_OF_KINDS = "again_forward_s", "again_backward_s", *MOVED, "stepped_s", "stepped_late_s"
+FURTHER_TIMES = *TIMES_OF_KINDS, "sent_s", *LATE
 
 
-def times_of_passes(times: Columns, again_s: Sequence[Sequence[float]]) -> list[PassTimes]:
+def times_of_passes(times: Columns, of_kinds_s: Sequence[Sequence[float]]) -> list[PassTimes]:
     """How long each kind of pass of a 1F1B pipeline takes, a row for each stage and kind.
 
-    The kinds tell passes by what their stage ran before. ``again_s`` are two numbers for each
-    stage: how much longer a forward pass takes after a forward pass than after a backward pass
-    (mostly less than zero, as the backward pass leaves gradients to reduce), and how much longer a
-    backward pass takes after a backward pass than after a forward pass. The extra time of a stage's
-    last backward pass delays its send too, even one that waits for an earlier send: the last
-    gradients are sent while the last reductions run.
+    The kinds tell passes by what their stage ran before. ``of_kinds_s`` are ``TIMES_OF_KINDS`` of
+    each stage: first, how much longer a forward pass takes after a forward pass than after a
+    backward pass (mostly less than zero, as the backward pass leaves gradients to reduce), and how
+    much longer a backward pass takes after a backward pass than after a forward pass. The extra
+    time of a stage's last backward pass delays its send too, even one that waits for an earlier
+    send: the last gradients are sent while the last reductions run.
     """
     rows = []
-    columns = (times[name] for name in PLAYED_TIMES[:8])
+    columns = (times[name] for name in PLAYED_TIMES[:7])
     sent_s = [both_s / 2 for both_s in times["point_to_point_s"]]
     late_s = 0.0
-    for stage, (of_stage, (less_s, more_s)) in enumerate(
-        zip(zip(*columns, strict=True), again_s, strict=True)
+    for stage, (of_stage, of_kinds) in enumerate(
+        zip(zip(*columns, strict=True), of_kinds_s, strict=True)
     ):
-        forward_s, back_s, through_s, through_back_s, within_s, last_s, after_s, left_s = of_stage
-        back_s -= left_s
+        forward_s, back_s, through_s, through_back_s, within_s, last_s, left_s = of_stage
+        less_s, more_s, moved_s, moved_back_s, moved_through_s, moved_left_s, *stepped_s = of_kinds
+        ahead_s, after_s = stepped_s
+        back_s, whole_left_s, left_s = back_s - left_s, left_s + last_s, left_s + moved_left_s
+        idle_s, turned_s = through_s + moved_through_s, back_s + moved_back_s
+        again_s = back_s + more_s - moved_left_s
+        # Where optimizer steps lengthen a first pass, it has a time of its own.
+        first_s = through_s if within_s else idle_s
         sent, returned = sent_s[stage], sent_s[max(0, stage - 1)]
         rows += [
-            PassTimes(forward_s, through_s + late_s, within_s, after_s, sent),
-            PassTimes(forward_s + less_s, through_s, 0.0, 0.0, sent),
-            PassTimes(forward_s, through_s, 0.0, 0.0, sent),
-            PassTimes(back_s, through_back_s, 0.0, left_s, returned),
-            PassTimes(back_s + more_s, through_back_s, 0.0, left_s, returned),
-            PassTimes(back_s, through_back_s, 0.0, left_s + last_s, returned + last_s),
-            PassTimes(back_s + more_s, through_back_s, 0.0, left_s + last_s, returned + last_s),
+            PassTimes(forward_s, first_s + late_s, within_s, after_s, ahead_s, sent),
+            PassTimes(forward_s + less_s, idle_s, 0.0, 0.0, 0.0, sent),
+            PassTimes(forward_s + moved_s, idle_s, 0.0, 0.0, 0.0, sent),
+            PassTimes(turned_s, through_back_s, 0.0, left_s, 0.0, returned),
+            PassTimes(again_s, through_back_s, 0.0, left_s, 0.0, returned),
+            PassTimes(turned_s, through_back_s, 0.0, whole_left_s, 0.0, returned + last_s),
+            PassTimes(again_s, through_back_s, 0.0, whole_left_s, 0.0, returned + last_s),
         ]
         late_s = times["first_send_late_s"][stage]
     return rows
@@ -208,10 +217,11 @@ def walked(
     if sends_s is None:
         sends_s = [times[row][-1] for _, _, row, _ in turns]
     for (stage, index, row, goes_to), sent_s in zip(turns, sends_s, strict=True):
-        pass_s, through_s, once_s, left_s, _ = times[row]
+        pass_s, through_s, once_s, left_s, ahead_s, _ = times[row]
+        stepped_s = free[stage] + pass_s + once_s + ahead_s if ahead_s else 0.0
         end_s, waited_s = free[stage] + pass_s, comes[index] + through_s
         end_s = ends[index] = (waited_s if waited_s > end_s else end_s) + once_s
-        free[stage] = end_s + left_s
+        free[stage] = max(stepped_s, end_s + left_s)
         if goes_to >= 0:
             begin_s = lane_s[stage] if lane_s[stage] > end_s else end_s
             lane_s[stage] = comes[goes_to] = begin_s + sent_s
@@ -367,12 +377,13 @@ class _Play:
         number = len(spans)
         while number < len(steps) and (come_s := comes_s[number]) is not None:
             kind, goal, needed = steps[number]
-            pass_s, through_s, once_s, left_s, _ = times[kind]
+            pass_s, through_s, once_s, left_s, ahead_s, _ = times[kind]
+            stepped_s = free_s + pass_s + once_s + ahead_s if ahead_s else 0.0
             begin_s = come_s if come_s > free_s else free_s
             end_s, waited_s = free_s + pass_s, come_s + through_s
             end_s = (waited_s if waited_s > end_s else end_s) + once_s
             spans.append((begin_s, end_s))
-            free_s, number = end_s + left_s, number + 1
+            free_s, number = max(stepped_s, end_s + left_s), number + 1
             if goal >= 0:
                 self._send(stage, (end_s, sendings[kind], goal, needed, number))
         self.free_s[stage] = free_s
@@ -513,17 +524,18 @@ def _played_s(
     *,
     is_exact: bool,
 ) -> float:
-    stages, again_s = len(further_s), [of_stage[:2] for of_stage in further_s]
+    stages, kinds = len(further_s), len(TIMES_OF_KINDS)
+    of_kinds_s = [of_stage[:kinds] for of_stage in further_s]
     groups = _groups(stages)
     played = micro_batches - max(0, micro_batches // stages - groups) * stages
-    first_s, of_passes = free_at_first(times), times_of_passes(times, again_s)
+    first_s, of_passes = free_at_first(times), times_of_passes(times, of_kinds_s)
     walk = walked(first_s, of_passes, played)
     alone_s, late_s = (
-        [of_stage[2] for of_stage in further_s],
-        [of_stage[3:] for of_stage in further_s],
+        [of_stage[kinds] for of_stage in further_s],
+        [of_stage[kinds + 1 :] for of_stage in further_s],
     )
     if any(map(any, late_s)) and _outlast(alone_s, times):
-        beside = times_of_passes({**times, "first_send_late_s": [0.0] * stages}, again_s)
+        beside = times_of_passes({**times, "first_send_late_s": [0.0] * stages}, of_kinds_s)
         for _ in range(_WALKED_AGAIN):
             sends_s = sends_beside_passes(walk, first_s, beside, late_s, alone_s)
             walk = walked(first_s, beside, played, sends_s)

@@ -403,6 +403,7 @@ class StageTimes(ColumnSet):
 
 TIMES = tuple(entry.name for entry in fields(StageTimes))
 LOST = "lost_forward_s", "lost_backward_s"
+MOVED = "moved_forward_s", "moved_backward_s", "moved_through_s", "moved_left_s"
 LATE = "late_forward_s", "late_backward_s", "late_turned_s"
 SENDS = tuple(entry.name for entry in fields(StageTimes) if entry.metadata["is_send"])
 
@@ -421,12 +422,21 @@ class StageSeconds(StageTimes):
     the optimizer step, even beside passes. ``exposed_communication_s`` is the time of a steady
     micro-batch beyond its computation. The ``lost`` times are how much sends lengthen passes, the
     ``late`` times how much a whole pass, or the reductions of ``turned_s``, lengthens the send
-    beside it. ``sent_s`` is a send to the next stage beside no pass.
+    beside it. ``sent_s`` is a send to the next stage beside no pass. Where data leaves passes, the
+    ``moved`` times are what forward passes after backward ones, backward after forward ones, idle
+    stages' forward passes and ``left_backward_s`` take beyond the closed form's times, which keep
+    to their bounds. The ``stepped`` times are those of ``left_by_steps``.
     """
 
     turned_s: Floats
     again_forward_s: Floats
     again_backward_s: Floats
+    moved_forward_s: Floats
+    moved_backward_s: Floats
+    moved_through_s: Floats
+    moved_left_s: Floats
+    stepped_s: Floats
+    stepped_late_s: Floats
     step_s: Floats
     exposed_communication_s: Floats
     lost_forward_s: Floats
@@ -497,18 +507,6 @@ def batch_of_parts(plans: Sequence[Plan], placement: Placement) -> StageBatch:
     }
     columns = {name: np.array(column) for name, column in of_parts.items()}
     return StageBatch.of_columns({**stages.columns, **columns})
-
-
-def with_ends(batch: StageBatch, placement: Placement) -> StageBatch:
-    """Mark which stages have the embedding and the head, for a given placement of the model's
-    parts.
-    """
-    each = len(batch) // placement.num_stages
-    stage = np.arange(len(batch)) // each
-    return batch.with_columns(
-        has_embedding=(stage == placement.first_stage).astype(np.int64),
-        has_head=(stage == placement.last_stage).astype(np.int64),
-    )
 
 
 def parts_of_stages(batch: StageBatch, placement: Placement) -> StageBatch:

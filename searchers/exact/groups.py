@@ -16,10 +16,24 @@ from mistlab.job.search import Problem
 from mistlab.plan.dimensions import DIMENSIONS, names_of
 from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER, TURNING, chunks_of, order_problem
+from mistlab.schedule.placement import Placement
 from mistlab.stages.plan_orders import moments_in
 from mistlab.stages.stage_batch import StageBatch, StagesInOrder
 from searchers.meshes import Mesh, Pipeline, allows, equal_stages, meshes, micro_batch_counts
 from searchers.strategy import Ledger
+
+
+def with_ends(batch: StageBatch, placement: Placement) -> StageBatch:
+    """Mark which stages have the embedding and the head, for a given placement of the model's
+    parts.
+    """
+    each = len(batch) // placement.num_stages
+    stage = np.arange(len(batch)) // each
+    return batch.with_columns(
+        has_embedding=(stage == placement.first_stage).astype(np.int64),
+        has_head=(stage == placement.last_stage).astype(np.int64),
+    )
+
 
 # The least time that a stage takes for one micro-batch, whatever its memory-saving strategy.
 #

@@ -29,7 +29,6 @@ from mistlab.stages.stage_batch import (
     StagesInOrder,
     StageTimes,
     parts_of_stages,
-    with_ends,
 )
 from searchers.exact.candidates import (
     BESIDE,
@@ -41,7 +40,7 @@ from searchers.exact.candidates import (
     spread,
 )
 from searchers.exact.group_tasks import NEAR, GroupTask, Joiner, jobs, solved
-from searchers.exact.groups import Group, LeastWork, groups_of, work_of
+from searchers.exact.groups import Group, LeastWork, groups_of, with_ends, work_of
 from searchers.exact.programme import join_hastily
 from searchers.exact.proof import has_bounds, proven_s
 from searchers.meshes import Mesh, Pipeline, even_layers, layer_counts, mesh_of, orders_of

@@ -17,6 +17,7 @@ from mistlab.plan.workload import Workload
 from mistlab.stages import played_pipeline
 from mistlab.stages.played_pipeline import (
     PLAYED_TIMES,
+    TIMES_OF_KINDS,
     Walk,
     free_at_first,
     sends_beside_passes,
@@ -24,6 +25,7 @@ from mistlab.stages.played_pipeline import (
     times_of_passes,
     walked,
 )
+from mistlab.stages.stage_batch import MOVED
 from simulators import symbolic
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
@@ -150,6 +152,21 @@ CASES = {
         ),
         0.04,
         near=0.025,
+    ),
+    # A forward pass's activations hold the backward pass after it, not the next forward pass.
+    "activations leave before the next pass's return": Case(
+        Plan(
+            micro_batches=4,
+            stages=(
+                offloading(4, 0, 0.0, 0.0, 0.0, 0.0),
+                offloading(2, 0, 0.0, 0.0, 0.0, 1.0),
+                offloading(8, 0, 0.0, 0.0, 0.0, 0.0),
+            ),
+        ),
+        workload_of("gpt3-1.3b", 2048, 8, "bf16"),
+        Cluster(hardware=catalog.hardware("a100-40gb"), nodes=1, gpus_per_node=3),
+        0.1,
+        near=0.02,
     ),
     # Unlike stages hold up unlike micro-batches.
     "unlike stages offload": Case(
@@ -317,19 +334,66 @@ def test_a_stage_that_reduces_longer_between_backward_passes_has_shorter_forward
     times = times_of(2, forward_s=2.0, backward_s=2.0)
     for column in times.values():
         column[1] /= 100
-    walks = [walk_of(times, 3, [(-turned_s, turned_s), (0.0, 0.0)]) for turned_s in (0.0, 1.5)]
-    assert [max(walk.free_s) for walk in walks] == pytest.approx([12.0, 12.0])
-    assert [walk.ends_s[2] for walk in walks] == pytest.approx([6.0, 4.5])
+    first_s, ends_s = zip(
+        *(
+            (walk.ends_s[2], max(walk.free_s))
+            for turned_s in (0.0, 1.5)
+            for walk in [
+                walked(
+                    free_at_first(times),
+                    times_of_passes(
+                        times,
+                        like_others(2, again_forward_s=-turned_s, again_backward_s=turned_s),
+                    ),
+                    3,
+                )
+            ]
+        ),
+        strict=True,
+    )
+    assert ends_s == pytest.approx((12.0, 12.0))
+    assert first_s == pytest.approx((6.0, 4.5))
 
 
 def test_a_second_micro_batch_waits_for_the_steps_after_the_first_one() -> None:
     """It brings the work after a middle stage's first pass to all stages behind."""
     stages, micro_batches, after_s = 4, 2, 5.0
     times = times_of(stages, forward_s=1.0, backward_s=2.0)
-    times["after_first_s"][1] = after_s
-    walk = walk_of(times, micro_batches)
+    of_kinds_s = like_others(stages)
+    of_kinds_s[1][TIMES_OF_KINDS.index("stepped_late_s")] = after_s
+    walk = walk_of(times, micro_batches, of_kinds_s)
     # Two stages, then the work, then the second micro-batch in both directions.
     assert max(walk.free_s) == pytest.approx(2 + after_s + 3 + 4 * 2)
+
+
+def test_steps_that_are_over_before_a_micro_batch_comes_delay_no_other() -> None:
+    """The states of a stage that waits for its first micro-batch are copied meanwhile."""
+    times = times_of(3, forward_s=1.0, backward_s=2.0)
+    times["begin_s"][0], of_kinds_s = 10.0, like_others(3)
+    ends_s = []
+    for after_s in (0.0, 8.0, 20.0):
+        of_kinds_s[1][TIMES_OF_KINDS.index("stepped_s")] = after_s
+        walk = walk_of(times, 2, of_kinds_s)
+        ends_s.append(max(walk.free_s))
+    # The second stage's second pass ends after 13 s, or after 1 + 20 s of copies and itself.
+    assert ends_s == pytest.approx((22.0, 22.0, 29.0))
+
+
+def test_a_pass_of_another_kind_takes_its_part_of_both() -> None:
+    """What a forward pass leaves is a part of the backward pass after it, and not of the forward
+    pass after that: the slowest stage's first backward pass has it, too.
+    """
+    times = times_of(3, forward_s=3.0, backward_s=3.0)
+    for column in times.values():
+        column[:2] = [column[0] / 100] * 2
+    of_kinds_s = like_others(3)
+    for name, moved_s in zip(MOVED, (-2.0, 2.0, 0.0, 0.0), strict=True):
+        of_kinds_s[2][TIMES_OF_KINDS.index(name)] = moved_s
+    steady, moved = (
+        walked(free_at_first(times), times_of_passes(times, rows), 4)
+        for rows in (like_others(3), of_kinds_s)
+    )
+    assert max(moved.free_s) == pytest.approx(max(steady.free_s) + 2.0)
 
 
 def test_the_last_reductions_delay_a_queued_gradient() -> None:
@@ -338,7 +402,8 @@ def test_the_last_reductions_delay_a_queued_gradient() -> None:
     for reducing_s in (0.0, 4.0):
         times = times_of(3, forward_s=1.0, backward_s=2.0)
         times["point_to_point_s"][1], times["within_backward_s"][2] = 20.0, reducing_s
-        ends_s.append(max(walk_of(times, 6).free_s))
+        walk = walk_of(times, 6)
+        ends_s.append(max(walk.free_s))
     assert ends_s[1] == pytest.approx(ends_s[0] + 4.0)
 
 
@@ -348,7 +413,7 @@ def test_sends_are_as_late_as_the_passes_beside_them_make_them() -> None:
     """
     times = times_of(2, forward_s=1.0, backward_s=2.0)
     times["point_to_point_s"] = [12.0, 0.0]
-    first_s, of_passes = free_at_first(times), times_of_passes(times, [(0.0, 0.0)] * 2)
+    first_s, of_passes = free_at_first(times), times_of_passes(times, like_others(2))
     walk = walked(first_s, of_passes, 2)
     assert {end_s - begin_s for begin_s, end_s, _ in sends_of(walk, 2)} == {6.0}
     sends_s = sends_beside_passes(
@@ -372,14 +437,22 @@ def test_sends_are_as_late_as_the_passes_beside_them_make_them() -> None:
 def walk_of(
     times: dict[str, list[float]],
     micro_batches: int,
-    turned_s: Sequence[tuple[float, float]] | None = None,
+    of_kinds_s: Sequence[Sequence[float]] | None = None,
 ) -> Walk:
-    """The walk through a pipeline; ``turned_s`` is what passes in a row take longer, by stage."""
-    turned_s = turned_s or [(0.0, 0.0)] * len(times["point_to_point_s"])
-    return walked(free_at_first(times), times_of_passes(times, turned_s), micro_batches)
+    """The walk through a pipeline; ``of_kinds_s`` are the times of its stages' kinds of passes."""
+    of_kinds_s = of_kinds_s or like_others(len(times["point_to_point_s"]))
+    return walked(free_at_first(times), times_of_passes(times, of_kinds_s), micro_batches)
 
 
 def times_of(stages: int, **seconds: float) -> dict[str, list[float]]:
     """The times of equal stages whose micro-batches take as long to go through as a pass."""
     known = {**seconds, **{f"through_{name}": one for name, one in seconds.items()}}
     return {name: [known.get(name, 0.0)] * stages for name in PLAYED_TIMES}
+
+
+def like_others(stages: int, **seconds: float) -> list[list[float]]:
+    """Rows of stages of which only the first has passes that differ from others of their kind."""
+    rows = [[0.0] * len(TIMES_OF_KINDS) for _ in range(stages)]
+    for name, one_s in seconds.items():
+        rows[0][TIMES_OF_KINDS.index(name)] = one_s
+    return rows
