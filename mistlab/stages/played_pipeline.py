@@ -221,7 +221,8 @@ def walked(
         stepped_s = free[stage] + pass_s + once_s + ahead_s if ahead_s else 0.0
         end_s, waited_s = free[stage] + pass_s, comes[index] + through_s
         end_s = ends[index] = (waited_s if waited_s > end_s else end_s) + once_s
-        free[stage] = max(stepped_s, end_s + left_s)
+        next_s = end_s + left_s
+        free[stage] = stepped_s if stepped_s > next_s else next_s
         if goes_to >= 0:
             begin_s = lane_s[stage] if lane_s[stage] > end_s else end_s
             lane_s[stage] = comes[goes_to] = begin_s + sent_s
@@ -383,7 +384,8 @@ class _Play:
             end_s, waited_s = free_s + pass_s, come_s + through_s
             end_s = (waited_s if waited_s > end_s else end_s) + once_s
             spans.append((begin_s, end_s))
-            free_s, number = max(stepped_s, end_s + left_s), number + 1
+            free_s, number = end_s + left_s, number + 1
+            free_s = stepped_s if stepped_s > free_s else free_s
             if goal >= 0:
                 self._send(stage, (end_s, sendings[kind], goal, needed, number))
         self.free_s[stage] = free_s
