@@ -1,5 +1,5 @@
 """Computes the seconds of transfers between GPUs and between a GPU and its host: collectives, sends
-between stages, host copies.
+between stages, host copies; and how long passes wait for copies of others.
 
 Times for a shape of group that was not measured follow from the nearest measured shape. Over R
 ranks a collective moves (R - 1) / R of its message past each link, so the rate of the links is the

@@ -262,7 +262,9 @@ def sends_beside_passes(
             begins_s.append(max(when_s, walk.comes_s[index]))
             lasted_s = ends_s[index] - begins_s[-1]
             late_of.append(late_of_kind[step.kind] / lasted_s if lasted_s > 0 else 0.0)
-            when_s = ends_s[index] + times[stage * _KINDS + step.kind].left_s
+            taken = times[stage * _KINDS + step.kind]
+            ahead_s = when_s + taken.pass_s + taken.once_s + taken.ahead_s if taken.ahead_s else 0.0
+            when_s = max(ahead_s, ends_s[index] + taken.left_s)
     sends_s = []
     turns = _in_turn(stages, of_stage // 2)
     for (stage, index, row, goes_to), sent_s in zip(turns, walk.sends_s, strict=True):

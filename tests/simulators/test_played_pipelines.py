@@ -434,6 +434,19 @@ def test_sends_are_as_late_as_the_passes_beside_them_make_them() -> None:
     assert max(sends_beside_passes(walk, first_s, of_passes, late_s, [4.0, 0.0])) == 8.0
 
 
+def test_a_send_is_beside_no_pass_that_waits_for_copies() -> None:
+    """The second pass begins when the states are copied that the first one's steps have left."""
+    times = times_of(2, forward_s=1.0, backward_s=2.0)
+    times["point_to_point_s"] = [12.0, 0.0]
+    for stepped_s, first_lasts_s in ((0.0, 4.5), (7.0, 4.0)):
+        first_s = free_at_first(times)
+        of_passes = times_of_passes(times, like_others(2, stepped_s=stepped_s))
+        walk = walked(first_s, of_passes, 2)
+        late_s = [(0.5, 0.0, 0.0), (0.0, 0.0, 0.0)]
+        sends_s = sends_beside_passes(walk, first_s, of_passes, late_s, [4.0, 0.0])
+        assert sends_s[0] == first_lasts_s
+
+
 def walk_of(
     times: dict[str, list[float]],
     micro_batches: int,
