@@ -311,7 +311,8 @@ def _words(command: Command) -> set[str]:
 
 
 def _programs(command: Command) -> list[str]:
-    words = (*command.launch.started, *command.launch.arguments)
+    """Return the program of a command and those that it starts, without values of its options."""
+    words = (*command.launch.started, *command.others)
     programs = [word.text for word in words if word.text.endswith(".py")]
     return [command.launch.program, *programs]
 

@@ -183,7 +183,7 @@ _PROGRAMS = ("sft", "pt")
 # The mixed precision of a run by its ``torch_dtype``; weights of 32 bits are trained in fp16.
 _MIXED = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp16"}
 _CHECKPOINT_S = "bf16, as {} takes the checkpoint's data type: torch_dtype is not given"
-_SAID = {"bf16", "fp16"}
+_SAID = ("bf16", "fp16")
 _HALVED = "fp16, by which {} trains weights of torch_dtype float32: give bf16 or fp16 for another"
 _PATH = re.compile(r"(^|[/.])swift[/.]cli[/.](sft|pt)(\.py)?$")
 # The names that the arguments ``deepspeed`` and ``fsdp`` have for configurations of the package.
@@ -220,20 +220,33 @@ def read_swift(source: LaunchFile, given: Given) -> Imported:
     settings |= {"tuner_type": "lora"} if kind is None else {}
     settings |= _sharing(settings)
     remarks = tuple(_tell_of_devices(command))
-    if (dtype := _type(settings.get("torch_dtype"))) is None and not settings.keys() & _SAID:
+    stated = {word: _is_true(settings[word]) for word in _SAID if word in settings}
+    if (dtype := _type(settings.get("torch_dtype"))) is None and not any(stated.values()):
         settings["torch_dtype"] = dtype = "bfloat16"
         remarks = (*remarks, _assumed("precision", _CHECKPOINT_S.format(_SWIFT.title)))
-    if dtype in _MIXED and not settings.keys() & _SAID:
+    if (mixed := _mixed(dtype, stated)) is not None:
         if dtype == "float32":
             remarks = (*remarks, _assumed("precision", _HALVED.format(_SWIFT.title)))
         if dtype == "float32" or kind != "full" or "deepspeed" in settings:
             # The run keeps 32-bit states of what it trains.
-            settings[_MIXED[dtype]] = True
+            settings[mixed] = True
     if name := settings.get("optimizer"):
         text = f"{name} is predicted as AdamW"
         remarks = (*remarks, Remark(kind="ignored", choice="optimizer", text=text))
     imported = read_arguments(settings, _SWIFT, source, given, command)
     return replace(imported, remarks=(*remarks, *imported.remarks))
+
+
+def _mixed(dtype: str | None, stated: Mapping[str, bool]) -> str | None:
+    """Return the mixed precision that a run takes from its data type, the checkpoint's if it has
+    none; None where the run states this precision, on or off, or has another on.
+    """
+    word = _MIXED.get(dtype or "bfloat16")
+    return None if word in stated or any(stated.values()) else word
+
+
+def _is_true(value: object) -> bool:
+    return str(value).lower() in ("true", "1", "yes", "y", "t")
 
 
 def _type(value: object) -> str | None:
@@ -274,7 +287,6 @@ def _sharing(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 # Options of Megatron-LM that Megatron-SWIFT has by default, each with the options that replace it.
 _DEFAULTS: Mapping[str, tuple[str, ...]] = {
-    "--bf16": ("bf16", "fp16", "torch_dtype"),
     "--use-distributed-optimizer": ("use_distributed_optimizer",),
     "--attention-backend flash": ("attention_backend",),
     "--recompute-granularity selective": ("recompute_granularity",),
@@ -325,7 +337,7 @@ def _is_on(command: Command, name: str, *, usual: bool = False) -> bool:
     """Whether a switch of a command is on, by its name alone or by its value."""
     if name not in command.options:
         return usual
-    return (command.text(name) or "true").lower() in ("true", "1", "yes", "y", "t")
+    return _is_true(command.text(name) or "true")
 
 
 def _engine(command: Command) -> str:
@@ -338,13 +350,12 @@ def _engine(command: Command) -> str:
 
 def _tell_of_defaults(command: Command) -> Iterator[Remark]:
     """Yield remarks on what Megatron-SWIFT does where the line says nothing."""
-    if not command.options.keys() & _SAID:
-        dtype = _type(command.text("torch_dtype"))
-        if dtype is None:
-            yield _assumed("precision", _CHECKPOINT_S.format("Megatron-SWIFT"))
-        elif dtype == "float32":
-            yield _assumed("precision", _HALVED.format("Megatron-SWIFT"))
-    if names := _listed(command, "modules_to_save"):
+    dtype = _type(command.text("torch_dtype"))
+    if dtype in (None, "float32") and _mixed_of(command) is not None:
+        text = _CHECKPOINT_S if dtype is None else _HALVED
+        yield _assumed("precision", text.format("Megatron-SWIFT"))
+    names = _listed(command, "modules_to_save")
+    if names and _has_adapters(command):
         text = f"{' '.join(names)}: the run trains these in full, the prediction keeps them frozen"
         yield Remark(kind="ignored", choice="modules_to_save", text=text)
     if not _is_on(command, "packing"):
@@ -355,12 +366,13 @@ def _tell_of_defaults(command: Command) -> Iterator[Remark]:
 def _of_megatron(command: Command) -> Iterator[Word]:
     """Yield the options of Megatron-LM that a launch line of Megatron-SWIFT stands for."""
     is_own, recomputes = False, command.text("recompute_granularity") != "none"
+    packs = _is_on(command, "packing") and "packing_length" in command.options
     for word in command.launch.arguments:
         if word.text.startswith("--"):
             name = word.text.partition("=")[0].replace("-", "_").replace("__", "--", 1)
             is_own = _OWN.fullmatch(name) is not None
             is_own |= name == "--recompute_granularity" and not recomputes
-            is_own |= name == "--max_length" and "packing_length" in command.options
+            is_own |= name == ("--max_length" if packs else "--packing_length")
         if not is_own:
             text = re.sub("^--(max|packing)[-_]length", "--seq-length", word.text)
             yield replace(word, text=text)
@@ -370,25 +382,38 @@ def _of_megatron(command: Command) -> Iterator[Word]:
     sharding = "data_parallel_sharding_strategy"
     if _is_on(command, "use_megatron_fsdp") and sharding not in command.options:
         yield from (Word(text=text) for text in (f"--{sharding}", "optim_grads_params"))
-    dtype = _type(command.text("torch_dtype"))
-    if dtype in _MIXED and not command.options.keys() & _SAID:
-        yield Word(text=f"--{_MIXED[dtype]}")
+    if (mixed := _mixed_of(command)) is not None:
+        yield Word(text=f"--{mixed}")
+
+
+def _mixed_of(command: Command) -> str | None:
+    stated = {word: _is_on(command, word) for word in _SAID if word in command.options}
+    return _mixed(_type(command.text("torch_dtype")), stated)
+
+
+def _has_adapters(command: Command) -> bool:
+    kind = command.text("tuner_type", "train_type") or "full"
+    return kind != "full" or not command.options.keys().isdisjoint(_ADAPTERS)
 
 
 def _with_adapters(command: Command, imported: Imported) -> Imported:
     """Add low-rank adapters to an imported job, where the run trains these."""
-    kind = command.text("tuner_type", "train_type") or "full"
-    if kind == "full" and command.options.keys().isdisjoint(_ADAPTERS):
+    if not _has_adapters(command):
         return imported
+    kind = command.text("tuner_type", "train_type") or "full"
     if kind not in ("lora", "full"):
         reject(f"tuner_type: {kind} is not supported: give lora or full")
-    targets = _listed(command, "target_modules")
+    targets, path = _listed(command, "target_modules"), command.text(*_ADAPTERS)
     return trained_by_adapters(
         imported,
         rank=command.text("lora_rank"),
         where="lora_rank",
         usual=8,
-        title="Megatron-SWIFT's default",
+        title=(
+            f"as the rank of {path} is not read: give --lora_rank"
+            if path
+            else "Megatron-SWIFT's default"
+        ),
         are_wide=not targets or any(part in name for name in targets for part in _NETWORKS),
     )
 

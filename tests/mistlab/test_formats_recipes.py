@@ -4,7 +4,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.core.values import InputError
-from mistlab.export.given import MissingError
+from mistlab.export.given import Imported, MissingError
 from mistlab.formats.file_formats import format_of
 from tests.mistlab.launch_files import imported, source_of, texts
 
@@ -13,6 +13,10 @@ torchrun --nproc_per_node 8 scripts/training/run_recipe.py \\
   --recipe llama3_8b_pretrain_config --dataset mock -sl 8192 -mb 1 --global_batch_size 128 \\
   -tp 2 model.sequence_parallel=true checkpoint.save=$SAVE_FOLDER
 """
+
+
+def changed_by(more: str, text: str = STARTED) -> Imported:
+    return imported(f"{text.rstrip()} {more}\n", "a.sh")
 
 
 def test_a_recipe_s_options_and_changes_are_read() -> None:
@@ -30,8 +34,10 @@ def test_what_recipes_have_in_common_is_assumed() -> None:
     found = imported(STARTED, "a.sh")
     assert (found.job.workload.precision, found.job.plan.stages[0].zero) == ("bf16", 1)
     assert {"precision", "ddp.use_distributed_optimizer"} <= texts(found, "assumed").keys()
-    more = " mixed_precision=bf16_with_mxfp8_mixed ddp.use_distributed_optimizer=false\n"
-    changed = imported(STARTED.rstrip() + more, "a.sh")
+    changed = changed_by(
+        "mixed_precision=bf16_with_mxfp8_mixed ddp.use_distributed_optimizer=false "
+        "optimizer.use_distributed_optimizer=false"
+    )
     assert (changed.job.workload.precision, changed.job.plan.stages[0].zero) == ("fp8", 0)
     assert not {"precision", "ddp.use_distributed_optimizer"} & texts(changed, "assumed").keys()
 
@@ -73,7 +79,7 @@ def test_what_no_one_reads_is_named() -> None:
     more = " --deterministic ~model.masks=1 comm_overlap.tp=true train.train_iters=9"
     calm = " dist.distributed_timeout_minutes=9 --lr 1e-4\n"
     ignored = texts(imported(STARTED.rstrip() + more + calm, "a.sh"), "ignored")
-    assert "--deterministic model.masks comm_overlap.tp" in ignored
+    assert "--deterministic ~model.masks comm_overlap.tp" in ignored
 
 
 @pytest.mark.parametrize(
@@ -131,6 +137,72 @@ def test_recipes_for_adapters_have_no_distributed_optimizer() -> None:
     assert "peft.dim" in texts(found, "assumed")["adapter_rank"]
     assert texts(found, "assumed")["ddp.use_distributed_optimizer"].startswith("false")
     assert imported(STARTED, "a.sh").job.plan.engine == "megatron-bridge"
+    others = STARTED.replace("llama3_8b_pretrain", "qwen25_7b_peft")
+    found = imported(others, "a.sh")
+    assert (found.job.workload.train, found.job.plan.stages[0].zero) == ("adapters", 1)
+
+
+@pytest.mark.parametrize("part", ["ddp", "optimizer"])
+def test_the_optimizer_is_sharded_unless_both_sections_say_no(part: str) -> None:
+    found = changed_by(f"{part}.use_distributed_optimizer=false")
+    assert found.job.plan.stages[0].zero == 1
+    text = texts(found, "ignored")[f"{part}.use_distributed_optimizer"]
+    assert "give false for both" in text
+    adapted = changed_by(
+        f"{part}.use_distributed_optimizer=false", STARTED.replace("_pretrain_", "_peft_")
+    )
+    assert adapted.job.plan.stages[0].zero == 0
+
+
+def test_overlaps_that_are_turned_off_stay_off() -> None:
+    off = "ddp.overlap_grad_reduce=false ddp.overlap_param_gather=false"
+    found = imported(f"{STARTED.rstrip()} {off}\n", "a.sh", engine="megatron-core")
+    plan = found.job.plan
+    assert not plan.overlap_communication
+    assert plan.stages[0].zero == 1
+    assert imported(STARTED, "a.sh", engine="megatron-core").job.plan.overlap_communication
+    assert not any("ddp.overlap" in choice for choice in texts(found, "ignored"))
+    half = changed_by("ddp.overlap_param_gather=false ddp.use_distributed_optimizer=true")
+    assert half.job.plan.overlap_communication
+    assert "with overlap" in texts(half, "ignored")["ddp.overlap_param_gather"]
+
+
+@pytest.mark.parametrize("word", ["~ddp.use_megatron_fsdp", "~ddp.use_megatron_fsdp=true"])
+def test_a_deleted_setting_is_not_set(word: str) -> None:
+    found = changed_by(word, STARTED.replace("-tp 2 model.sequence_parallel=true", ""))
+    assert found.job.plan.stages[0].zero == 1
+    assert "~ddp.use_megatron_fsdp" in texts(found, "ignored")
+
+
+FIELD = "mixed_precision.grad_reduce_in_fp32=true"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "precision"),
+    [
+        ("pretrain_config", FIELD, "bf16"),
+        ("pretrain_2gpu_h100_fp8cs_config", FIELD, "fp8"),
+        ("pretrain_2gpu_h100_fp8cs_config", "mixed_precision.bf16=true", "bf16"),
+        ("pretrain_config", f"{FIELD} mixed_precision=bf16_with_mxfp8_mixed", "fp8"),
+        ("pretrain_config", f"mixed_precision=bf16_with_mxfp8_mixed {FIELD}", "fp8"),
+        ("pretrain_config", "mixed_precision.fp8=hybrid", "fp8"),
+        ("pretrain_2gpu_h100_fp8cs_config", "mixed_precision=null", "bf16"),
+    ],
+)
+def test_a_field_of_the_precision_changes_the_recipe_s(
+    recipe: str, more: str, precision: str
+) -> None:
+    found = changed_by(more, STARTED.replace("pretrain_config", recipe))
+    assert found.job.workload.precision == precision
+
+
+@pytest.mark.parametrize("value", ["{grad_reduce_in_fp32: true}", "null"], ids=["field", "nothing"])
+def test_a_file_of_changes_is_never_in_32_bits_in_silence(value: str) -> None:
+    text = f"recipe: a\nmixed_precision: {value}\ntrain: {{micro_batch_size: 1}}\n"
+    given = {"model": catalog.model("llama3-8b"), "nodes": 1, "gpus_per_node": 8}
+    found = imported(text, **given, sequence_length=4096, global_batch=8)
+    assert found.job.workload.precision == "bf16"
+    assert ("null" in texts(found, "assumed")["precision"]) == (value == "null")
 
 
 def test_fsdp_of_a_recipe_shards_all_states() -> None:

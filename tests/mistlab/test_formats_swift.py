@@ -93,6 +93,10 @@ megatron sft \\
 """
 
 
+DENSE = MEGATRON.replace("Qwen3-30B-A3B", "Qwen2.5-7B").replace("--expert_model", "--context")
+DENSE = DENSE.replace("size 4", "size 2")
+
+
 def test_megatron_swift_has_defaults_of_its_own() -> None:
     assert format_of(source_of(MEGATRON, "a.sh")).name == "swift-megatron"
     found = imported(MEGATRON, "a.sh")
@@ -139,6 +143,27 @@ def test_weights_of_32_bits_are_trained_in_fp16() -> None:
     found = imported(dense.replace("size 4", "size 2") + "  --torch_dtype float32\n", "a.sh")
     assert found.job.workload.precision == "fp16"
     assert "float32" in texts(found, "assumed")["precision"]
+
+
+def test_a_precision_that_is_off_leaves_the_other_as_the_data_type_has_it() -> None:
+    silent = TUNED.replace("  --torch_dtype bfloat16 \\\n", "")
+    for text in (TUNED, silent, silent.replace("my-robot", "my-robot --tuner_type full")):
+        found = imported(text.replace("my-robot", "my-robot --fp16 false"), "a.sh")
+        assert found.job.workload.precision == "bf16"
+        assert ("precision" in texts(found, "assumed")) == (text is not TUNED)
+        half = imported(text.replace("my-robot", "my-robot --fp16 true"), "a.sh")
+        assert half.job.workload.precision == "fp16"
+        off = imported(text.replace("my-robot", "my-robot --bf16 false"), "a.sh")
+        assert off.job.workload.precision == "bf16"
+    for more, precision in (
+        ("--fp16 false", "bf16"),
+        ("--fp16 false --torch_dtype bfloat16", "bf16"),
+        ("--bf16 false --torch_dtype float16", "fp16"),
+        ("--fp16 true", "fp16"),
+        ("--bf16 true --torch_dtype float32", "bf16"),
+    ):
+        found = imported(f"{MEGATRON}  {more}\n", "a.sh")
+        assert found.job.workload.precision == precision, more
 
 
 def test_full_training_tells_of_16_bit_states_also_by_default() -> None:
@@ -194,13 +219,18 @@ def test_saved_adapters_make_the_run_train_adapters(option: str) -> None:
     )
     found = imported(dense.replace("size 4", "size 2") + f"  {option}\n", "a.sh")
     assert (found.job.workload.train, found.job.workload.adapter_rank) == ("adapters", 8)
-    assert texts(found, "assumed")["adapter_rank"] == "8, Megatron-SWIFT's default"
+    told = "8, as the rank of out/v0 is not read: give --lora_rank"
+    assert texts(found, "assumed")["adapter_rank"] == told
 
 
 def test_further_options_of_megatron_swift_are_read() -> None:
     found = imported(MEGATRON + "  --packing_length 16384 --packing true\n", "a.sh")
     assert found.job.workload.sequence_length == 16384
-    found = imported(MEGATRON + "  --modules_to_save word_embeddings output_layer\n", "a.sh")
+    found = imported(MEGATRON + "  --packing_length 16384\n", "a.sh")
+    assert found.job.workload.sequence_length == 8192
+    saved = "  --modules_to_save word_embeddings output_layer\n"
+    assert "modules_to_save" not in texts(imported(MEGATRON + saved, "a.sh"), "ignored")
+    found = imported(f"{DENSE}  --tuner_type lora {saved.lstrip()}", "a.sh")
     assert texts(found, "ignored")["modules_to_save"].startswith("word_embeddings output_layer:")
     with pytest.raises(InputError, match="task_type: seq_cls is not supported"):
         imported(MEGATRON + "  --task_type seq_cls --num_labels 2\n", "a.sh")

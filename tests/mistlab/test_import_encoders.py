@@ -139,6 +139,16 @@ def test_masked_tokens_of_a_decoder_are_refused(program: str, field: str) -> Non
         imported_file(text, "a.sh")
 
 
+def test_values_of_options_are_no_programs() -> None:
+    line = "deepspeed --num_gpus 8 train.py --deepspeed_config ds.json --model gpt2"
+    given = {"sequence_length": 512, "global_batch": 32}
+    files = {"ds__json": CONFIGURED}
+    found = imported_file(f"{line} --data prepare_mlm.py\n", "a.sh", files, **given)
+    assert found.job.workload.model.name == "gpt2"
+    with pytest.raises(InputError, match=r"train_mlm\.py: trains on masked tokens"):
+        imported_file(line.replace("train", "train_mlm"), "a.sh", files, **given)
+
+
 @pytest.mark.parametrize(
     ("name", "layers", "vocab"),
     [

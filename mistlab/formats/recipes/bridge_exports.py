@@ -13,6 +13,7 @@ import yaml
 
 from mistlab.core.files import format_yaml
 from mistlab.core.values import refuse
+from mistlab.engines.engine import SINGLE
 from mistlab.export.accelerate import SPLITS_TOKENS
 from mistlab.export.given import Given, Imported
 from mistlab.export.megatron.megatron_read import ENGINES, ENGINES_OF_TODAY
@@ -55,6 +56,7 @@ _PLACES: Mapping[str, tuple[str, str]] = {
     for section, names in DECIDED.items()
     for name in names
 }
+_SHARING = "use_distributed_optimizer"
 _LISTS = ("recompute_modules",)
 # Megatron-LM's options that select a precision; Megatron-Bridge has one setting for all of them.
 _OF_PRECISION = ("--bf16", "--fp16", "--fp8-format", "--fp8-recipe", "--fp4-format", "--fp4-recipe")
@@ -86,12 +88,14 @@ def write(job: Job) -> str:
         # Recipes have these on.
         for name in ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"):
             content["ddp"].setdefault(name, False)
+        if not content["ddp"][_SHARING]:
+            # Megatron-Bridge shards the optimizer if either section says so.
+            content["optimizer"][_SHARING] = False
     if "cpu_offloading_num_layers" in content["model"]:
         content["model"]["cpu_offloading"] = True
     others: dict[str, Any] = {"dataset": {"seq_length": job.workload.sequence_length}}
-    # Without a mixed precision, null, a recipe trains in 32 bits.
     of_precision = frozenset((name, options[name]) for name in _OF_PRECISION if name in options)
-    others["mixed_precision"] = PRECISION_NAMES[of_precision] if of_precision else None
+    others["mixed_precision"] = PRECISION_NAMES[of_precision]
     workload = job.workload
     if workload.train == "adapters":
         networks = OF_NETWORKS if workload.adapter_targets == "all" else ()
@@ -133,6 +137,16 @@ def _bits_of_base(job: Job) -> Job:
     return job
 
 
+def _in_fewer_bits(job: Job) -> Job:
+    if job.workload.precision in SINGLE:
+        refuse(
+            "workload.precision",
+            f"{job.workload.precision}, but Megatron-Bridge's recipes train in 16 bits or fewer, "
+            "even without mixed_precision: give precision: bf16, or export to megatron",
+        )
+    return job
+
+
 def _notes(job: Job) -> Iterator[str]:
     yield "the recipe builds the model: choose the recipe of this model, and add data"
     options = _options(job)
@@ -154,6 +168,7 @@ BRIDGE = Target(
     rows=(
         Row(choices=("pattern",), nearest=_without_pattern, because="has no hybrid models here"),
         Row(choices=("base",), nearest=_bits_of_base, because="keeps frozen weights in 16 bits"),
+        Row(choices=("precision",), nearest=_in_fewer_bits, because="trains in 16 bits or fewer"),
         workload_row("loss", "whole", "computes the loss without chunks: give loss: whole"),
         workload_row("states", "mixed", "keeps 32-bit states: give states: mixed"),
         *(row for row in MEGATRON.rows if row not in TRAINS_ALL and row.choices != ("model",)),
@@ -167,7 +182,7 @@ BRIDGE = Target(
         for name, engine in MEGATRON.own_engines.items()
     },
     engines_of_today=ENGINES_OF_TODAY,
-    precisions=MEGATRON.precisions,
+    precisions=tuple(name for name in MEGATRON.precisions if name not in SINGLE),
     optimizers=("adamw",),
     drops_tokens=True,
     beside=("model", "nodes", "gpus_per_node", "attention"),

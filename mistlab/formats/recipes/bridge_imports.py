@@ -13,7 +13,7 @@ from typing import Any
 
 from mistlab.core.values import reject, word_set
 from mistlab.export.found import Found
-from mistlab.export.given import Given, Imported, ask_for
+from mistlab.export.given import Given, Imported, Remark, ask_for
 from mistlab.export.megatron.megatron_read import engine_told
 from mistlab.formats.checkpoints import model_named
 from mistlab.formats.content import settings_of
@@ -52,7 +52,7 @@ _FIELDS: Mapping[str, str] = {
     "virtual_pipeline_model_parallel_size num_layers_in_first_pipeline_stage "
     "num_layers_in_last_pipeline_stage bf16 fp16 fp8 fp8_recipe add_bias_linear "
     "cpu_offloading_num_layers normalization pipeline_model_parallel_layout",
-    "mixed_precision": "bf16 fp16 fp8 fp8_recipe fp4 grad_reduce_in_fp32",
+    "mixed_precision": "bf16 fp16 fp8 fp8_recipe fp4 fp4_recipe grad_reduce_in_fp32",
 }
 
 
@@ -90,6 +90,7 @@ PRECISION_NAMES: Mapping[frozenset[tuple[str, str | bool]], str] = {
 OF_ATTENTION = ("linear_qkv", "linear_proj")
 OF_NETWORKS = ("linear_fc1", "linear_fc2")
 _LORA_RANK = 32
+_OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")
 # The data types of moments, each with Megatron-LM's word.
 _MOMENTS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
 
@@ -144,7 +145,20 @@ def read_bridge(source: LaunchFile, given: Given) -> Imported:
     if sections["model"].get("num_layers") is None:
         _of_recipe(settings, flags, given)
     imported = flags.read(given)
+    if overlapped := _overlapped(sections["ddp"], flags, imported):
+        imported = replace(imported, remarks=(*imported.remarks, overlapped))
     return _with_adapters(peft, imported) if peft else imported
+
+
+def _overlapped(ddp: Mapping[str, Any], flags: Flags, imported: Imported) -> Remark | None:
+    """Return a remark where a file turns off an overlap that the prediction has."""
+    # Weights are gathered only where states are sharded.
+    overlaps = _OVERLAPS if "--use-distributed-optimizer" in flags.options else _OVERLAPS[:1]
+    names = [name for name in overlaps if ddp.get(name) is False]
+    if not names or not imported.job.plan.overlap_communication:
+        return None
+    choice = " ".join(f"ddp.{name}" for name in names)
+    return Remark(kind="ignored", choice=choice, text="false, but predicted with overlap")
 
 
 # Options of Megatron-Bridge's run_recipe.py, long and short, each with the setting that it changes.
@@ -161,8 +175,11 @@ _OF_RUN_RECIPE: Mapping[str, str] = {
 }
 _NAMES = ("recipe", "model", "mode", "peft_scheme")
 _SWITCHES = word_set("dry_run dryrun deterministic dump_env")
-# A change of the recipe, such as ``model.sequence_parallel=true``; Hydra's marks may stand before.
-_CHANGE = re.compile(r"[+~]*([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+# A change of the recipe, such as ``model.sequence_parallel=true``, which may add a setting, or
+# Hydra's deletion of one, such as ``~model.masks``.
+_CHANGE = re.compile(
+    r"\+*(?P<path>[A-Za-z_][\w.]*)=(?P<value>.*)|~(?P<deleted>[A-Za-z_][\w.]*)(=.*)?$", re.DOTALL
+)
 # Settings that are read beside the fields of sections.
 _ALSO_READ = word_set(
     """
@@ -185,7 +202,7 @@ _CALM = re.compile(
     r"|optimizer\.(lr|min_lr|weight_decay|adam_\w+|clip_grad)|ddp\.(check_for_nan|average)\w*"
 )
 # Recipes whose adapters train without the distributed optimizer.
-_WHOLE = re.compile(r"(llama|qwen|gemma2|gpt_oss|glm45)(?!.*_(a\d+b|next)_)")
+_WHOLE = re.compile(r"(llama|gemma2)")
 _OTHER_RECIPES = word_set("vl vlm 45v audio omni llava flux wan diffusion dora")
 
 
@@ -207,12 +224,19 @@ def _of_command(started: Command, noted: Found) -> dict[str, Any]:
     for word in changes:
         match = _CHANGE.fullmatch(word.text)
         assert match is not None
-        path = match[1]
+        path, deleted = match["path"], match["deleted"]
         if path in _READ:
             known_text(word, path)
-            pairs[path] = valued(match[2])
-        elif not _CALM.fullmatch(path):
-            unread.append(path)
+            pairs[path] = valued(match["value"])
+        elif not _CALM.fullmatch(path or deleted):
+            unread.append(path or f"~{deleted}")
+    precision = pairs.get("mixed_precision")
+    if precision == "null":
+        pairs["mixed_precision"] = None
+    elif isinstance(precision, str) and precision in _PRECISIONS:
+        # Further words may change fields of this precision.
+        del pairs["mixed_precision"]
+        pairs = {"mixed_precision": _PRECISIONS[precision], **pairs}
     if unread:
         text = "the import does not read this: the prediction leaves it out"
         noted.remark("ignored", " ".join(unread), text)
@@ -248,8 +272,9 @@ def _by_recipe(settings: dict[str, Any], noted: Found, given: Given) -> Given:
             "text decoder"
         )
     words = [word for word in parts if word in _BY_WORD]
-    if words and not settings.keys() & {"mixed_precision"}:
-        settings["mixed_precision"] = _BY_WORD[words[-1]]
+    if words and not _states(settings, "bf16 fp16 fp8 fp4"):
+        usual, changes = _PRECISIONS[_BY_WORD[words[-1]]], _section(settings, "mixed_precision")
+        settings["mixed_precision"] = {**usual, **changes}
         noted.remark("assumed", "precision", f"{_BY_WORD[words[-1]]}, by the recipe's name")
     name = _model_s_name(recipe)
     model = model_named(name) if given.model is None else None
@@ -300,6 +325,16 @@ def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def _states(settings: Mapping[str, Any], fields: str) -> bool:
+    """Whether settings state a mixed precision as a whole, or null, or by some of its fields; a
+    mapping without these only changes the precision that the recipe has.
+    """
+    value = settings.get("mixed_precision")
+    if isinstance(value, Mapping):
+        return not value.keys().isdisjoint(fields.split())
+    return "mixed_precision" in settings
+
+
 def _of_recipe(settings: Mapping[str, Any], flags: Flags, given: Given) -> None:
     """Refuse a file that only overrides settings of a recipe, because the recipe's Python code
     holds model, degrees and batch.
@@ -314,24 +349,54 @@ def _of_recipe(settings: Mapping[str, Any], flags: Flags, given: Given) -> None:
         )
     text = f"the file changes {name}, whose other settings the import does not read"
     flags.remark("recipe", text)
-    if "mixed_precision" not in settings and not {"--bf16", "--fp16"} & flags.options.keys():
-        flags.options["--bf16"] = None
-        flags.assume("precision", "bf16, as in most recipes: mixed_precision is not given")
-    sharing = "use_distributed_optimizer"
-    sections = (_section(settings, part) for part in ("ddp", "optimizer"))
+    if not {"--bf16", "--fp16"} & flags.options.keys():
+        if not _states(settings, "bf16 fp16"):
+            flags.options["--bf16"] = None
+            flags.assume("precision", "bf16, as in most recipes: mixed_precision names none")
+        elif settings["mixed_precision"] is None:
+            flags.options["--bf16"] = None
+            flags.assume(
+                "precision",
+                "bf16, as recipes' models and optimizers have it: mixed_precision null leaves both",
+            )
+    _shared_states(settings, flags)
+
+
+def _shared_states(settings: Mapping[str, Any], flags: Flags) -> None:
+    """Complete how changes of a recipe shard and overlap by what recipes have: the distributed
+    optimizer, which is on if the section ``ddp`` or ``optimizer`` has it on, and overlaps.
+    """
+    ddp, recipe = _section(settings, "ddp"), settings.get("recipe")
     strategy = "data_parallel_sharding_strategy"
-    sharded = _section(settings, "ddp")
-    if sharded.get("use_megatron_fsdp") and sharded.get(strategy) is None:
+    if ddp.get("use_megatron_fsdp") and ddp.get(strategy) is None:
         flags.put(strategy, "optim_grads_params")
         flags.assume(f"ddp.{strategy}", "optim_grads_params, as in most recipes")
-    if any(sharing in section for section in sections):
+    sharing = "use_distributed_optimizer"
+    given = {
+        f"{part}.{sharing}": value
+        for part in ("ddp", "optimizer")
+        if (value := _section(settings, part).get(sharing)) is not None
+    }
+    is_whole = settings.get("peft") and isinstance(recipe, str) and _WHOLE.match(recipe)
+    is_sharded = any(given.values()) or (not is_whole and len(given) < len(("ddp", "optimizer")))
+    if not given:
+        text = "false, as in this model's recipes for adapters"
+        if is_sharded:
+            text = "true, as in most recipes, because it is not given"
+        flags.assume(f"ddp.{sharing}", text)
+    elif is_sharded and not any(given.values()):
+        (path,) = given
+        other = f"{'optimizer' if path.startswith('ddp') else 'ddp'}.{sharing}"
+        flags.remark(
+            path,
+            f"false alone has no effect, as most recipes have {other}: true: give false for both",
+        )
+    flags.put(sharing, value=is_sharded)
+    if is_whole:
         return
-    if settings.get("peft") and isinstance(recipe, str) and _WHOLE.match(recipe):
-        flags.assume(f"ddp.{sharing}", "false, as in this model's recipes for adapters")
-    else:
-        for name in (sharing, "overlap_grad_reduce", "overlap_param_gather"):
+    for name in _OVERLAPS if is_sharded else _OVERLAPS[:1]:
+        if name not in ddp:
             flags.put(name, value=True)
-        flags.assume(f"ddp.{sharing}", "true, as in most recipes, because it is not given")
 
 
 def _precision(value: object, flags: Flags) -> None:

@@ -265,6 +265,8 @@ def test_workloads_take_their_nearest_form_with_a_remark(
     ("changed", "refused"),
     [
         ({"model": catalog.model("nemotron-h-8b")}, r"workload\.model: nemotron-h-8b is a hybrid"),
+        ({"precision": "fp32"}, r"workload\.precision: fp32, .*: give precision: bf16, or export"),
+        ({"precision": "tf32"}, r"workload\.precision: .*: give precision: bf16, or export"),
         ({"train": "adapters", "base": "4bit"}, r"workload\.base: 4bit, .*: give base: 16bit, or"),
     ],
 )
@@ -289,6 +291,19 @@ def test_megatron_bridge_has_pipelines_and_its_own_engine() -> None:
     text = target.write(found.job)
     assert "pipeline_model_parallel_size: 2" in text
     assert read_back(target, text, found.job) == found.job
+
+
+def test_whole_states_are_whole_in_both_sections_of_megatron_bridge() -> None:
+    target, job = RECIPES["megatron-bridge"], in_stages()
+    plan = replace(
+        job.plan,
+        engine="megatron-bridge",
+        stages=tuple(stage.with_values({"zero": 0}) for stage in job.plan.stages),
+    )
+    written = nearest(replace(job, plan=plan), target).job
+    text = target.write(written)
+    assert text.count("use_distributed_optimizer: false") == len(("ddp", "optimizer"))
+    assert read_back(target, text, written) == written
 
 
 def test_automodel_has_tensor_and_context_ranks_and_no_pipelines() -> None:
