@@ -56,8 +56,8 @@ from mistlab.cost.slot_work import (
     of_layers,
     of_pass,
     reduces_each_pass,
+    reduces_in_place,
     slot_ends,
-    stay_reduced,
     steps_in_turn,
 )
 from mistlab.cost.tasks import Kept, TaskSeconds
@@ -477,7 +477,7 @@ def queued_reductions(
     """
     columns = seconds.columns
     copies = np.logical_or.reduce([columns[name] > 0 for name in OFFLOADS])
-    queues = stay_reduced(seconds)[0] & ~copies
+    queues = reduces_in_place(seconds) & ~copies
     rows = np.flatnonzero(queues[strategy])
     last_s = np.zeros((2, len(strategy)))
     if not len(rows):

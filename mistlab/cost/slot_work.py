@@ -317,12 +317,10 @@ def reduces_each_pass(seconds: TaskSeconds) -> Bools:
     return np.asarray(seconds.zero >= SHARDED_GRADIENTS)
 
 
-def stay_reduced(seconds: TaskSeconds) -> tuple[Bools, Bools]:
-    """Masks of the strategies whose gradients stay on GPUs: of those that reduce them without
-    holding up any layer, and of those whose layers wait for reductions in each pass.
-    """
-    stay, waits = seconds.columns["offload_gradients"] == 0, reduces_each_pass(seconds)
-    return stay & ~waits, stay & waits
+def reduces_in_place(seconds: TaskSeconds) -> Bools:
+    """Whether gradients are reduced without holding up any layer, for each strategy."""
+    in_place = (seconds.zero < SHARDED_GRADIENTS) & (seconds.columns["offload_gradients"] == 0)
+    return np.asarray(in_place)
 
 
 def steps_in_turn(seconds: TaskSeconds) -> bool:

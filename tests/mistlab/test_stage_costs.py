@@ -8,9 +8,8 @@ import pytest
 
 from mistlab import catalog
 from mistlab.core.values import InputError
-from mistlab.cost.beside_sends import sends_later_s
 from mistlab.cost.side_by_side import overlapped
-from mistlab.cost.stage import StageSlots, StageTimeModel
+from mistlab.cost.stage import StageTimeModel
 from mistlab.cost.tasks import TaskModel, task_columns
 from mistlab.engines.engine import ENGINES
 from mistlab.machine.cluster import Cluster
@@ -173,23 +172,11 @@ def with_barriers(batch: StageBatch) -> StageBatch:
     return batch.with_columns(**stays, offload_weights=weights)
 
 
-OTHERS = [stream for stream in STREAMS if stream != "gpu_to_gpu"]
-
-
-def later_by_steady_passes(model: StageTimeModel, batch: StageBatch) -> np.ndarray:
-    """The seconds by which steady passes lengthen the send of a gradient, for each candidate."""
-    slots = StageSlots.of(model.tasks, batch)
-    of_passes, received_s = slots.sums(sends=True).passes(), slots.outside_passes().received_s
-    several = np.zeros(len(batch), dtype=bool)
-    return sends_later_s(of_passes.beside_sends, received_s, several) / 2
-
-
 @pytest.mark.parametrize("depth", [1, 2])
 def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
     batch = candidates(60) if depth > 1 else with_barriers(candidates(60))
     model = model_of(depth=depth)
     found = model(batch)
-    later_s = later_by_steady_passes(model, batch)
     for row in range(len(batch)):
         strategy = {name: getattr(batch, name)[row : row + 1] for name in task_columns()}
         seconds = model.tasks.seconds(strategy)
@@ -243,9 +230,8 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
             )
             for slots, work, send_s in ((back, backward, sent_s), (turn, forward, received_s))
         )
-        assert found.stable_s[row] == pytest.approx(
-            sum(once) + turning + forwards + gradients, rel=1e-9
-        )
+        beside = forwards + gradients
+        assert found.stable_s[row] == pytest.approx(sum(once) + turning + beside, rel=1e-9)
         # Three micro-batches of a single stage, from its first slot to its last.
         whole = (
             lasting((*below, *inside), with_steps_in_turn(model, batch, row, first, factors))
@@ -258,11 +244,9 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
         )
         # The last gradients are sent beside what is left of reductions in place.
         if batch.zero[row] < 2 and batch.offload_gradients[row] == 0:
-            computed = sum(float(overlapped(last[at].alone, factors, OTHERS)[0]) for at in inside)
+            others = [stream for stream in STREAMS if stream != "gpu_to_gpu"]
+            computed = sum(float(overlapped(last[at].alone, factors, others)[0]) for at in inside)
             whole += min(received_s, lasting((*inside, *below), last) - computed)
-        elif batch.offload_gradients[row] == 0:
-            # Reductions of all passes lengthen all sends, which are counted.
-            whole += max(0.0, min(received_s, lasting(below, last)) - later_s[row])
         whole += sum(
             min(0.0, float(overlapped(first[at].alone, factors, STAYING)[0]) - lasting([at], first))
             for at in inside
