@@ -154,9 +154,9 @@ def test_a_budget_of_cpu_seconds_is_of_the_process() -> None:
         searcher = StrategySearcher(
             strategy=SEARCHERS["random"],
             predictor=predictor_of(SMALL),
-            listener=lambda _: sleep(2.2),
+            listener=lambda _: sleep(1.1),
         )
-        budget = Budget(evaluations=300, seconds=4.0, clock=clock)
+        budget = Budget(evaluations=300, seconds=2.0, clock=clock)
         ended.append(searcher.search(SMALL, space_of("mist"), budget, 0).plan_evaluations)
     assert ended[0] == 300
     assert ended[1] < 300
