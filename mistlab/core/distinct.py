@@ -86,6 +86,19 @@ def distinct_rows(columns: Sequence[NDArray[Any]]) -> Distinct:
     )
 
 
+def numbered(codes: Ints) -> tuple[Ints, Ints]:
+    """The index of the first of each set of equal codes, in ascending order of the codes, and for
+    each code the number of its set.
+    """
+    order = codes.argsort(kind="stable")
+    in_order = codes[order]
+    begins = np.ones(len(codes), dtype=bool)
+    begins[1:] = in_order[1:] != in_order[:-1]
+    index = np.empty_like(order)
+    index[order] = begins.cumsum() - 1
+    return order[begins], index
+
+
 def first_of_each(table: Floats) -> Ints:
     """The index of the first of each set of equal rows in a table, in ascending order."""
     return np.sort(_sorted_distinct(table.T)[0])
@@ -130,7 +143,7 @@ def _sorted_distinct(
     begins[1:] = np.diff(key >> low) > 0
     first, index = order[begins], np.empty(rows, dtype=np.int64)
     index[order] = np.cumsum(begins) - 1
-    if all((column[first][index] == column).all() for column in columns):
+    if all(np.logical_and.reduce(column[first][index] == column) for column in columns):
         return first, index
     # Here two different rows have the same hash, so the rows themselves are sorted.
     table = np.stack([*columns], axis=1)

@@ -6,15 +6,15 @@ without weight gradients.
 Axes: C candidates or cases, S strategies, J sets of layers, R rows of equal layers, L layers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import product
 from typing import Self
 
 import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
-from mistlab.core.distinct import Distinct, Sums, distinct_rows
+from mistlab.core.distinct import Distinct, Sums, distinct_rows, numbered
 from mistlab.cost.side_by_side import (
     AHEAD,
     AWAY,
@@ -39,7 +39,6 @@ from mistlab.cost.side_by_side import (
     ends_of_several,
     ends_of_streams,
     lanes_of,
-    link_behind,
     played,
     sets_of,
     slot_after,
@@ -152,6 +151,9 @@ def least_ends_if_gathered(
 _OF_RUN, _OF_STAGE = 20, 60
 # Cases are simulated so many at a time, which keeps intermediate results in the CPU's cache.
 _AT_ONCE = 8192
+# The ways of cases: twice whether activations stay on the GPU, plus whether weights are gathered.
+_WAYS = (*product(("", "A>"), (False, True)),)
+_GATHERS = np.array([gathers for _, gathers in _WAYS])
 
 
 def first_pass_s(
@@ -176,30 +178,29 @@ def first_pass_s(
     rows = np.flatnonzero(offloads[strategy] & is_simulated[stage])
     if not len(rows) or kept == "least":
         return np.stack([passed_s, np.zeros(len(strategy))])
-    cases = _Cases.of((sizes, of_runs), strategy[rows], stage[rows], _OF_RUN)
-    of_tasks = of_pass(seconds, "first_forward", ROWS)
-    first_s, more_s = np.empty(len(cases.strategy)), np.zeros((len(sizes), len(cases.strategy)))
+    of_tasks, slowed = of_pass(seconds, "first_forward", ROWS), seconds.slowed_by()
     # Where activations stay on the GPU, the task that offloads them (A>) is left out.
-    keeps = ~np.logical_or.reduce(seconds.alone("A", ">") > 0)[cases.strategy]
-    gathers = gathers_each_pass(seconds)[cases.strategy]
-    ways = 2 * keeps + gathers
-    # Cases are simulated together if their stages have equally many layers, since these take about
-    # equally many steps of the simulation.
-    in_order = np.lexsort((cases.layers, ways))
-    ends = np.searchsorted(ways[in_order], range(1, 4))
-    begins = {*range(0, len(in_order), _AT_ONCE), *ends.tolist(), len(in_order)}
-    for begin, end in pairwise(sorted(begins)):
-        chosen = in_order[begin:end]
+    keeps = ~np.logical_or.reduce(seconds.alone("A", ">") > 0)
+    way, shape = 2 * keeps + gathers_each_pass(seconds), of_tasks.shape[:-1]
+    # Many strategies have the same work in their first passes.
+    alike = distinct_rows([*of_tasks.reshape(-1, len(way)), way, slowed.first])
+    *tasks, way, first = alike.columns
+    of_tasks, slowed = np.reshape(tasks, (*shape, len(first))), replace(slowed, first=first)
+    cases = _Cases.of((sizes, of_runs), alike.index[strategy[rows]], stage[rows], _OF_RUN)
+    first_s, more_s = np.empty(len(cases.strategy)), np.zeros((len(sizes), len(cases.strategy)))
+    # Cases are simulated together if their stages have about equally many layers, since these take
+    # about equally many steps of the simulation.
+    in_order = np.argsort(cases.layers, kind="stable")
+    for begin in range(0, len(in_order), _AT_ONCE):
+        chosen = in_order[begin : begin + _AT_ONCE]
         part = cases.chosen(chosen)
-        kinds = part.kinds()
-        work = of_tasks[:, kinds, part.strategy]
-        slowed = seconds.slowed_by().chosen(part.strategy)
-        without = "A>" if keeps[chosen[0]] else ""
-        lanes = lanes_of(len(kinds), len(kinds), without=without, gathers=bool(gathers[chosen[0]]))
+        kinds, of_part = part.kinds(), way[part.strategy]
+        lanes = lanes_of(len(kinds), len(kinds), _WAYS)
         column, last = np.arange(len(chosen)), part.layers - 1
         opens = kinds[0] == types.names.index(EMBEDDING)
-        at, ended = _starts(lanes, opens, gathers[chosen] & (len(kinds) > 1))
-        _, ends_s = played(work, slowed, lanes, at, ended, last, part.layers)
+        begun = _starts(lanes, of_part, opens, _GATHERS[of_part] & (last > 0))
+        work, of_cases = of_tasks[:, kinds, part.strategy], slowed.chosen(part.strategy)
+        _, ends_s = played(work, of_cases, lanes, of_part, begun, last, part.layers)
         first_s[chosen] = ends_s[last, column]
         for run, stop in enumerate(np.maximum(part.simulated.cumsum(axis=0) - 1 - AHEAD, 0)):
             measured_s = ends_s[stop, column] - ends_s[np.maximum(stop - MEASURED, 0), column]
@@ -274,11 +275,11 @@ class _Cases:
         return total_s
 
 
-def _starts(lanes: Lanes, is_first: Bools, gathers: Bools) -> tuple[Ints, Ints]:
+def _starts(lanes: Lanes, way: Ints, is_first: Bools, gathers: Bools) -> tuple[Ints, Ints]:
     """Each stream's first task (4, C) and the tasks that have ended (C), at the beginning of an
     iteration for first stages, else at the arrival of a late micro-batch.
     """
-    at = np.where(is_first, lanes.first[:, None], lanes.late[:, None])
+    at = np.where(is_first, lanes.first[:, way], lanes.late[:, way])
     # Sharded weights of the second layer are gathered when the first one computes.
     at[LINK] -= gathers & ~is_first
     ended = STEPPED_AHEAD - ONE_MORE["U"] * gathers
@@ -325,38 +326,40 @@ def leaving_s(seconds: TaskSeconds, strategies: Distinct, stages: Distinct) -> F
     number, phases = cases.strategy, len(SIMULATED)
     slowed, holds = replace(slowed, first=first[number]), holds[number]
     # Layers of a backward pass come in the opposite order.
-    lengths, kinds = zip(
+    of_kinds = zip(
         *(
             _not_empty(cases.simulated[::order], cases.types[::order], len(types.names))
             for order in (1, -1, -1)
         ),
         strict=True,
     )
-    slots = [(kinds[phase] * phases + phase) * len(first) + number for phase in range(phases)]
+    # The cases of a forward, then of a steady backward pass, then of a last one.
+    lengths, kinds = (np.concatenate(of_phases, axis=1) for of_phases in of_kinds)
+    phase = np.repeat(np.arange(phases), len(number))
+    slots = (kinds * phases + phase) * len(first) + np.tile(number, phases)
     work, every = of_passes.reshape(SLOT_WORK, -1), np.tile(np.arange(len(number)), phases)
-    taken_s, rest = _in_slots(
-        work,
-        np.concatenate(slots, axis=1),
-        np.concatenate(lengths, axis=1),
-        slowed.chosen(every),
-        holds[every],
-        np.zeros((2, len(every))),
-    )
+    of_every, before = (slowed.chosen(every), holds[every]), np.zeros((2, len(every)))
+    taken_s, rest = _in_slots(work, slots, lengths, *of_every, before)
     idle_s, rests = taken_s.reshape(phases, -1), rest.reshape(SLOT_WORK, phases, -1)
     left_s, reducing_s = _leaving_s(rests[:, _LAST].copy(), slowed)
     # Steady passes count what sends take from the reductions of each pass.
     differ = (of_passes[:, :, _STEADY] != of_passes[:, :, _LAST]).any(axis=(0, 1))
     reducing_s = np.where(differ[number], reducing_s, 0.0)
-
     # Passes are alike from the second one on, since what one leaves is gone before the next leaves.
-    def after(rest: Floats, phase: int) -> tuple[Floats, Floats]:
-        opened_s, before = _opened(work, slots[phase][0], rest, slowed, holds)
-        passed_s, rest = _in_slots(work, slots[phase], lengths[phase], slowed, holds, before)
-        return opened_s + passed_s, rest
+    both = every[: 2 * len(number)]
+    slots, lengths, slowed = slots[:, : len(both)], lengths[:, : len(both)], slowed.chosen(both)
 
-    back_s, rest_back = after(rests[:, _FORWARDS], _STEADY)
-    in_turn = [after(rest_back, _FORWARDS)[0], back_s]
-    again = [after(rests[:, _FORWARDS], _FORWARDS)[0], after(rest_back, _STEADY)[0]]
+    def after(rest: Floats) -> tuple[Floats, Floats]:
+        """The seconds (2, C) of a forward and of a steady backward pass, and what the latter
+        leaves, after a pass that has left ``rest``.
+        """
+        opened_s, before = _opened(work, slots[0], rest[:, both], slowed, holds[both])
+        passed_s, rest = _in_slots(work, slots, lengths, slowed, holds[both], before)
+        return (opened_s + passed_s).reshape(2, -1), rest[:, len(number) :]
+
+    (forward_again_s, back_s), rest_back = after(rests[:, _FORWARDS])
+    (forward_s, back_again_s), _ = after(rest_back)
+    in_turn, again = (forward_s, back_s), (forward_again_s, back_again_s)
     of_cases = np.stack([*idle_s, idle_s[_LAST] + left_s, reducing_s, *in_turn, *again])
     of_rows = np.zeros((len(of_cases), len(strategies.index)))
     of_rows[:, rows] = of_cases[:, cases.index]
@@ -410,20 +413,21 @@ def _in_slots(
         after = np.where(is_last, slots[row + 1, going], here)
         closes = is_last & (sizes[row + 1, going] == 0)
         code = ((same * alone.shape[1] + here) * alone.shape[1] + after) * 2 + closes
-        _, at, index = np.unique(code, return_index=True, return_inverse=True)
+        at, index = numbered(code)
         work, before = np.empty((SLOT_WORK, len(at))), left[:, same[at]]
         work[_OF_OWN_LAYER], work[[BEFORE, LEFT]] = of_own.take(here[at], axis=1), before
         work[_OF_NEXT_LAYER] = of_next.take(after[at], axis=1)
         cases = going[at]
         slot_s = slot_after(work, slowed.chosen(cases), closes=closes[at], holds=holds[cases])
-        left = np.stack([work[BEFORE] + work[REDUCED], work[LEAVES]])
+        left = work[[BEFORE, LEAVES]]
+        left[0] += work[REDUCED]
         is_alike = np.logical_and.reduce(np.abs(left - before) <= _ALIKE * slot_s)
         # All slots but the last one of a row have the same work.
         slots_alike = 1 + np.where(is_alike[index], np.maximum(layers - 2, 0), 0)
         taken_s[going] += slot_s[index] * slots_alike
         layers, row, same = layers - slots_alike, row + is_last, index
         layers = np.where(is_last, sizes[row, going], layers)
-        if closes.any():
+        if np.logical_or.reduce(closes):
             rest[:, going[closes]] = work[:, index[closes]]
             others = np.flatnonzero(~closes)
             going, row, layers, same = (of_case[others] for of_case in (going, row, layers, same))
@@ -498,6 +502,29 @@ def queued_reductions(
     computing, reducing = slowed.table[[COMPUTE, LINK]][:, slowed.place(both) + both]
     last_s[:, rows] = link_behind(of_layers_s(), computing, reducing)
     return last_s
+
+
+def link_behind(
+    tasks: Iterable[tuple[Floats, Floats]], computing: Floats, linking: Floats
+) -> Floats:
+    """The seconds until the last of several tasks in a row has computed, and until the link between
+    GPUs has done the work that follows each of the tasks but the last.
+
+    The result is (2, C).
+
+    ``tasks`` are computed one after another; each is a pair of times (C): of its computation alone,
+    and of the link's work after it. While both run, the computation is slowed by the factor
+    ``computing`` (C), and the link by ``linking`` (C).
+    """
+    elapsed = np.zeros_like(computing)
+    left, after = np.zeros_like(computing), np.zeros_like(computing)
+    for compute, link in tasks:
+        left = left + np.where(compute > 0, after, 0.0)
+        beside = np.minimum(compute * computing, left * linking)
+        elapsed += beside + np.maximum(compute - beside / computing, 0.0)
+        left = np.maximum(left - beside / linking, 0.0)
+        after = np.where(compute > 0, link, after)
+    return np.stack([elapsed, elapsed + left])
 
 
 # Computes backward passes without weight gradients, which are computed in separate passes.

@@ -240,32 +240,10 @@ def link_after(alone: Floats, slowed_by: SlowedBy, first: str) -> Floats:
     return after_s
 
 
-def link_behind(
-    tasks: Iterable[tuple[Floats, Floats]], computing: Floats, linking: Floats
-) -> Floats:
-    """The seconds until the last of several tasks in a row has computed, and until the link between
-    GPUs has done the work that follows each of the tasks but the last.
-
-    The result is (2, C).
-
-    ``tasks`` are computed one after another; each is a pair of times (C): of its computation alone,
-    and of the link's work after it. While both run, the computation is slowed by the factor
-    ``computing`` (C), and the link by ``linking`` (C).
-    """
-    elapsed = np.zeros_like(computing)
-    left, after = np.zeros_like(computing), np.zeros_like(computing)
-    for compute, link in tasks:
-        left = left + np.where(compute > 0, after, 0.0)
-        beside = np.minimum(compute * computing, left * linking)
-        elapsed += beside + np.maximum(compute - beside / computing, 0.0)
-        left = np.maximum(left - beside / linking, 0.0)
-        after = np.where(compute > 0, link, after)
-    return np.stack([elapsed, elapsed + left])
-
-
 def sets_of(busy: Bools) -> NDArray[np.uint8]:
     """The set of busy streams in each case as a bit mask, from a mask for each stream."""
-    return np.asarray(np.bitwise_or.reduce(busy * _BIT_OF_STREAM, axis=0))
+    sets: NDArray[np.uint8] = np.bitwise_or.reduce(busy * _BIT_OF_STREAM)
+    return sets
 
 
 # Computes the times of layers in a row whose data is offloaded as soon as each has computed.
@@ -329,13 +307,17 @@ def largest_weights(factors: bytes) -> Floats:
     return weights[~exceeds.any(axis=0)]
 
 
-def apart(prices: Floats) -> list[Floats]:
-    """The prices without those that are near another one that is kept."""
+@lru_cache(maxsize=256)
+def prices_of(factors: bytes, streams: tuple[int, ...]) -> Sequence[tuple[Floats, Bools]]:
+    """What the ``largest_weights`` ask for work on some of the streams, without prices that are
+    near another one; each with a mask of the weights that ask as much.
+    """
+    weights = largest_weights(factors)[:, streams]
     kept: list[Floats] = []
-    for price in np.unique(prices, axis=0)[::-1]:
+    for price in np.unique(weights, axis=0)[::-1]:
         if all(np.abs(price - other).max() > _NEAR for other in kept):
             kept.append(price)
-    return kept
+    return [(price, np.logical_and.reduce(weights >= price, axis=1)) for price in kept]
 
 
 # Computes the time slots of layers whose data leaves as soon as each has computed.
@@ -401,13 +383,15 @@ def slot_after(
     while True:
         is_left = np.packbits(work > 0, axis=0)[0] + begun
         goes_on = _GOING_ON.take(ways + is_left)
-        if not goes_on.any():
+        if not np.logical_or.reduce(goes_on):
             return elapsed
         runs = _RUNNING.take(is_left, axis=1)
         slowed = factors.take(slowed_by.first + _BUSY.take(is_left), axis=1)
-        ahead = np.where(runs, work * slowed, np.inf)
-        step = np.where(goes_on, ahead.min(axis=0), 0.0)
-        work -= np.where(runs, step / slowed, 0.0)
+        ahead = work * slowed
+        ahead[~runs] = np.inf
+        step = np.minimum.reduce(ahead)
+        step[~goes_on] = 0.0
+        work -= step / slowed * runs
         np.maximum(work, 0.0, out=work)
         work[ahead <= step] = 0.0
         begun |= _HALF * runs[REDUCED]
@@ -473,16 +457,24 @@ _ENDED_AHEAD: Mapping[str, int] = {
 STEPPED_AHEAD = NONE_ENDED + sum(ONE_MORE[name] * count for name, count in _ENDED_AHEAD.items())
 
 
+# A way in which blocks run: the name of the task that they lack ("" for none), and whether their
+# weights are gathered for each pass, when the block before starts to compute: after the activations
+# of a third block, two before that, have left.
+Way = tuple[str, bool]
+
+
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The tasks of all streams in order, stream after stream, and what each task waits for.
+    """The tasks of all streams in order, way after way (W) and stream after stream, and what each
+    task waits for.
 
     Each task has the row of ``work`` with its seconds, the counts of ended tasks that it ``needs``,
     what its start and its end add to them, and its block.
 
-    ``first`` (4) is each stream's first task, ``stepped`` (4) its first task after the first
-    block's step, ``late`` (4) that after a micro-batch that comes late; each stream's last task is
-    followed by one that never becomes ready. ``passes`` are the blocks' forward passes.
+    ``first`` (4, W) is each stream's first task, ``stepped`` (4, W) its first task after the first
+    block's step, ``late`` (4, W) that after a micro-batch that comes late; each stream's last task
+    is followed by one that never becomes ready. ``passes`` are the places of the blocks' forward
+    passes among the tasks of arithmetic, which are the same in all ways.
     """
 
     work: Ints
@@ -497,16 +489,13 @@ class Lanes:
 
 
 @lru_cache(maxsize=64)
-def lanes_of(blocks: int, in_turn: int, *, without: str = "", gathers: bool = False) -> Lanes:
-    """The tasks of ``blocks`` consecutive blocks whose work repeats after ``in_turn`` blocks; tasks
-    named ``without`` are left out.
-
-    With ``gathers``, weights are gathered for each pass, when the block before starts to compute:
-    after the activations of a third block, two before that, have left.
+def lanes_of(blocks: int, in_turn: int, ways: Sequence[Way] = (("", False),)) -> Lanes:
+    """The tasks of ``blocks`` consecutive blocks whose work repeats after ``in_turn`` blocks, for
+    each of the ``ways`` in which blocks run.
     """
     lanes: list[tuple[int, int, int, int, int]] = []
     first, stepped, late, passes = [], [], [], []
-    for stream in STREAMS:
+    for (without, gathers), stream in product(ways, STREAMS):
         first.append(len(lanes))
         ahead = before = 0
         for turn, task in product(range(-1, blocks), TASKS):
@@ -528,60 +517,69 @@ def lanes_of(blocks: int, in_turn: int, *, without: str = "", gathers: bool = Fa
         stepped.append(first[-1] + before)
         late.append(first[-1] + ahead)
         lanes.append((0, NONE_ENDED, 0, 0, -1))
-    return Lanes(*np.array(lanes).T.copy(), *map(np.array, (first, stepped, late, passes)))
+    at = np.array([first, stepped, late]).reshape(3, len(ways), -1).swapaxes(1, 2)
+    starts = [*at, np.array(passes[:blocks])]
+    return Lanes(*np.array(lanes).T.copy(), *starts)
+
+
+# Cases that have ended are dropped once less than this share of the cases goes on.
+_STILL_PLAYED = 15 / 16
 
 
 def played(
     work: Floats,
     slowed_by: SlowedBy,
     lanes: Lanes,
-    at: Ints,
-    ended: Ints,
+    way: Ints,
+    begun: tuple[Ints, Ints],
     last: Ints,
     blocks: Ints,
 ) -> tuple[Floats, Floats]:
     """The seconds at which the forward pass of each block starts and ends (blocks, cases C), up to
-    block ``last`` of the ``blocks`` (C) that a case has.
+    block ``last`` of the ``blocks`` (C) that a case has, which run in its ``way`` (C) of the lanes.
 
-    The streams begin with the tasks ``at`` (4, C), when those counted in ``ended`` (C) have ended.
-    ``work`` is as in ``stepping_s``. The tasks of consecutive blocks are simulated in order of
+    ``begun`` has each stream's first task (4, C) and the counts of the tasks that have ended before
+    (C). ``work`` is as in ``stepping_s``. The tasks of consecutive blocks are simulated in order of
     time: on each stream one after another, each as soon as those that it waits for have ended.
     """
-    cases = work.shape[-1]
-    work, column = np.ravel(work), np.arange(cases)
-    left, is_running = np.zeros((len(STREAMS), cases)), np.zeros((len(STREAMS), cases), dtype=bool)
-    now = np.zeros(cases)
-    of_tasks = np.full((2, lanes.first[1], cases), np.nan)
-    until_last = lanes.passes[last]
-    while (at[COMPUTE] <= until_last).any():
+    cases, (at, ended) = work.shape[-1], begun
+    work, case = np.ravel(work), np.tile(np.arange(cases), (len(STREAMS), 1))
+    # What each stream's task takes yet, infinite for a stream that runs none.
+    left, is_running = np.full(at.shape, np.inf), np.zeros(at.shape, dtype=bool)
+    now, opening, factors = np.zeros(cases), lanes.first[COMPUTE, way], slowed_by.first
+    until_last = opening + lanes.passes[last]
+    starts_s, ends_s = np.full((2, lanes.first[1, 0], cases), np.nan)
+    while going := np.count_nonzero(is_going := at[COMPUTE] <= until_last):
+        if going < _STILL_PLAYED * len(now):
+            columns = case, at, left, is_running, ended, now, blocks, opening, until_last, factors
+            case, at, left, is_running, ended, now, blocks, opening, until_last, factors = (
+                column.compress(is_going, axis=-1) for column in columns
+            )
         # Blocks that a case lacks wait for nothing, some tasks only for a step to start.
-        needs = np.where(lanes.blocks.take(at) < blocks, lanes.needs.take(at), 0)
+        needs = lanes.needs.take(at) * (lanes.blocks.take(at) < blocks)
         is_ready = (ended - needs[COMPUTE]) & NONE_ENDED == NONE_ENDED
-        starts = is_ready & ~is_running[COMPUTE]
-        ended += lanes.begins.take(at[COMPUTE]) * starts
+        ended += lanes.begins.take(at[COMPUTE]) * (is_ready & ~is_running[COMPUTE])
         is_ready = (ended - needs) & NONE_ENDED == NONE_ENDED
         starts = is_ready & ~is_running
-        left = np.where(starts, work.take(lanes.work.take(at) * cases + column), left)
+        (rows,) = starts.ravel().nonzero()
+        rows_of_work = lanes.work.take(at.take(rows))
+        left.put(rows, work.take(rows_of_work * cases + case.take(rows)))
         is_running |= starts
-        rows = np.flatnonzero(starts[COMPUTE])
-        of_tasks[0, at[COMPUTE, rows], rows] = now[rows]
-        busy = left > 0
-        # Tasks that take no time end at once.
-        is_over = is_running & ~busy
-        slowed = slowed_by.table.take(slowed_by.first + sets_of(busy), axis=1)
-        left_s = np.where(busy, left * slowed, np.inf)
-        goes_on = busy.any(axis=0) & ~is_over.any(axis=0)
-        elapsed = np.where(goes_on, left_s.min(axis=0), 0.0)
-        ends = is_over | (left_s <= elapsed)
-        left = np.where(ends, 0.0, np.maximum(left - elapsed / slowed, 0.0))
-        now = now + elapsed
-        rows = np.flatnonzero(ends[COMPUTE])
-        of_tasks[1, at[COMPUTE, rows], rows] = now[rows]
-        ended += (lanes.ends.take(at) * ends).sum(axis=0)
+        task, (rows,) = at[COMPUTE] - opening, starts[COMPUTE].nonzero()
+        starts_s[task[rows], case[COMPUTE, rows]] = now[rows]
+        slowed = slowed_by.table.take(factors + sets_of(is_running), axis=1)
+        left_s = left * slowed
+        elapsed = np.minimum.reduce(left_s)
+        elapsed[elapsed == np.inf] = 0.0
+        ends = left_s <= elapsed
+        left = np.maximum(left - elapsed / slowed, 0.0)
+        np.putmask(left, ends, np.inf)
+        now += elapsed
+        ends_s[task, case[COMPUTE]] = now
+        ended += np.add.reduce(lanes.ends.take(at) * ends)
         at += ends
         is_running ^= ends
-    starts_s, ends_s = of_tasks[:, lanes.passes]
-    return starts_s, ends_s
+    return starts_s[lanes.passes], ends_s[lanes.passes]
 
 
 def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
@@ -593,8 +591,7 @@ def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
     types.
     """
     (_, in_turn, cases), last = work.shape, _FILLING + MEASURED
-    lanes = lanes_of(_BLOCKS, in_turn)
-    at, ended = np.repeat(lanes.stepped[:, None], cases, axis=1), np.full(cases, _STEPPED)
-    blocks = np.full(cases, _BLOCKS)
-    begun, _ = played(work, slowed_by, lanes, at, ended, np.full(cases, last), blocks)
-    return np.asarray((begun[last] - begun[_FILLING]) / MEASURED)
+    lanes, way = lanes_of(_BLOCKS, in_turn), np.zeros(cases, dtype=np.intp)
+    begun, blocks = (lanes.stepped[:, way], np.full(cases, _STEPPED)), np.full(cases, _BLOCKS)
+    starts_s, _ = played(work, slowed_by, lanes, way, begun, np.full(cases, last), blocks)
+    return np.asarray((starts_s[last] - starts_s[_FILLING]) / MEASURED)

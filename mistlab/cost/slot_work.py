@@ -23,11 +23,11 @@ from mistlab.cost.side_by_side import (
     ROWS,
     TASKS,
     SlowedBy,
-    apart,
     ends_of_streams,
     largest_weights,
     least_together,
     link_after,
+    prices_of,
     stepping_s,
     until,
 )
@@ -452,7 +452,7 @@ def least_in_windows(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> Floats
     """
     leave, slowed, holds = leave_passes(seconds), seconds.slowed_by(), reduces_each_pass(seconds)
     of_groups = {
-        first: largest_weights(slowed.table[:, first : first + (1 << len(STREAMS))].tobytes())
+        first: slowed.table[:, first : first + (1 << len(STREAMS))].tobytes()
         for first in np.unique(slowed.first[leave.any(axis=0)]).tolist()
     }
     tables: list[tuple[int, Rows, list[Floats]]] = []
@@ -460,8 +460,8 @@ def least_in_windows(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> Floats
         # Gradients are reduced before they leave.
         for reduces in (False, True)[: way + 1]:
             of_way = leave[way] & (holds == reduces) if way else leave[way]
-            streams = [AWAY, LINK] if reduces else [AWAY]
-            for first, weights in of_groups.items():
+            streams = (AWAY, LINK) if reduces else (AWAY,)
+            for first, factors in of_groups.items():
                 chosen = np.flatnonzero(of_way & (slowed.first == first))
                 if not len(chosen):
                     continue
@@ -470,11 +470,10 @@ def least_in_windows(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> Floats
                 if reduces:
                     gone.append(reduced_inside(seconds, layers)[:, chosen])
                     work[LINK] = np.maximum(work[LINK] - gone[1], 0.0)
-                together = np.tensordot(weights, work, 1)
+                together = np.tensordot(largest_weights(factors), work, 1)
                 least = [
-                    together[(weights[:, streams] >= price).all(axis=1)].max(axis=0)
-                    + np.tensordot(price, gone, 1)
-                    for price in apart(weights[:, streams])
+                    together[reaches].max(axis=0) + np.tensordot(price, gone, 1)
+                    for price, reaches in prices_of(factors, streams)
                 ]
                 tables.append((way, chosen, least))
     prices = max((len(least) for *_, least in tables), default=0)

@@ -1,5 +1,7 @@
 """The first pass where states leave when their block has stepped, and least times of work."""
 
+from collections.abc import Sequence
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -7,7 +9,17 @@ import pytest
 from scipy.optimize import linprog
 
 from mistlab import catalog
-from mistlab.cost.side_by_side import NAMES, TASKS, SlowedBy, least_together, stepping_s
+from mistlab.cost.side_by_side import (
+    NAMES,
+    NONE_ENDED,
+    TASKS,
+    SlowedBy,
+    Way,
+    lanes_of,
+    least_together,
+    played,
+    stepping_s,
+)
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.plan.plan import Offload, Plan, StagePlan
@@ -50,6 +62,32 @@ def test_blocks_in_turn_take_no_less_than_the_least_time_of_their_work() -> None
     # Of a run of ten blocks four are measured, which may not be a whole cycle.
     assert (in_turn_s >= least_s * 0.9 - 1e-12).all()
     assert np.median(in_turn_s / least_s) >= 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_passes_of_stages_that_are_unlike_take_as_long_together_as_alone(seed: int) -> None:
+    """Stages of 1 to 9 blocks that offload activations or not, and gather weights or not."""
+    draw, cases, most = np.random.default_rng(seed), 60, 9
+    ways = (*product(("", "A>"), (False, True)),)
+    way, blocks = draw.integers(0, 4, cases), draw.integers(1, most + 1, cases)
+    work = draw.choice([0.0, 0.2, 1.0, 3.0], (len(NAMES), most, cases)) * draw.uniform(1, 2, cases)
+    work *= np.arange(most)[:, None] < blocks
+    factors = drawn_factors()
+
+    def passed_s(rows: list[int], chosen: np.ndarray, ways: Sequence[Way]) -> np.ndarray:
+        layers = blocks[rows]
+        lanes = lanes_of(int(layers.max()), int(layers.max()), ways)
+        begun = lanes.first[:, chosen], np.full(len(rows), NONE_ENDED)
+        slowed = SlowedBy.of_all(factors, len(rows))
+        work_of_rows = work[:, : layers.max(), rows]
+        _, ends_s = played(work_of_rows, slowed, lanes, chosen, begun, layers - 1, layers)
+        return np.where(np.arange(len(ends_s))[:, None] < layers, ends_s, 0.0)
+
+    together = passed_s([*range(cases)], way, ways)
+    assert len(np.unique(together)) > cases
+    for case, layers in enumerate(blocks.tolist()):
+        alone = passed_s([case], np.zeros(1, dtype=int), (ways[way[case]],))
+        assert together[:layers, case].tolist() == alone[:, 0].tolist()
 
 
 def offloaded(weights: float, gradients: float, optimizer: float, activations: float) -> Offload:

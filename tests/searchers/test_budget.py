@@ -45,7 +45,7 @@ LONGER = 0.1 * BUDGET_CALLS
 # Calls of the exact searcher do more each. It may go on for one batch of stage costs, in which
 # passes are computed layer by layer and first passes of first stages played: 0.25 s.
 FEWER_CALLS = 60_000
-LONGER_BY_EXACT = 110_000
+LONGER_BY_EXACT = 36_000
 # Optuna learns from a round of trials, and draws the next, without a look at the clock: calls for
 # about a third of a second. Shorter budgets than three seconds may take that much longer.
 CALLS_OF_OPTUNA = 350_000
