@@ -120,6 +120,15 @@ class PassTimes(NamedTuple):
     sent_s: float
 
 
+def _free_again_s(free_s: float, end_s: float, taken: PassTimes) -> float:
+    """When a stage is free for its next pass: after one that has ``taken`` these times and ended at
+    ``end_s``, for which the stage was free at ``free_s``.
+    """
+    if not taken.ahead_s:
+        return end_s + taken.left_s
+    return max(free_s + taken.pass_s + taken.once_s + taken.ahead_s, end_s + taken.left_s)
+
+
 # Times of pipeline stages by name, each with an entry for each stage.
 Columns = Mapping[str, Sequence[float]]
 PLAYED_TIMES = (
@@ -201,7 +210,7 @@ class Walk(NamedTuple):
 
 def walked(
     free_s: Sequence[float],
-    times: Sequence[tuple[float, ...]],
+    times: Sequence[PassTimes],
     micro_batches: int,
     sends_s: list[float] | None = None,
 ) -> Walk:
@@ -215,14 +224,13 @@ def walked(
     comes = [-inf] * (2 * micro_batches * len(free))
     ends, turns = comes.copy(), _in_turn(len(free), micro_batches)
     if sends_s is None:
-        sends_s = [times[row][-1] for _, _, row, _ in turns]
+        sends_s = [times[row].sent_s for _, _, row, _ in turns]
     for (stage, index, row, goes_to), sent_s in zip(turns, sends_s, strict=True):
-        pass_s, through_s, once_s, left_s, ahead_s, _ = times[row]
-        stepped_s = free[stage] + pass_s + once_s + ahead_s if ahead_s else 0.0
+        pass_s, through_s, once_s, left_s, ahead_s, _ = taken = times[row]
         end_s, waited_s = free[stage] + pass_s, comes[index] + through_s
         end_s = ends[index] = (waited_s if waited_s > end_s else end_s) + once_s
-        next_s = end_s + left_s
-        free[stage] = stepped_s if stepped_s > next_s else next_s
+        # Few passes have anything ahead: the others do without the call.
+        free[stage] = _free_again_s(free[stage], end_s, taken) if ahead_s else end_s + left_s
         if goes_to >= 0:
             begin_s = lane_s[stage] if lane_s[stage] > end_s else end_s
             lane_s[stage] = comes[goes_to] = begin_s + sent_s
@@ -263,8 +271,7 @@ def sends_beside_passes(
             lasted_s = ends_s[index] - begins_s[-1]
             late_of.append(late_of_kind[step.kind] / lasted_s if lasted_s > 0 else 0.0)
             taken = times[stage * _KINDS + step.kind]
-            ahead_s = when_s + taken.pass_s + taken.once_s + taken.ahead_s if taken.ahead_s else 0.0
-            when_s = max(ahead_s, ends_s[index] + taken.left_s)
+            when_s = _free_again_s(when_s, ends_s[index], taken)
     sends_s = []
     turns = _in_turn(stages, of_stage // 2)
     for (stage, index, row, goes_to), sent_s in zip(turns, walk.sends_s, strict=True):
@@ -380,14 +387,13 @@ class _Play:
         number = len(spans)
         while number < len(steps) and (come_s := comes_s[number]) is not None:
             kind, goal, needed = steps[number]
-            pass_s, through_s, once_s, left_s, ahead_s, _ = times[kind]
-            stepped_s = free_s + pass_s + once_s + ahead_s if ahead_s else 0.0
+            pass_s, through_s, once_s, left_s, ahead_s, _ = taken = times[kind]
             begin_s = come_s if come_s > free_s else free_s
             end_s, waited_s = free_s + pass_s, come_s + through_s
             end_s = (waited_s if waited_s > end_s else end_s) + once_s
             spans.append((begin_s, end_s))
-            free_s, number = end_s + left_s, number + 1
-            free_s = stepped_s if stepped_s > free_s else free_s
+            number += 1
+            free_s = _free_again_s(free_s, end_s, taken) if ahead_s else end_s + left_s
             if goal >= 0:
                 self._send(stage, (end_s, sendings[kind], goal, needed, number))
         self.free_s[stage] = free_s
