@@ -525,11 +525,13 @@ def _times(
     before_backward = np.maximum(passes.turn_at_last_layer, sent)
     # While the last block's optimizer states are offloaded, the next pass fetches its first layers.
     fetched_s = np.where(batch.in_flight > 1, before_forward, before_backward)
-    after_s = np.maximum(passes.first.after - fetched_s, 0.0)
+    leaves = batch.offload_weights > 0
+    held_s = passes.again[0] - passes.through["forward"] - passes.again[4]
+    steps = left_by_steps(passes.first.after, fetched_s, held_s, np.where(leaves, batch.layers, 0))
+    after_s = steps["stepped_s"]
     # The seconds for which both stages of a send wait: after a forward pass, and after a backward
     # pass.
     kept, kept_back = meeting * sent, meeting * received
-    leaves = batch.offload_weights > 0
     last_s = np.where(in_place, passes.last_computed, inside["last_backward"]) - inside["backward"]
     times = {
         "forward_s": inside["forward"] + before_forward + kept,
@@ -556,8 +558,6 @@ def _times(
         "after_first_s": after_s,
         "turned_s": before_forward - np.maximum(passes.opening, received),
     }
-    held_s = passes.again[0] - passes.through["forward"] - passes.again[4]
-    steps = left_by_steps(passes.first.after, fetched_s, held_s, np.where(leaves, batch.layers, 0))
     return {**times, **longer_again(times, passes.again), **steps}
 
 
