@@ -13,6 +13,7 @@ from mistlab.plan.plan import Plan
 from mistlab.plan.space import SearchSpace
 from searchers.exact.candidates import Menus, StagePosition
 from searchers.exact.groups import Group, LeastWork
+from searchers.exact.played_plans import are_all_predicted
 from searchers.exact.programme import join_hastily, near_best
 from searchers.meshes import Mesh
 from searchers.savings import Way
@@ -94,8 +95,8 @@ class GroupTask:
         """The seconds of the best plan of this group of pipelines, or ``limit_s`` if no plan is
         faster. The plan is predicted through the search's ledger, which keeps the best plan.
 
-        Where sends of several stages share a network, plans take longer than their stages alone
-        say, and the seconds are a lower bound of all plans of the group.
+        Plans that are played pass by pass may take longer than their stages alone say. Where many
+        are left then, the seconds are a lower bound of all plans of the group.
         """
         # An estimate of the least work prunes more than a lower bound, but may prune the best
         # pipeline, so it is used only if there is a plan to beat. The first round ignores host
@@ -111,8 +112,20 @@ class GroupTask:
             if prediction.fits:
                 # A solver's sum may differ from the prediction in its last digits.
                 is_same = isclose(seconds, prediction.iteration_s, rel_tol=_LAST_DIGITS)
-                return prediction.iteration_s if is_same else seconds
+                if is_same:
+                    return prediction.iteration_s
+                return self._least_predicted_s(ledger) or seconds
         return self.limit_s
+
+    def _least_predicted_s(self, ledger: Ledger) -> float | None:
+        """The least seconds of all plans of the group, from predictions of those that may be faster
+        than ``limit_s``; None if these are many, or if this search does not look at all plans.
+        """
+        limit_s = min(self.limit_s, ledger.best_s)
+        if self.coarse_to_fine or self.join is join_hastily:
+            return None
+        menus = self._menus(ledger, self.work, with_host=False)
+        return min(limit_s, ledger.best_s) if are_all_predicted(menus, limit_s) else None
 
     def _menus(self, ledger: Ledger, work: Mapping[Mesh, LeastWork], *, with_host: bool) -> Menus:
         return Menus(

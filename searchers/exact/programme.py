@@ -38,6 +38,7 @@ from searchers.exact.partials import (
 )
 from searchers.exact.relaxed import Relaxed
 from searchers.meshes import Mesh, even_layers, layer_counts, lies_well
+from searchers.savings import number_of_ways
 from searchers.strategy import Ledger
 
 # The beam width: how many partial pipelines a beam search keeps for each pair of numbers of blocks
@@ -48,6 +49,9 @@ FEW = 16
 # When times are rounded, dominated partial pipelines are pruned as soon as there are more partial
 # pipelines than this.
 MOST = 1 << 17
+# All pipelines of a group are listed only if there are at most this many candidates for its stages,
+# and partial pipelines of each number of stages.
+MOST_LISTED = 1 << 14
 
 
 class StageMenus(Protocol):
@@ -118,6 +122,14 @@ def fastest_few(
         menus=menus, beam=beam, completions=completions, relaxed=relaxed, grain_s=grain_s
     )
     return joined.found(limit_s, count)
+
+
+def all_within(menus: StageMenus, limit_s: float, most: int) -> list[tuple[float, Chosen]] | None:
+    """All pipelines of a group that take less than ``limit_s`` by the closed form, dominated ones
+    too, with their times, fastest first; None if they are more than ``most``, or if partial
+    pipelines are too many to tell.
+    """
+    return _Join(menus=menus).all_within(limit_s, most)
 
 
 def plan_of(menus: StageMenus, chosen: Chosen) -> Plan:
@@ -193,6 +205,34 @@ class _Join:
                 break
         fastest = sorted(known.values(), key=lambda entry: entry[0])
         return [(seconds, tuple(whole.stages(row))) for seconds, whole, row in fastest]
+
+    def all_within(self, limit_s: float, most: int) -> list[tuple[float, Chosen]] | None:
+        """All pipelines under a limit with their times, fastest first; None if they are more than
+        ``most``, or if too many candidates or partial pipelines lead to them.
+        """
+        menus, partials = self.menus, Partials.nothing()
+        pipelines: list[tuple[float, Chosen]] = []
+        listed: set[StagePosition] = set()
+        for after in range(self._stages_within(limit_s)):
+            where = {taken: rows.stop - rows.start for taken, rows in partials.by_taken()}
+            steps = [*self._steps(where, after, limit_s)]
+            listed |= {place for _, place in steps}
+            if sum(_ways(menus.space, place) for place in listed) > MOST_LISTED:
+                return None
+            menus.prepare(listed, limit_s)
+            if sum(where[taken] * len(menus[place]) for taken, place in steps) > MOST_LISTED:
+                return None
+            partials = self._extended(partials, after, limit_s)
+            is_whole = partials.gpus == self._all[1]
+            whole = partials.chosen(is_whole & (partials.chains.whole < limit_s))
+            if len(pipelines) + len(whole) > most:
+                return None
+            pipelines += [
+                (float(seconds), tuple(whole.stages(row)))
+                for row, seconds in enumerate(whole.chains.whole)
+            ]
+            partials = partials.chosen(~is_whole)
+        return sorted(pipelines, key=lambda entry: entry[0])
 
     def _worth(self, partials: Partials, stages: int, limit_s: float) -> Partials:
         """The partial pipelines of ``stages`` stages that may still become the fastest pipeline."""
@@ -425,6 +465,11 @@ class _Join:
             rest_s = self.relaxed.rest_s(partials, stages)
             ways.append(np.where(gpus > 0, rest_s, 0.0))
         return np.asarray(np.maximum.reduce(ways))
+
+
+def _ways(space: SearchSpace, position: StagePosition) -> int:
+    in_pipeline = not position.is_alone
+    return number_of_ways(space, position.mesh, position.layers, in_pipeline=in_pipeline)
 
 
 def _with(taken: Taken, position: StagePosition) -> Taken:

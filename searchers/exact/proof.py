@@ -23,9 +23,11 @@ from mistlab.schedule.orders import DEFAULT_ORDER, order_problem
 from mistlab.stages.played_pipeline import FEWEST_NODES_SHARED, FEWEST_STAGES_PLAYED
 from mistlab.stages.stage_batch import StageBatch
 from searchers.exact.box_menus import BoxMenus
+from searchers.exact.candidates import Menus, StagePosition
 from searchers.exact.divisions import like_blocks
 from searchers.exact.groups import Group, LeastWork
 from searchers.exact.partials import Completions
+from searchers.exact.played_plans import are_all_predicted
 from searchers.exact.programme import BEAM, Chosen, fastest_few, places_by_stage, plan_of
 from searchers.exact.relaxed import Relaxed, alone_s
 from searchers.meshes import Mesh
@@ -151,7 +153,8 @@ class _GroupProof:
     share: float = GRAIN
     rounds: int = 0
     # Whether the group's bound can rise no further: under a schedule other than 1F1B, and where
-    # passes are played one by one, plans may take longer than their bounds.
+    # passes are played one by one, plans may take longer than their bounds, and may be too many to
+    # predict them all.
     has_ended: bool = False
 
     def further(self) -> float:
@@ -169,10 +172,7 @@ class _GroupProof:
             stages = places_by_stage(menus, limit_s)
             most_stages = len(stages)
             if group.num_stages is not None and group.has_formula and not group.has_unequal_sizes:
-                layers = menus.problem.workload.model.layers
-                pattern = graph_of(menus.problem.workload).pattern
-                like = like_blocks(pattern, layers) if len(pattern) > 1 else None
-                completions = Completions.of(menus, stages, group.micro_batches, layers, like)
+                completions = self._completions(stages)
         else:
             # The linear relaxation knows how many stages a pipeline can have, so the possible
             # stages are not listed here.
@@ -197,6 +197,8 @@ class _GroupProof:
                 times.append(prediction.iteration_s)
             rounded_s = grain_s * ROUNDED * max(1, most_stages)
             self.has_ended = is_split and self._is_final(closed, times, rounded_s)
+            if self.has_ended and are_all_predicted(self._strategies, ledger.best_s):
+                self.bound_s = ledger.best_s
         else:
             self._show(menus, closed)
             # Under schedules other than 1F1B the bound is then final.
@@ -207,6 +209,13 @@ class _GroupProof:
             self._look_for_plans(completions)
         menus.split([stage for _, one in fastest for stage in one], self._limit_s)
         return self.bound_s
+
+    def _completions(self, stages: Sequence[Sequence[StagePosition]]) -> Completions:
+        menus = self.menus
+        workload = menus.problem.workload
+        layers, pattern = workload.model.layers, graph_of(workload).pattern
+        like = like_blocks(pattern, layers) if len(pattern) > 1 else None
+        return Completions.of(menus, stages, menus.group.micro_batches, layers, like)
 
     def _is_final(
         self, pipelines: Sequence[Chosen], times: Sequence[float], rounded_s: float
@@ -223,6 +232,18 @@ class _GroupProof:
         may_wait |= max(map(len, pipelines)) >= FEWEST_STAGES_PLAYED
         highest_s = (self.bound_s + rounded_s) * (1 + ROUNDING)
         return may_wait and highest_s < min([self._limit_s, *times])
+
+    @property
+    def _strategies(self) -> Menus:
+        """Lists of the single strategies of each stage of the group, none of them in a box."""
+        menus = self.menus
+        return Menus(
+            problem=menus.problem,
+            space=menus.space,
+            ledger=menus.ledger,
+            group=menus.group,
+            work=menus.work,
+        )
 
     def _may_look(self) -> bool:
         """Whether to look for plans after this round. Where stages may have different meshes,
