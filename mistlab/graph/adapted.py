@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from mistlab.graph.attention_core import FLASH_BACKWARD, TRACED_BACKWARD
 from mistlab.graph.stored_graph import DTYPE, DTYPE_OF_4, Plain, StoredGraph, made_once, numel
 from mistlab.graph.sums import Sum, sum_from
 
@@ -228,6 +229,9 @@ def kept_by_torch(stored: StoredGraph, kept_by: str) -> StoredGraph:
     Under ``autocast`` (32-bit weights, GEMMs in 16 bits) blocks pass on 32-bit activations, as
     norms do: each GEMM casts its own copy.
 
+    FlashAttention's backward pass sums the gradients of queries in 32 bits beside them
+    (``dq_accum``, csrc/flash_attn/flash_api.cpp).
+
     ``tiled`` blocks run their feed-forward network on a tile of tokens at a time, as many tokens as
     the model is wide (Snowflake's TiledMLP), so that only one tile of the network's wide tensors
     exists at any moment.
@@ -244,7 +248,23 @@ def kept_by_torch(stored: StoredGraph, kept_by: str) -> StoredGraph:
 
 
 def _changed(block: Plain, kept_by: str, value: tuple[int, str]) -> Plain:
+    block = _summing(block)
     return _tiled(block) if kept_by == TILED else _keeping(block, kept_by, value)
+
+
+def _summing(layer: Plain) -> Plain:
+    """A layer's graph in whose backward pass attention sums the gradients of queries in 32 bits."""
+    queries = next(
+        (one["inputs"][0] for one in layer["operators"] if one["kind"] == "attention"), ()
+    )
+
+    def summing(peak: Plain) -> Plain:
+        if peak["operator"] != TRACED_BACKWARD:
+            return peak
+        size = f"{peak['size_bytes']} + 4*{numel(queries)}"
+        return {**peak, "operator": FLASH_BACKWARD, "size_bytes": size}
+
+    return {**layer, "peaks": [summing(peak) for peak in layer["peaks"]]}
 
 
 def _keeping(layer: Plain, kept_by: str, value: tuple[int, str]) -> Plain:

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from mistlab.core.arrays import Floats, Ints
+from mistlab.graph.attention_core import with_copies, with_room
 from mistlab.graph.graph import (
     JOINS,
     PHASES,
@@ -135,9 +136,7 @@ def _with_exchange(layer: LayerGraph, width: int, exchange: int) -> LayerGraph:
     return replace(
         layer,
         operators=(*layer.operators, *operators),
-        peaks=tuple(
-            replace(one, size_bytes=one.size_bytes + room[one.phase]) for one in layer.peaks
-        ),
+        peaks=with_room(with_copies(layer, width, of_heads=exchange == HEADS), room),
     )
 
 

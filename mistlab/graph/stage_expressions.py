@@ -288,20 +288,22 @@ def _recomputed_in_chunks(head: LayerSums, memory: EngineMemory) -> LayerSums:
 def _in_chunks(head: LayerSums, memory: EngineMemory) -> LayerSums:
     """A head that computes logits for one chunk of tokens after another, or for all at once.
 
-    What it holds besides its input shrinks in proportion to the chunk.
+    What it holds besides its input shrinks in proportion to the chunk, but for the gradient of its
+    weight: each chunk has a whole one, which is added to the sum of those before it.
     """
     if not memory.loss_tokens:
         return head
     share = _share_of_tokens(memory.loss_tokens)
 
-    def held(whole: sympy.Expr) -> sympy.Expr:
-        return head.input_bytes + share * (whole - head.input_bytes)
+    def held(whole: sympy.Expr, kept: sympy.Expr) -> sympy.Expr:
+        return kept + share * (whole - kept)
 
+    gradient = memory.weight * head.parameters if memory.gradient else sympy.Integer(0)
     return replace(
         head,
-        saved_bytes=held(head.saved_bytes),
-        forward_peak_bytes=held(head.forward_peak_bytes),
-        backward_peak_bytes=held(head.backward_peak_bytes),
+        saved_bytes=held(head.saved_bytes, head.input_bytes),
+        forward_peak_bytes=held(head.forward_peak_bytes, head.input_bytes),
+        backward_peak_bytes=held(head.backward_peak_bytes, head.input_bytes + gradient),
     )
 
 

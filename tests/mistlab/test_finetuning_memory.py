@@ -53,6 +53,19 @@ def test_products_of_few_bits_keep_their_inputs_of_two_micro_batches_in_a_loop()
     assert by_engine["fused"] < dense.stages[0].memory.activations
 
 
+def test_each_chunk_of_a_loss_has_a_whole_gradient_of_the_head() -> None:
+    sizes = {"layers": "1", "hidden": "512", "heads": "8", "ffn": "1024", "vocab": "200000"}
+    cells = {**sizes, "model": "small", "loss_kernel": "chunked nll", "micro_batch": "1"}
+    # Twice the tokens are twice the chunks, each with as many logits.
+    short, long = (
+        predicted(**cells, engine="TRL SFT", sequence_length=tokens)[0].stages[0]
+        for tokens in ("2048", "4096")
+    )
+    more = long.memory_by_phase.backward - short.memory_by_phase.backward
+    # Residual streams with their copies; a half of the head's gradient would count for less than none.
+    assert 0 < more < 2048 * 512 * 64
+
+
 def test_block_inputs_have_32_bits_under_autocast() -> None:
     mixed = {"engine": "atorch FSDP", "recompute": "full"}
     wide = run(**mixed, precision="bf16 (amp: fp32 weights)")

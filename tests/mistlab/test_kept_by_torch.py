@@ -1,15 +1,20 @@
 """What torch keeps of blocks without kernels of their own: counted by hand from its operators."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mistlab.engines.engine import ENGINES
+from mistlab.graph.attention_core import FLASH_BACKWARD
+from mistlab.graph.layer_types import split_over_context
 from mistlab.graph.library import graph_of, sequence_graph_of
 from mistlab.graph.stage_model import StageModel
 from mistlab.graph.treatments import TREATMENTS
 from mistlab.plan.workload import Workload
+from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.stages.stage_batch import StageBatch
 from tests.workloads import workload_of
 
@@ -26,9 +31,9 @@ COPIES = 2 * 2 * (1 - K)
 OF_EAGER = 2 * (4 - 2 + 2) + 2 * F
 
 
-def bytes_of(expression: object) -> float:
+def bytes_of(expression: object, sizes: Mapping[str, Any] = SIZES) -> float:
     """An expression's bytes for each token and channel, without sums of attention and norms."""
-    return float(eval(str(expression), {"__builtins__": {}}, SIZES)) / SIZES["h"]
+    return float(eval(str(expression), {"__builtins__": {}}, dict(sizes))) / SIZES["h"]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +60,43 @@ def test_its_fullest_moments_have_these_bytes_too() -> None:
     plain, eager = (graph_of(LLAMA, kept_by).counts.block for kept_by in ("", "eager"))
     for one, other in zip(plain.peaks, eager.peaks, strict=True):
         more = bytes_of(other.size_bytes) - bytes_of(one.size_bytes)
-        assert more == pytest.approx(COPIES + OF_EAGER)
+        # FlashAttention sums gradients of queries in 32 bits.
+        sums = 4 if other.operator == FLASH_BACKWARD else 0
+        assert more == pytest.approx(COPIES + OF_EAGER + sums)
+    assert [one.operator for one in eager.peaks].count(FLASH_BACKWARD) == 1
+    assert FLASH_BACKWARD not in [one.operator for one in plain.peaks]
+
+
+@pytest.mark.parametrize(
+    ("way", "ranks", "kept", "room"),
+    [
+        (RING, 1, 8, 0.0),
+        # Two buffers for keys and values; and gathered ones, in the backward pass with gradients.
+        (RING, 4, 8, 2 * 4 * K),
+        (GATHER, 4, 8, 2 * 4 * 4 * K),
+        # Queries, keys and values that are sent. Each of 16 ranks has a head of the keys.
+        (HEADS, 16, 16, 2 + 4 * K),
+    ],
+)
+def test_attention_s_buffers_are_gone_while_the_network_runs(
+    way: int, ranks: int, kept: int, room: float
+) -> None:
+    whole = graph_of(LLAMA, "tiled").counts
+    before, after = whole.block.peaks, split_over_context(whole, way).block.peaks
+    sizes = {**SIZES, "cp": ranks, "numpy": np}
+    more = [
+        bytes_of(y.size_bytes, sizes) - bytes_of(x.size_bytes, sizes)
+        for x, y in zip(before, after, strict=True)
+    ]
+    attention = [one.operator for one in before].index(FLASH_BACKWARD)
+    forward = sum(one.phase == "forward" for one in before)
+    # The last forward peak counts buffers, whose gradients do not exist yet.
+    assert more[forward - 1] == pytest.approx(room / 2 if way == GATHER else room, abs=1e-6)
+    assert more[forward:attention] == pytest.approx([0.0] * (attention - forward), abs=1e-6)
+    # Gradients of keys and values for every head of the queries.
+    assert more[attention] == pytest.approx(room + 2 * 2 * (32 - kept) / 32, abs=1e-6)
+    assert more[attention + 1 :] == pytest.approx([room] * (len(more) - attention - 1), abs=1e-6)
+    assert attention > forward
 
 
 def test_ranks_that_split_tokens_have_their_part_of_norms() -> None:
