@@ -205,7 +205,7 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
             _shards(data * degrees["cp"], replicas, zero),
             shape.model,
             recompute,
-            micro_batch * sequence_length,
+            micro_batch * sequence_length // degrees["cp"],
             ENGINES[engine].memory.get(precision),
         ),
         unsaid=() if is_assumed or order else unsaid_of(row, engine, degrees["pp"]),

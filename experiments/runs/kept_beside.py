@@ -2,12 +2,14 @@
 
 from experiments.runs.run_row import Recomputation, RunRow
 from experiments.runs.sized_models import parameters_of
-from mistlab.engines.adapters import BASE_BYTES
+from mistlab.engines.adapters import BASE_BYTES, BLOCK
 from mistlab.engines.engine import MOMENTS_BYTES, EngineMemory
 from mistlab.plan.workload import ModelSpec
 
 # The bytes per value of the mask that torch's dropout keeps, and of the 16-bit copy of its input.
 MASK_BYTES, COPY_BYTES = 1, 2
+# The bytes per weight of 4-bit weights whose scales, one for every block of weights, have 32 bits.
+WIDE_SCALES = 0.5 + 4 / BLOCK
 # The bytes per weight of torchao's 4-bit AdamW: two moments of half a byte, each with a 32-bit
 # scale for every 128 values (torchao/optim/subclass_4bit.py).
 FOUR_BITS = 2 * (0.5 + 4 / 128)
@@ -24,16 +26,24 @@ def beside_bytes(
     keys = 2 * COPY_BYTES * model.kv_heads * model.head_dim * model.layers
     wide = _of_wide_experts(model, row) if row.adapters and row.wide_experts else 0
     wide += COPY_BYTES * row.further_tables
+    if row.wide_scales and row.adapters and row.base == "4bit":
+        saved = WIDE_SCALES - BASE_BYTES["4bit"]
+        wide += int(saved * (parameters_of(model) - _of_tables(model)))
     if row.wide_shards and row.adapters:
         wide += COPY_BYTES * parameters_of(model) // shards
     if row.moments_of_4_bits and not row.adapters:
         saved = MOMENTS_BYTES["adamw-8bit"] - FOUR_BITS
         wide -= int(saved * parameters_of(model) / shards)
+    if row.shards_tables and shards > 1 and not model.tied_embeddings:
+        # Plans count the gathered weights and, if these are trained, their whole gradients.
+        wide -= (1 if row.adapters else 2) * COPY_BYTES * _of_tables(model)
     if row.gathers_head:
         # The weights of embedding and head in full precision, and their gradient.
         wide += 2 * COPY_BYTES * model.vocab * model.hidden
     scaled = _of_scaled(model) if row.adapters and row.scales_outputs else 0
     of_token = (dropped + scaled) * blocks + (keys if row.returns_keys else 0)
+    if row.groups_keys:
+        of_token -= 2 * COPY_BYTES * (model.heads - model.kv_heads) * model.head_dim * blocks
     if row.keeps_outputs and row.loss == "whole":
         of_token += COPY_BYTES * model.vocab
     return tokens * of_token + wide
@@ -45,8 +55,12 @@ def flat_gradients_bytes(row: RunRow, model: ModelSpec) -> int:
     """
     if not row.adapters or not row.flat_gradients:
         return 0
-    tables = (1 if model.tied_embeddings else 2) * model.vocab * model.hidden
-    return COPY_BYTES * (parameters_of(model) - tables)
+    return COPY_BYTES * (parameters_of(model) - _of_tables(model))
+
+
+def _of_tables(model: ModelSpec) -> int:
+    """The parameters of a model's embedding and head."""
+    return (1 if model.tied_embeddings else 2) * model.vocab * model.hidden
 
 
 def streamed_bytes(row: RunRow, model: ModelSpec, memory: EngineMemory | None, shards: int) -> int:

@@ -89,12 +89,17 @@ class RunRow:
     fused_queries: bool = False
     # Whether experts stay in 16 bits although the base model is stored in fewer bits.
     wide_experts: bool = False
+    # Whether the scales of 4-bit weights have 32 bits, because they are not quantised themselves.
+    wide_scales: bool = False
     # The parameters of frozen embedding tables that are not part of the model's shape, such as one
     # per block.
     further_tables: int = 0
     # Whether the model also returns the keys and values of its blocks, as it does for generating
     # text.
     returns_keys: bool = False
+    # Whether attention takes keys and values of fewer heads than queries as they are, so that no
+    # copies for every head of the queries are kept.
+    groups_keys: bool = False
     # Whether a script's loop holds the model's outputs, so the logits, during the backward pass.
     keeps_outputs: bool = False
     # Whether frozen weights are sharded in 32 bits and gathered in 16 bits.
@@ -102,6 +107,9 @@ class RunRow:
     # Whether the weights of the head are gathered once more, because the loss is computed outside
     # of the sharded model.
     gathers_head: bool = False
+    # Whether embedding and head are sharded apart from the rest of the model, so that neither stays
+    # gathered while blocks run, unless they share weights.
+    shards_tables: bool = False
     base: Base = "16bit"
     moments: Optimizer = "adamw"
     moments_of_4_bits: bool = False

@@ -62,7 +62,7 @@ def test_each_chunk_of_a_loss_has_a_whole_gradient_of_the_head() -> None:
         for tokens in ("2048", "4096")
     )
     more = long.memory_by_phase.backward - short.memory_by_phase.backward
-    # Residual streams with their copies; a half of the head's gradient would count for less than none.
+    # Residual streams with their copies; with a share of the gradient it would be less than none.
     assert 0 < more < 2048 * 512 * 64
 
 

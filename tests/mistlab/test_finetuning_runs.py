@@ -314,6 +314,26 @@ def test_scripts_hold_more_than_their_plans(
     assert script - plain == bytes_
 
 
+@pytest.mark.parametrize(
+    ("cells", "way"),
+    [
+        ({"source": "THUDM/GLM-4", "model": "glm4-9b"}, "full"),
+        ({"source": "THUDM/GLM-4", "model": "glm4-32b"}, "none"),
+        ({"engine": "torchtune", "date": "2024-04", "model": "llama2-7b", "gpus": "2"}, "none"),
+        ({"engine": "torchtune", "date": "2024-06", "model": "llama2-7b", "gpus": "2"}, "full"),
+        ({"engine": "torchtune", "date": "2024-04", "model": "llama2-7b", "gpus": "1"}, "full"),
+    ],
+)
+def test_blocks_are_recomputed_as_in_the_files_of_the_time(cells: dict[str, str], way: str) -> None:
+    row = {"engine": "HF Trainer + DeepSpeed", "method": "lora", "recompute": "full", **cells}
+    assert run(**row).recompute.way == way
+
+
+def test_weights_of_axolotl_s_fsdp_have_16_bits() -> None:
+    cells = {"engine": "axolotl", "source": "examples/gpt-oss", "gpus": "8", "precision": ""}
+    assert run(**cells).states == "16bit"
+
+
 def test_a_loss_in_chunks_of_16_bits_has_no_logits_of_32() -> None:
     script, trainer = (ENGINES[name].memory["bf16"] for name in ("trainer-loop", "trainer"))
     assert replace(script, wide_logits=trainer.wide_logits, quantised_inputs=1) == trainer

@@ -71,6 +71,48 @@ def test_frozen_products_of_few_bits_keep_their_own_inputs() -> None:
     assert narrow - wide == TOKENS * LAYERS * 2 * HIDDEN
 
 
+@pytest.mark.parametrize(
+    ("notes", "bytes_of_weight"),
+    [
+        ("quantization bnb.nf4", 4 / 64 - 1 / 64 - 4 / (64 * 256)),
+        ("config file llama-3-8b/qlora.yaml", 4 / 64 - 1 / 64 - 4 / (64 * 256)),
+        ("quantization bnb.nf4-dq", 0),
+    ],
+)
+def test_scales_that_are_not_quantised_have_32_bits(notes: str, bytes_of_weight: float) -> None:
+    cells = {**LORA, "method": "qlora", "base_bits": "4"}
+    plain, script = (run(**cells, engine="litgpt", notes=each) for each in ("", notes))
+    weights = parameters_of(script.shape.model) - 2 * VOCABULARY * HIDDEN
+    more = script.elsewhere.beside_bytes - plain.elsewhere.beside_bytes
+    assert more == pytest.approx(bytes_of_weight * weights, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "times"),
+    [("llama3-8b", "full", 2), ("llama3-8b", "lora", 1), ("llama3.2-1b", "full", 0)],
+)
+def test_tables_sharded_apart_are_not_gathered_while_blocks_run(
+    model: str, method: str, times: int
+) -> None:
+    cells = {"method": method, "model": model, "gpus": "8", "zero": "fsdp", "precision": "bf16"}
+    before, after = (
+        run(**cells, engine="TRL SFTTrainer (FSDP2)", date=date) for date in ("2026-03", "2026-08")
+    )
+    tables = 2 * after.shape.model.vocab * after.shape.model.hidden
+    less = before.elsewhere.beside_bytes - after.elsewhere.beside_bytes
+    assert less == times * 2 * tables
+
+
+@pytest.mark.parametrize(("recompute", "blocks"), [("none", LAYERS), ("full", 1)])
+def test_flash_attention_needs_no_copies_of_keys(recompute: str, blocks: int) -> None:
+    cells = {"engine": "TRL SFT", "recompute": recompute, "sequence_length": "4096", "cp": "4"}
+    sharded = {**cells, "gpus": "4", "micro_batch": "1", "method": "full"}
+    copied, grouped = (run(**sharded, attention=each) for each in ("", "flash_attention_2"))
+    # Of a rank's own tokens.
+    less = 1024 * blocks * 2 * 2 * (HIDDEN - KEYS)
+    assert copied.elsewhere.beside_bytes - grouped.elsewhere.beside_bytes == less
+
+
 def test_a_wrapper_s_checkpointing_leaves_keys_and_values_in_the_output() -> None:
     atorch = {"engine": "atorch FSDP", "method": "full", "precision": "bf16 (amp: fp32 weights)"}
     found = run(**atorch, recompute="full")
