@@ -8,8 +8,8 @@ alike.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain, combinations, product
+from functools import lru_cache, partial
+from itertools import chain, combinations
 
 from experiments.pages.groups import grouped
 from mistlab.core.values import InputError
@@ -49,19 +49,21 @@ class Changed:
 
 def single(job: Job) -> Iterator[Changed]:
     """The plan after each change that saves memory; shares, such as offload ratios, are eighths."""
-    for change in _of_kinds(job, EIGHTHS):
-        yield from _changed(job, (change,))
+    return _of_job(job, 1, EIGHTHS)
 
 
 def together(job: Job, number: int) -> Iterator[Changed]:
     """The plan after every combination of this many changes of different kinds. Shares, such as
     offload ratios, are eighths in pairs of changes, and quarters in larger combinations.
     """
-    changes_ = _of_kinds(job, EIGHTHS if number == 2 else QUARTERS)
-    by_kind = grouped(changes_, lambda change: change.kind)
-    for kinds in combinations(by_kind.values(), number):
-        for changes in product(*kinds):
-            yield from _changed(job, changes)
+    return _of_job(job, number, EIGHTHS if number == 2 else QUARTERS)
+
+
+def _of_job(job: Job, number: int, shares: tuple[float, ...]) -> Iterator[Changed]:
+    """The job after so many changes of different kinds, where it is valid."""
+    for changes, plan in _changed(job.plan, number, shares, divides=_divides(job)):
+        with suppress(InputError):
+            yield Changed(changes=changes, job=replace(job, plan=plan))
 
 
 def spread(job: Job, cluster: Cluster, times: int) -> Iterator[Job]:
@@ -88,31 +90,42 @@ def _with_times(plan: Plan, name: str, times: int) -> tuple[StagePlan, ...]:
     return tuple(stage.with_values({name: times * stage.degree(name)}) for stage in plan.stages)
 
 
-def _changed(job: Job, changes: Sequence[Change]) -> Iterator[Changed]:
-    """The job after the changes; nothing is yielded if it is invalid, or if a change alters
-    nothing.
+# A plan is tried on one kind of GPUs after another, with the same changes.
+@lru_cache(maxsize=4)
+def _changed(
+    plan: Plan, number: int, shares: tuple[float, ...], *, divides: bool
+) -> tuple[tuple[tuple[Change, ...], Plan], ...]:
+    """The plan after every combination of so many changes of different kinds, with the changes.
+    Those that make it invalid, or of which one alters nothing, are left out.
     """
-    plan: Plan | None = job.plan
-    for change in changes:
-        before = plan
-        plan = change.made(plan) if plan is not None else None
-        if plan == before:
-            return
-    if plan is None:
-        return
-    try:
-        yield Changed(changes=tuple(changes), job=replace(job, plan=plan))
-    except InputError:
-        return
+    by_kind = grouped(_of_kinds(plan, shares, divides=divides), lambda change: change.kind)
+    return tuple(
+        changed
+        for kinds in combinations(by_kind.values(), number)
+        for changed in _in_turn(plan, kinds)
+    )
 
 
-def _of_kinds(job: Job, shares: Sequence[float]) -> Iterator[Change]:
+def _in_turn(
+    plan: Plan, kinds: Sequence[Sequence[Change]]
+) -> Iterator[tuple[tuple[Change, ...], Plan]]:
+    """The plan after a change of each kind in turn; what follows a change is tried on one plan."""
+    if not kinds:
+        yield (), plan
+        return
+    for change in kinds[0]:
+        after = change.made(plan)
+        if after is not None and after != plan:
+            for changes, changed in _in_turn(after, kinds[1:]):
+                yield (change, *changes), changed
+
+
+def _of_kinds(plan: Plan, shares: Sequence[float], *, divides: bool) -> Iterator[Change]:
     """The possible changes of a plan of certain kinds. Changes of parallel degrees come first,
     since other changes depend on the number of stages.
     """
-    plan = job.plan
     engine = ENGINES[plan.engine]
-    degrees = DEGREES if _divides(job) else ()
+    degrees = DEGREES if divides else ()
     for degree in degrees:
         text = f"tensor parallelism times {degree} (replicas divided by it)"
         yield Change(kind="tensor parallelism", words=text, made=partial(_tensor, degree))
