@@ -4,6 +4,7 @@ sequence.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -250,12 +251,7 @@ class TracedCall:
     @property
     def changed(self) -> list[Tensor]:
         """The arguments to which the call writes."""
-        names = [
-            schema.name
-            for schema in self.operator._schema.arguments
-            if schema.alias_info is not None and schema.alias_info.is_write
-        ]
-        return tensors_in([self.argument(name) for name in names])
+        return tensors_in([self.argument(name) for name in _written_by(self.operator)])
 
     @property
     def works(self) -> bool:
@@ -263,6 +259,16 @@ class TracedCall:
         given = {key_of(tensor) for tensor in self.inputs}
         is_view = not self.changed and all(key_of(tensor) in given for tensor in self.outputs)
         return not is_view and self.name not in IDLE
+
+
+@cache
+def _written_by(operator: OpOverload) -> tuple[str, ...]:
+    """The names of the arguments to which an operator writes; torch takes long to tell them."""
+    return tuple(
+        schema.name
+        for schema in operator._schema.arguments
+        if schema.alias_info is not None and schema.alias_info.is_write
+    )
 
 
 def key_of(tensor: Tensor) -> int:

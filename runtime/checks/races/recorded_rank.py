@@ -4,6 +4,8 @@ waits.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -73,9 +75,9 @@ class Recorder(TorchDispatchMode):
         allocated.
         """
         kwargs = kwargs or {}
-        name = operator._schema.name
-        touches = not (operator.is_view or name in _UNTOUCHING)
-        given = list(_given(operator, args, kwargs))
+        facts = _facts_of(operator)
+        name, touches = facts.name, facts.touches
+        given = list(_given(facts, args, kwargs))
         actor = self._actor([tensor for tensor, _ in given], kwargs)
         stretch = self.trace.work(actor, self.driver.host) if touches else -1
         if touches:
@@ -150,18 +152,43 @@ class HostCopies(TorchFunctionMode):
         return copy
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorFacts:
+    """What an operator's schema says: its name, whether it touches memory, and of each argument, in
+    their order, whether the operator writes to it.
+    """
+
+    name: str
+    touches: bool
+    writes: Mapping[str, bool]
+
+
+@cache
+def _facts_of(operator: OpOverload) -> OperatorFacts:
+    """The facts of an operator. torch makes a schema's objects anew whenever it is asked for them,
+    which takes longer than a small operator does.
+    """
+    schema = operator._schema
+    return OperatorFacts(
+        name=schema.name,
+        touches=not (operator.is_view or schema.name in _UNTOUCHING),
+        writes={
+            argument.name: argument.alias_info is not None and argument.alias_info.is_write
+            for argument in schema.arguments
+        },
+    )
+
+
 def _given(
-    operator: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    facts: OperatorFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[Tensor, bool]]:
     """The tensors among an operator's arguments, each with whether the operator writes to it."""
-    arguments = operator._schema.arguments
-    values = [*zip(args, arguments, strict=False)]
-    if kwargs:
-        values += [(kwargs[one.name], one) for one in arguments if one.name in kwargs]
-    for value, argument in values:
+    values = [*zip(args, facts.writes.values(), strict=False)]
+    values += [(value, facts.writes[name]) for name, value in kwargs.items()]
+    for value, writes in values:
         for tensor in _tensors(value):
             if tensor.untyped_storage().nbytes():
-                yield tensor, argument.alias_info is not None and argument.alias_info.is_write
+                yield tensor, writes
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
