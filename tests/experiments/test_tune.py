@@ -139,7 +139,7 @@ def test_a_plan_keeps_free_what_it_was_asked_to(
 def test_where_too_much_is_kept_free_it_is_said_with_how_much_less_a_plan_fits(
     tuned: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tuned(tmp_path / "plan.yaml", "--keep-free-gib", "21.6") == 1
+    assert tuned(tmp_path / "plan.yaml", "--space", "3d", "--keep-free-gib", "21.6") == 1
     said = capsys.readouterr().err
     assert "10.8 GiB of every GPU kept free (--keep-free-gib 10.8)" in said
     assert "21.6 GiB of every GPU are kept free." in said
