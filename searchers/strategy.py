@@ -50,6 +50,8 @@ TIMES_OF_NEW_KINDS = 10
 # How many candidates for stages are predicted between two checks of the clock. Candidates with
 # distinct ratios take up to 50 microseconds each, and twice as long with more of them per batch.
 STAGES_AT_ONCE = 1 << 14
+# When seconds run out, at least this many are: fewer take hardly less time.
+FEWEST_STAGES = 256
 # The number of plans that the ledger keeps: the best one and its rivals, the next best.
 SHORT_LIST = 5
 # Times that differ by less than this share are equal up to rounding errors.
@@ -99,6 +101,7 @@ class Ledger:
     hears: "Callable[[float], object] | None" = None
     began_s: float = field(init=False)
     _plan_s: float = field(default=0.0, init=False)
+    _stage_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.began_s = self.clock()
@@ -350,15 +353,28 @@ class Ledger:
         """Call the predictor with some of the candidates at a time; returns the answers for all of
         them.
         """
-        rows, answers = len(batches[0]), []
-        for rows_of_part in np.array_split(np.arange(rows), -(-rows // STAGES_AT_ONCE) or 1):
-            is_all = len(rows_of_part) == rows
-            answers.append(
-                ask(*batches) if is_all else ask(*(one.chosen(rows_of_part) for one in batches))
-            )
-            self.stage_evaluations += len(rows_of_part)
+        rows, begin = len(batches[0]), 0
+        answers: list[Answer] = []
+        while begin < rows or not answers:
+            end, began_s = min(rows, begin + self._stages_in_time(rows - begin)), self.wall_s
+            part = np.arange(begin, end)
+            is_all = len(part) == rows
+            answers.append(ask(*batches) if is_all else ask(*(one.chosen(part) for one in batches)))
+            self.stage_evaluations += len(part)
+            self._stage_s = (self.wall_s - began_s) / max(FEWEST_STAGES, len(part))
             self._continue((), is_short=False)
+            begin = end
         return answers
+
+    def _stages_in_time(self, rows: int) -> int:
+        """How many of ``rows`` candidates for stages are predicted before the next look at the
+        clock: ``STAGES_AT_ONCE``, or fewer if these would take more than half of the seconds left.
+        """
+        at_once = ceil(rows / (-(-rows // STAGES_AT_ONCE) or 1))
+        if self.budget.seconds is None or not self._stage_s:
+            return at_once
+        in_time = self.seconds_left / 2 / self._stage_s
+        return int(min(at_once, max(FEWEST_STAGES, in_time)))
 
     def _continue(self, predictions: Sequence[Prediction], *, is_short: bool) -> None:
         if self.listener is not None:

@@ -9,18 +9,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pulp
 import pytest
 
 from mistlab import catalog
-from mistlab.job.prediction import Prediction
+from mistlab.job.prediction import Prediction, Predictor
 from mistlab.job.search import Budget, Problem
 from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
-from mistlab.stages.stage_batch import StageBatch
+from mistlab.stages.stage_batch import StageBatch, StageCosts
 from searchers.exact import milp
 from searchers.exact.candidates import Menus
 from searchers.exact.groups import groups_of, work_of
@@ -28,7 +28,13 @@ from searchers.exact.milp import join_by
 from searchers.exact.programme import join, places_by_stage
 from searchers.methods.aceso import initial_plans
 from searchers.registry import SEARCHERS
-from searchers.strategy import PLANS_AT_ONCE, BudgetSpentError, Ledger, StrategySearcher
+from searchers.strategy import (
+    FEWEST_STAGES,
+    PLANS_AT_ONCE,
+    BudgetSpentError,
+    Ledger,
+    StrategySearcher,
+)
 from tests.searchers.problems import SMALL, predictor_of
 from tests.searchers.test_contract import OWN_SPACES, every_searcher
 from tests.sweep import sweep
@@ -160,6 +166,41 @@ def test_fewer_plans_are_predicted_at_once_when_seconds_run_out(
     else:
         assert predictor.sizes[-1] == 1
         assert clock.now_s == seconds
+
+
+@dataclass(slots=True)
+class SlowStageCosts:
+    """Takes a millisecond a candidate by a clock that it sets; notes how many it is asked for."""
+
+    clock: StoppedClock
+    sizes: list[int] = field(default_factory=list)
+
+    def stage_costs(self, batch: StageBatch, *, engine: str) -> StageCosts:
+        self.sizes.append(len(batch))
+        self.clock.now_s += len(batch) / 1000
+        return predictor_of(SMALL).stage_costs(batch, engine=engine)
+
+
+@pytest.mark.parametrize("seconds", [4.0, 12.0, None])
+def test_fewer_stages_are_predicted_at_once_when_seconds_run_out(
+    clock: StoppedClock, seconds: float | None
+) -> None:
+    predictor = SlowStageCosts(clock=clock)
+    budget = Budget(seconds=seconds, evaluations=1_000)
+    ledger = Ledger(predictor=cast("Predictor", predictor), budget=budget, clock=clock)
+    one = {"layers": 2, "data_parallel": 1, "tensor_parallel": 1, "micro_batch": 1}
+    batch = StageBatch(**one, checkpointed_layers=np.zeros(10_000, dtype=int))
+    ledger.stage_costs(batch.chosen(np.arange(1_000)), engine="mistlab")
+    if seconds is None:
+        ledger.stage_costs(batch, engine="mistlab")
+        assert predictor.sizes == [1_000, 10_000]
+        return
+    with pytest.raises(BudgetSpentError):
+        ledger.stage_costs(StageBatch.joined([batch, batch]), engine="mistlab")
+    _, *sizes = predictor.sizes
+    assert sizes[0] == (seconds - 1) / 2 * 1000
+    assert min(sizes) == FEWEST_STAGES
+    assert seconds <= clock.now_s <= seconds + FEWEST_STAGES / 1000
 
 
 @pytest.fixture
