@@ -410,7 +410,7 @@ class OutsidePasses(ColumnSet):
 
     ``send_slowed`` and ``together_slowed`` say how much sends and arithmetic slow each other down.
     ``in_place`` is a mask of the stages whose gradients are still being reduced when the last
-    backward pass has computed.
+    backward pass has computed, ``in_each`` of those that reduce them in each backward pass.
     """
 
     received_s: Floats
@@ -423,6 +423,7 @@ class OutsidePasses(ColumnSet):
     reduced_s: Floats
     after_s: Floats
     in_place: Bools
+    in_each: Bools
 
 
 def beside_embedding_s(seconds: TaskSeconds, kinds: Ints, counts: Floats) -> Floats:
@@ -506,6 +507,11 @@ def times_beside_sends(
         late_in_queue_s = queued_late_s(beside_sends, sent, passed_s)
     in_round_s = within_round_s(sent, outside.together_slowed, in_flight)
     shared_s = np.where(in_place, np.clip(rest_s, 0.0, received), 0.0)
+    # The chain of first activations and last gradients counts as much for both sends already.
+    returned_s = sends_later_s(beside_sends, received, np.zeros_like(in_place))
+    first_back_s = forward.first_late_s(received, outside.send_slowed, in_flight, received)
+    counted_s = returned_s - np.minimum(first_back_s, returned_s / 2)
+    shared_s = np.where(outside.in_each, np.maximum(shared_s - counted_s, 0.0), shared_s)
     sends = sent + received > 0
     return {
         **times,

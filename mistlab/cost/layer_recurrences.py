@@ -46,23 +46,25 @@ from mistlab.cost.side_by_side import (
 )
 from mistlab.cost.slot_work import (
     HERE,
+    LOWER,
     NOTHING,
     SIMULATED,
+    UPPER,
     WORK_OF_TASKS,
     SlotWork,
     gathers_each_pass,
+    keep_all,
     leave_passes,
     of_layers,
     of_pass,
     reduces_each_pass,
-    reduces_in_place,
     slot_ends,
+    stay_reduced,
     steps_in_turn,
 )
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.graph.layer_types import EMBEDDING
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
-from mistlab.plan.dimensions import OFFLOADS
 from mistlab.schedule.slots import KINDS
 
 # Computes the time of layers whose weights are copied from the host and then gathered from ranks.
@@ -207,6 +209,51 @@ def first_pass_s(
             more_s[run, chosen] = measured_s / MEASURED
     passed_s[rows] = cases.of_rows(first_s, more_s)
     return np.asarray(np.where([is_first, ~is_first], passed_s, 0.0))
+
+
+def stepped_ahead_s(
+    seconds: TaskSeconds,
+    slots: tuple[Ints, Floats],
+    strategies: Distinct,
+    stages: Distinct,
+    kept: Kept,
+) -> Floats | None:
+    """The least and the most seconds until a stage that offloads nothing has computed its first
+    forward pass, for each candidate (2, C). They are equal but for lower bounds, and infinite for
+    other candidates; None if no optimizer steps run ahead of layers.
+
+    Steps need no weights of other ranks, so all run while those of the first block are gathered;
+    an embedding computes meanwhile. After that either each layer waits for its weights, or nothing
+    waits and gathers are as long beside arithmetic. ``slots`` are the kinds of slots and how many
+    of each every stage has.
+    """
+    stays, template = keep_all(seconds), seconds.model.template
+    of_steps = (task for task in template.phases["first_forward"] if task.kind == "S")
+    if template.depth != 1 or not stays.any() or not any(t.place == "ahead" for t in of_steps):
+        return None
+    kinds, counts = slots
+    here, is_least = kinds[:, HERE], kept == "least"
+    opens = (here == seconds.model.types.names.index(EMBEDDING))[:, None]
+    tasks = of_pass(seconds, "first_forward", ROWS)
+    steps, passes, gathers = (tasks[ROWS[name], here] for name in ("S", "F", "U"))
+    inside = np.zeros((len(STREAMS), *passes.shape))
+    inside[COMPUTE], inside[LINK] = passes, tasks[ROWS["U"], kinds[:, UPPER]]
+    inside_s = until(STREAMS, slot_ends(seconds, inside, is_least), inside)
+    first = np.flatnonzero((kinds[:, LOWER] == NOTHING) & (here != NOTHING))
+    first = first[counts[first].argmax(axis=0)]
+    begins, whole = np.zeros((2, len(STREAMS), len(first), len(stays)))
+    begins[LINK] = (gathers + opens * inside[LINK])[first]
+    stepping_s = counts.T @ steps - steps[first]
+    begins[COMPUTE] = stepping_s + (opens * passes)[first]
+    whole[COMPUTE], whole[LINK] = stepping_s + counts.T @ passes, counts.T @ gathers
+    gathered_s, computed_s = (
+        slot_ends(seconds, alone, is_least)[stream]
+        for stream, alone in ((LINK, begins), (COMPUTE, whole))
+    )
+    inside_s *= (here != NOTHING)[:, None] & ~opens
+    passed_s = steps[first] + np.maximum(gathered_s + counts.T @ inside_s, computed_s)
+    passed_s = np.where(stays, passed_s, np.inf)[stages.index, strategies.index]
+    return np.stack([np.where(is_least | np.isinf(passed_s), -np.inf, passed_s), passed_s])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -479,10 +526,7 @@ def queued_reductions(
     If a block's reduction takes longer than the next block's computation, further blocks are slowed
     too.
     """
-    columns = seconds.columns
-    copies = np.logical_or.reduce([columns[name] > 0 for name in OFFLOADS])
-    queues = reduces_in_place(seconds) & ~copies
-    rows = np.flatnonzero(queues[strategy])
+    rows = np.flatnonzero((stay_reduced(seconds)[0] & keep_all(seconds))[strategy])
     last_s = np.zeros((2, len(strategy)))
     if not len(rows):
         return last_s

@@ -491,8 +491,7 @@ ALONE = "computing", "step_computing", "computed_forward", "computed_backward"
 class PassSums:
     """Sums over the layers of each candidate stage, from which its pass times are computed.
 
-    ``queued`` (2, C) are seconds of last backward passes whose reductions queue: until all layers
-    have computed, and until all but the last gradients are reduced; ``first`` is ``first_pass_s``.
+    ``queued``, ``first``, ``ahead`` and ``leaving`` are of ``mistlab.cost.layer_recurrences``.
     """
 
     values: Floats
@@ -501,14 +500,13 @@ class PassSums:
     prices: int = 0
     queued: Floats | None = None
     first: Floats | None = None
+    ahead: Floats | None = None
     leaving: Floats | None = None
 
     def chosen(self, rows: Rows) -> "PassSums":
         """Select the candidates with these indices."""
-        columns = {name: getattr(self, name) for name in ("values", "queued", "first", "leaving")}
-        chosen = {
-            name: of_all.take(rows, -1) for name, of_all in columns.items() if of_all is not None
-        }
+        tables = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        chosen = {name: table.take(rows, -1) for name, table in tables.items() if np.ndim(table)}
         return replace(self, **chosen)
 
     def passes(self) -> PassSeconds:
@@ -525,6 +523,8 @@ class PassSums:
         begun, late = np.zeros((2, 1)) if self.first is None else self.first
         first = FirstPass(*(*parts, late))
         first_s = inside_s["first_forward"] - first.unawaited
+        if self.ahead is not None:
+            first_s = np.clip(first_s, *(self.ahead - first_opening))
         begun_s = np.where(np.isinf(begun), first_s + first_opening, begun)
         begun_s = np.maximum(begun_s, next(sums) if self.steps else 0.0)
         first = replace(first, late=np.where(begun > 0, begun_s, late))

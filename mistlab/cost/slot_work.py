@@ -35,6 +35,7 @@ from mistlab.cost.tasks import TaskSeconds
 from mistlab.graph.layer_types import LayerTypes, type_of
 from mistlab.graph.treatments import PLAIN
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
+from mistlab.plan.dimensions import OFFLOADS
 from mistlab.schedule.slots import (
     PHASES,
     SHARDED_GRADIENTS,
@@ -317,10 +318,12 @@ def reduces_each_pass(seconds: TaskSeconds) -> Bools:
     return np.asarray(seconds.zero >= SHARDED_GRADIENTS)
 
 
-def reduces_in_place(seconds: TaskSeconds) -> Bools:
-    """Whether gradients are reduced without holding up any layer, for each strategy."""
-    in_place = (seconds.zero < SHARDED_GRADIENTS) & (seconds.columns["offload_gradients"] == 0)
-    return np.asarray(in_place)
+def stay_reduced(seconds: TaskSeconds) -> tuple[Bools, Bools]:
+    """Masks of the strategies whose gradients stay on GPUs: of those that reduce them without
+    holding up any layer, and of those whose layers wait for reductions in each pass.
+    """
+    stay, waits = seconds.columns["offload_gradients"] == 0, reduces_each_pass(seconds)
+    return stay & ~waits, stay & waits
 
 
 def steps_in_turn(seconds: TaskSeconds) -> bool:
@@ -423,6 +426,11 @@ WORK_OF_TASKS = {
     **dict.fromkeys(("G<", "A<"), FETCHED),
     **dict.fromkeys(("A>", "G>"), LEAVES),
 }
+
+
+def keep_all(seconds: TaskSeconds) -> Bools:
+    """A mask of the strategies (S) that offload nothing."""
+    return np.asarray(~np.logical_or.reduce([seconds.columns[name] > 0 for name in OFFLOADS]))
 
 
 def leave_passes(seconds: TaskSeconds) -> Bools:

@@ -36,6 +36,7 @@ from mistlab.cost.layer_recurrences import (
     first_pass_s,
     leaving_s,
     queued_reductions,
+    stepped_ahead_s,
 )
 from mistlab.cost.links import is_never_ahead, left_by_steps, longer_again, peculiar_s
 from mistlab.cost.pass_seconds import (
@@ -46,7 +47,7 @@ from mistlab.cost.pass_seconds import (
     PassSums,
     pass_sums,
 )
-from mistlab.cost.slot_work import leave_passes, reduces_in_place, slot_counts
+from mistlab.cost.slot_work import leave_passes, slot_counts, stay_reduced
 from mistlab.cost.tasks import Kept, TaskModel, TaskSeconds, task_columns
 from mistlab.engines.engine import HostTime
 from mistlab.graph.treatments import TREATMENTS
@@ -377,7 +378,8 @@ class StageTimeModel:
         exposed_s = times["forward_s"] + times["backward_s"] - passes.computing
         if passes.beside_sends:
             rest_s = passes.inside["last_backward"] + passes.last_closing - passes.last_computed
-            rest_s = np.where(in_place, rest_s, passes.reducing)
+            sharded_s = np.where(outside.in_each, passes.last_closing, passes.reducing)
+            rest_s = np.where(in_place, rest_s, sharded_s)
             outside = replace(outside, in_place=rest_s > 0)
             times = times_beside_sends(times, passes.beside_sends, outside, batch.in_flight, rest_s)
         delta_backward_s = times["delta_backward_s"] + outside.after_s
@@ -439,7 +441,9 @@ class StageSlots:
         first = first_pass_s(*of_stages, kept) if self.seconds.alone("P", ">").any() else None
         if kept == "own":
             leaving = leaving_s(*of_stages) if leave_passes(self.seconds).any() else None
-        return replace(sums, queued=self.queued_reductions(kept), first=first, leaving=leaving)
+        queued, slots = self.queued_reductions(kept), (self.kinds, self.counts)
+        ahead = stepped_ahead_s(self.seconds, slots, *of_stages[1:], kept)
+        return replace(sums, queued=queued, first=first, ahead=ahead, leaving=leaving)
 
     def queued_reductions(self, kept: Kept) -> Floats | None:
         """The seconds of last backward passes in which gradient reductions of blocks queue; None if
@@ -467,6 +471,7 @@ class StageSlots:
         averaged_s = seconds.averaging_s(self.tasks.types.counts(batch.columns), of_strategy)
         send_slowed, together_slowed = sends_beside_arithmetic(seconds)
         gathered_s, reduced_s = beside_embedding_s(seconds, self.kinds, self.counts)
+        in_place, in_each = stay_reduced(seconds)
         return OutsidePasses(
             received_s=np.where(batch.has_embedding, 0.0, sent_over(batch.comes_from, *ways)),
             sent_s=np.where(batch.has_head, 0.0, sent_over(batch.goes_to, *ways)),
@@ -477,7 +482,8 @@ class StageSlots:
             gathered_s=gathered_s[self.stages.index, of_strategy],
             reduced_s=reduced_s[self.stages.index, of_strategy],
             after_s=np.where(ties, seconds.tied_s[of_strategy], 0.0) + averaged_s,
-            in_place=reduces_in_place(seconds)[of_strategy],
+            in_place=in_place[of_strategy],
+            in_each=in_each[of_strategy],
         )
 
     def every(self) -> tuple["StageSlots", Rows]:

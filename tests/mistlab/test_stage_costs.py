@@ -8,9 +8,10 @@ import pytest
 
 from mistlab import catalog
 from mistlab.core.values import InputError
+from mistlab.cost.beside_sends import sends_later_s
 from mistlab.cost.side_by_side import overlapped
-from mistlab.cost.stage import StageTimeModel
-from mistlab.cost.tasks import TaskModel, task_columns
+from mistlab.cost.stage import StageSlots, StageTimeModel
+from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.engines.engine import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
@@ -64,21 +65,29 @@ def candidates(rows: int, seed: int = 0) -> StageBatch:
     )
 
 
+def seconds_of(model: StageTimeModel, batch: StageBatch, row: int) -> TaskSeconds:
+    """The seconds of the tasks of one candidate's strategy."""
+    return model.tasks.seconds(
+        {name: getattr(batch, name)[row : row + 1] for name in task_columns()}
+    )
+
+
+def types_of(model: StageTimeModel, batch: StageBatch, row: int) -> list[int]:
+    """The types of the layers of one candidate's stage, in order."""
+    recomputed, last = batch.checkpointed_layers[row], len(model.tasks.types.names) - 1
+    plain = [1] * (batch.layers[row] - recomputed)
+    opening, ending = [0] * batch.has_embedding[row], [last] * batch.has_head[row]
+    return [*opening, *plain, *[2] * recomputed, *ending]
+
+
 # Slots by position from the stage's first layer.
 SlotTimes = dict[int, Slot]
 
 
 def walked(model: StageTimeModel, batch: StageBatch, row: int, phase: str) -> tuple[SlotTimes, int]:
     """The slots of one candidate, and how many layers there are."""
-    tasks, template = model.tasks, model.tasks.template
-    seconds = tasks.seconds({name: getattr(batch, name)[row : row + 1] for name in task_columns()})
-    plain = batch.layers[row] - batch.checkpointed_layers[row]
-    types = (
-        [0] * batch.has_embedding[row]
-        + [1] * plain
-        + [2] * batch.checkpointed_layers[row]
-        + [len(tasks.types.names) - 1] * batch.has_head[row]
-    )
+    template, types = model.tasks.template, types_of(model, batch, row)
+    seconds = seconds_of(model, batch, row)
     upwards = "forward" in phase
     slots: SlotTimes = {}
     for here in range(-template.depth, len(types) + template.depth):
@@ -112,9 +121,7 @@ def with_steps_in_turn(
     leaves = batch.offload_optimizer[row] or batch.offload_weights[row]
     if model.tasks.template.depth != 1 or not leaves:
         return slots
-    seconds = model.tasks.seconds(
-        {name: getattr(batch, name)[row : row + 1] for name in task_columns()}
-    )
+    seconds = seconds_of(model, batch, row)
     first, plain = batch.has_embedding[row], batch.layers[row] - batch.checkpointed_layers[row]
     found = dict(slots)
     for kind, start, end in ((1, 0, plain), (2, plain, batch.layers[row])):
@@ -128,6 +135,33 @@ def with_steps_in_turn(
         for place in range(first + start + 1, first + end - 1):
             found[place] = slots[place]._replace(least=max(slots[place].least, mean_s))
     return found
+
+
+def after_all_steps(
+    model: StageTimeModel, batch: StageBatch, row: int, forward: SlotTimes, factors: np.ndarray
+) -> float | None:
+    """The first forward pass of a stage that offloads nothing: all steps run while the first
+    block's weights are gathered, then its layers compute; None for other stages.
+    """
+    if model.tasks.template.depth != 1 or any(
+        getattr(batch, f"offload_{kind}")[row] > 0 for kind in OFFLOADED
+    ):
+        return None
+    seconds, types = seconds_of(model, batch, row), types_of(model, batch, row)
+    opens = int(batch.has_embedding[row])
+    passing = [forward[layer].alone[0, 0] for layer in range(len(types))]
+    stepped = [float(seconds.alone("S", "")[kind, 0]) for kind in types]
+    gathered = [float(seconds.alone("U", "")[kind, 0]) * (batch.zero[row] > 0) for kind in types]
+
+    def ended(computed_s: float, gathered_s: float, *awaited: str) -> float:
+        alone = np.zeros((1, len(STREAMS)))
+        alone[0, :2] = computed_s, gathered_s
+        return float(overlapped(alone, factors, awaited or STREAMS)[0])
+
+    before_s = sum(stepped[1:])
+    waits_s = ended(before_s + sum(passing[:opens]), sum(gathered[: opens + 1]), "gpu_to_gpu")
+    waits_s += sum(map(ended, passing[opens:], [*gathered[opens + 1 :], 0.0]))
+    return stepped[0] + max(waits_s, ended(before_s + sum(passing), sum(gathered), "compute"))
 
 
 def shared_turn(
@@ -172,14 +206,31 @@ def with_barriers(batch: StageBatch) -> StageBatch:
     return batch.with_columns(**stays, offload_weights=weights)
 
 
+OTHERS = [stream for stream in STREAMS if stream != "gpu_to_gpu"]
+
+
+def counted_for_sends(model: StageTimeModel, batch: StageBatch) -> np.ndarray:
+    """The seconds by which the chain of first activations and last gradients is longer than their
+    sends alone, for each candidate; first sends' own part is counted apart.
+    """
+    slots = StageSlots.of(model.tasks, batch)
+    of_passes, outside = slots.sums(sends=True).passes().beside_sends, slots.outside_passes()
+    received_s = outside.received_s
+    both_s = sends_later_s(of_passes, received_s, np.zeros(len(batch), dtype=bool))
+    first_s = of_passes["forward"].first_late_s(
+        received_s, outside.send_slowed, batch.in_flight, received_s
+    )
+    return both_s - np.minimum(first_s, both_s / 2)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
     batch = candidates(60) if depth > 1 else with_barriers(candidates(60))
     model = model_of(depth=depth)
     found = model(batch)
+    counted_s = counted_for_sends(model, batch)
     for row in range(len(batch)):
-        strategy = {name: getattr(batch, name)[row : row + 1] for name in task_columns()}
-        seconds = model.tasks.seconds(strategy)
+        seconds = seconds_of(model, batch, row)
         ((_, factors),) = seconds.factors()
 
         def lasting(
@@ -230,11 +281,13 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
             )
             for slots, work, send_s in ((back, backward, sent_s), (turn, forward, received_s))
         )
-        beside = forwards + gradients
-        assert found.stable_s[row] == pytest.approx(sum(once) + turning + beside, rel=1e-9)
+        assert found.stable_s[row] == pytest.approx(
+            sum(once) + turning + forwards + gradients, rel=1e-9
+        )
         # Three micro-batches of a single stage, from its first slot to its last.
+        first_s = lasting((*below, *inside), with_steps_in_turn(model, batch, row, first, factors))
         whole = (
-            lasting((*below, *inside), with_steps_in_turn(model, batch, row, first, factors))
+            (after_all_steps(model, batch, row, forward, factors) or first_s)
             + 2 * sum(once)
             + 2 * at_first
             + 3 * lasting(above, forward, backward)
@@ -244,9 +297,11 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
         )
         # The last gradients are sent beside what is left of reductions in place.
         if batch.zero[row] < 2 and batch.offload_gradients[row] == 0:
-            others = [stream for stream in STREAMS if stream != "gpu_to_gpu"]
-            computed = sum(float(overlapped(last[at].alone, factors, others)[0]) for at in inside)
+            computed = sum(float(overlapped(last[at].alone, factors, OTHERS)[0]) for at in inside)
             whole += min(received_s, lasting((*inside, *below), last) - computed)
+        elif batch.offload_gradients[row] == 0:
+            # Reductions of all passes lengthen all sends, which are counted.
+            whole += max(0.0, min(received_s, lasting(below, last)) - counted_s[row])
         whole += sum(
             min(0.0, float(overlapped(first[at].alone, factors, STAYING)[0]) - lasting([at], first))
             for at in inside

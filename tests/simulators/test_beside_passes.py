@@ -51,6 +51,21 @@ def test_a_pass_s_last_reduction_goes_on_beside_the_next_first_layer(
     assert closed_s == pytest.approx(played_s, rel=1e-9)
 
 
+@pytest.mark.parametrize("hardware", ["l4-24gb", "a100-40gb", "h100-80gb"])
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_all_steps_run_while_the_first_weights_are_gathered(
+    hardware: str, zero: int, nodes: int
+) -> None:
+    """On one node of A100 or H100 arithmetic takes longer, elsewhere gathers do."""
+    work = replace(WORK, global_batch=16 * nodes)
+    stage = replace(PLAIN, data_parallel=8 * nodes, zero=zero)
+    closed_s, played_s = times_of(
+        work, cluster_of(hardware, nodes), Plan(stages=(stage,), micro_batches=2)
+    )
+    assert closed_s == pytest.approx(played_s, rel=1e-9)
+
+
 @pytest.mark.parametrize("hardware", ["a100-40gb", "h100-80gb"])
 def test_weights_are_gathered_when_they_came_from_the_host(hardware: str) -> None:
     stage = replace(PLAIN, data_parallel=8, zero=3, offload=Offload(weights=0.5))

@@ -10,7 +10,7 @@ from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.plan.workload import Workload
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
-from tests.workloads import with_long_head
+from tests.workloads import with_long_head, workload_of
 
 SMALL = Workload(
     model=catalog.model("gpt3-1.3b"),
@@ -27,6 +27,19 @@ def difference(workload: Workload, cluster: Cluster, plan: Plan) -> float:
     closed = SymbolicPredictor(workload=workload, cluster=cluster).predict(plan).iteration_s
     played = EventSimulator(workload=workload, cluster=cluster).simulate(plan).iteration_s
     return closed / played - 1
+
+
+@pytest.mark.parametrize("engine", ["megatron-bridge", "mistlab"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_last_gradient_is_sent_beside_the_reductions_of_each_pass(
+    engine: str, nodes: int
+) -> None:
+    """With ZeRO-2, a stage's last gradient leaves while those of its first block are reduced."""
+    cluster = replace(H100, nodes=nodes, gpus_per_node=8 // nodes)
+    workload = workload_of("gpt3-2.7b", 2048, 16, "bf16", layers=8)
+    stage = StagePlan(layers=2, data_parallel=2, tensor_parallel=1, micro_batch=1, zero=2)
+    plan = Plan(engine=engine, micro_batches=8, stages=(stage,) * 4)
+    assert abs(difference(workload, cluster, plan)) < 0.0005
 
 
 @pytest.mark.parametrize("engine", ["megatron-core", "mistlab", "megatron", "fsdp"])
