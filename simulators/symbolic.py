@@ -19,14 +19,12 @@ from mistlab.cost.memory import fullest_host, reserved_bytes, room_at
 from mistlab.cost.order_memory import figures_in_order, peaks_in_order
 from mistlab.cost.order_times import (
     StagesOnGroups,
-    asynchronous_exchanges_s,
     engine_of,
     ordered_iterations_s,
     places_on_network,
     task_models,
-    with_late_exchanges,
 )
-from mistlab.cost.pipeline import iteration_s
+from mistlab.cost.pipeline import asynchronous_exchanges_s, iteration_s, with_late_exchanges
 from mistlab.cost.tasks import TaskModel
 from mistlab.engines.engine import ENGINES, Engine
 from mistlab.engines.mistlab import MISTLAB

@@ -20,9 +20,8 @@ from mistlab.cost.order_times import (
     ordered_iterations_s,
     split_seconds,
     task_models,
-    with_late_exchanges,
 )
-from mistlab.cost.pipeline import iteration_s
+from mistlab.cost.pipeline import iteration_s, with_late_exchanges
 from mistlab.cost.side_by_side import LINK, until
 from mistlab.cost.slot_work import SlotWork, slot_ends
 from mistlab.cost.stage import StageSlots, StageTimeModel

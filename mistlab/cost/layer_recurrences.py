@@ -1,7 +1,6 @@
 """Computes the times of passes layer by layer: of layers whose weights are copied from the host and
 gathered, of first forward passes with optimizer steps, of passes from which activations or
-gradients leave, of last backward passes in which gradient reductions queue, and of backward passes
-without weight gradients.
+gradients leave, and of last backward passes in which gradient reductions queue.
 
 Axes: C candidates or cases, S strategies, J sets of layers, R rows of equal layers, L layers.
 """
@@ -14,7 +13,7 @@ from typing import Self
 import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
-from mistlab.core.distinct import Distinct, Sums, distinct_rows, numbered
+from mistlab.core.distinct import Distinct, distinct_rows, numbered
 from mistlab.cost.side_by_side import (
     AHEAD,
     AWAY,
@@ -51,11 +50,9 @@ from mistlab.cost.slot_work import (
     SIMULATED,
     UPPER,
     WORK_OF_TASKS,
-    SlotWork,
     gathers_each_pass,
     keep_all,
     leave_passes,
-    of_layers,
     of_pass,
     reduces_each_pass,
     slot_ends,
@@ -65,7 +62,6 @@ from mistlab.cost.slot_work import (
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.graph.layer_types import EMBEDDING
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
-from mistlab.schedule.slots import KINDS
 
 # Computes the time of layers whose weights are copied from the host and then gathered from ranks.
 
@@ -510,32 +506,29 @@ def without_leaving_s(alone: Floats, fetched_s: Floats, slowed: SlowedBy) -> Flo
 
 
 def queued_reductions(
-    seconds: TaskSeconds,
-    runs: tuple[Floats, Ints],
-    strategy: Rows,
-    stage: Rows,
-    kept: Kept,
-) -> Floats:
+    seconds: TaskSeconds, strategies: Distinct, stages: Distinct, kept: Kept
+) -> Floats | None:
     """The seconds of last backward passes until all layers have computed, and until all gradients
-    but the last layer's are reduced.
+    but the last layer's are reduced, for each candidate (2, C).
 
-    The arguments are pairs of a ``strategy`` and a set of layers ``stage`` (indices, C), and the
-    sizes and types of the layers in ``runs`` (R, J); the result is (2, C). It is zero if a strategy
-    has host copies, or if layers wait for reductions.
-
-    If a block's reduction takes longer than the next block's computation, further blocks are slowed
-    too.
+    Zero for candidates that copy to or from the host, or whose layers wait for reductions; None if
+    all blocks are equal, since then no reductions queue. If a block's reduction takes longer than
+    the next block's computation, further blocks are slowed too.
     """
+    types, strategy, stage = seconds.model.types, strategies.index, stages.index
+    if len(types.kinds) == 1 or seconds.model.template.depth != 1:
+        return None
+    sizes, of_runs = types.runs(dict(zip(types.columns, stages.columns, strict=True)))
     rows = np.flatnonzero((stay_reduced(seconds)[0] & keep_all(seconds))[strategy])
     last_s = np.zeros((2, len(strategy)))
     if not len(rows):
         return last_s
-    strategy, stage, (sizes, types) = strategy[rows], stage[rows], runs
+    strategy, stage = strategy[rows], stage[rows]
     computed_s = seconds.alone("B", "") + seconds.tensor_s["backward"]
     reduced_s = seconds.alone("R", "")
 
     def of_layers_s() -> Iterator[tuple[Floats, Floats]]:
-        for size, of_type in zip(sizes[::-1], types[::-1], strict=True):
+        for size, of_type in zip(sizes[::-1], of_runs[::-1], strict=True):
             kinds, layers = (of_type[stage], strategy), size[stage]
             for layer in range(int(layers.max())):
                 has = layers > layer
@@ -569,57 +562,3 @@ def link_behind(
         left = np.maximum(left - beside / linking, 0.0)
         after = np.where(compute > 0, link, after)
     return np.stack([elapsed, elapsed + left])
-
-
-# Computes backward passes without weight gradients, which are computed in separate passes.
-
-
-# These kinds of tasks move from the backward pass to the separate weight-gradient pass: reducing
-# and offloading gradients.
-_OF_GRADIENTS = frozenset({"R", "G"})
-
-
-def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats:
-    """The seconds of each layer in a whole backward pass, in its input-gradient part and in its
-    weight-gradient part, and of waits that weight-gradient GEMMs hide in a whole pass.
-
-    The result is (4, K, S); the arguments are those of ``split_pass_seconds``.
-    """
-    here = work.kinds[:, HERE]
-    products, waits = (of_layers(one, here) for one in (weights_s, unhidden_s))
-    (whole,) = work.alone(("backward",)).swapaxes(0, 1)
-    (inputs,) = work.alone(("backward",), without=_OF_GRADIENTS).swapaxes(0, 1)
-    inputs[COMPUTE] += waits - products
-    (weights,) = work.alone(("backward",), without={*KINDS} - _OF_GRADIENTS).swapaxes(0, 1)
-    weights[COMPUTE] = products
-    (fetched_s,) = work.fetched_s(("backward",)).sum(axis=0)
-    whole_s, inputs_s, own_s = (_lasting(work, one) for one in (whole, inputs, weights))
-    whole_s, inputs_s = np.maximum(whole_s, fetched_s), np.maximum(inputs_s, fetched_s)
-    if len(work.evicts):
-        for alone, lasting in ((whole, whole_s), (weights, own_s)):
-            evicting_s = work.evicting_s(alone[:, :, work.evicts])
-            lasting[:, work.evicts] = np.maximum(lasting[:, work.evicts], evicting_s)
-    return np.stack([whole_s, inputs_s, own_s, waits])
-
-
-def split_pass_seconds(
-    seconds: TaskSeconds, kinds: Ints, summed: Sums, *, weights_s: Floats, unhidden_s: Floats
-) -> tuple[Floats, Floats]:
-    """The seconds of separate weight-gradient passes with their gradient reductions, and how much
-    shorter backward passes are without them.
-
-    The weight-gradient GEMMs take ``weights_s`` (T, S). For ``unhidden_s`` tensor-parallel ranks
-    wait for collectives that these GEMMs hide in a whole backward pass. Both passes together are
-    never shorter than one.
-    """
-    is_inside = kinds[:, HERE] != NOTHING
-    split = split_slots(SlotWork(seconds, kinds[is_inside]), weights_s, unhidden_s)
-    whole_s, inputs_s, weights_s, waits_s = summed([(split, is_inside)])
-    less_s = whole_s - inputs_s
-    return np.maximum(weights_s, less_s + waits_s), less_s
-
-
-def _lasting(work: SlotWork, alone: Floats) -> Floats:
-    """The seconds of tasks that overlap, given the seconds of each stream alone."""
-    alone = np.maximum(alone, 0.0)
-    return until(STREAMS, slot_ends(work.seconds, alone, is_least=False), alone)

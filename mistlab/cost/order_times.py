@@ -7,14 +7,14 @@ Axes: C candidates or plans, S strategies, P parts of the model in order.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Self
 
 import numpy as np
 
 from mistlab.core.arrays import Floats, Ints, Rows
+from mistlab.core.distinct import Sums
 from mistlab.cost.beside_sends import beside_arithmetic
-from mistlab.cost.layer_recurrences import split_pass_seconds
 from mistlab.cost.links import groups_of
 from mistlab.cost.order_path import OrderPath, order_bound_s
 from mistlab.cost.side_by_side import until
@@ -31,8 +31,8 @@ from mistlab.cost.stage import StageSlots, StageTimeModel
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns, weight_gradients_s
 from mistlab.engines.engine import ENGINES, Engine
 from mistlab.machine.cluster import Cluster
-from mistlab.machine.slowdowns import STREAMS
-from mistlab.network.shared_sends import SharedNetworks, Way
+from mistlab.machine.slowdowns import COMPUTE, STREAMS
+from mistlab.network.shared_sends import SharedNetworks, shares_of_routes
 from mistlab.network.tiers import NETWORK
 from mistlab.plan.dimensions import num_gpus
 from mistlab.plan.plan import Plan
@@ -40,7 +40,7 @@ from mistlab.plan.workload import Workload
 from mistlab.schedule.order_text import PassKind
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.placement import Placement
-from mistlab.schedule.slots import IN_TURN, Task
+from mistlab.schedule.slots import IN_TURN, KINDS, Task
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.part_times import EndTimes, HostTimes, SlowedTimes, SplitTimes, TurnTimes
 from mistlab.stages.plan_orders import order_of_plan, shortened
@@ -289,7 +289,7 @@ def _networks(
         [
             (
                 of_tier.reshape(shape),
-                _shares(of_tier.reshape(shape), share.reshape(shape), placement),
+                shares_of_routes(of_tier.reshape(shape), share.reshape(shape), placement),
             )
             for of_tier, share in zip(units, shares, strict=True)
         ]
@@ -304,7 +304,7 @@ def shares_of_links(model: StagesOnGroups, batch: StageBatch) -> tuple[Sequence[
     is zero for sends that stay in a node. Ranks of neighbouring stages are assumed to be placed
     alike, as for the size of sends.
     """
-    shapes = _seconds(model.models[0], batch).shapes
+    shapes = task_seconds(model.models[0], batch).shapes
     links = model.tasks.links
     nodes = batch.first_rank.astype(np.int64) // model.cluster.gpus_per_node
     units = [nodes]
@@ -331,21 +331,6 @@ def places_on_network(model: StagesOnGroups, batch: StageBatch) -> list[Places]:
     return [*zip(*levels, strict=True)]
 
 
-def _shares(units: Ints, share: Floats, placement: Placement) -> dict[Way, Floats]:
-    """For each pair of stages that send to each other, the fraction of their node's (or rack's)
-    network bandwidth that one send uses; 0 for stages within the same node (or rack).
-
-    ``share`` (C, stages) has the fraction for sends from each stage to the next.
-    """
-    shares = {}
-    for here, there in pairwise(placement.stages):
-        lower = min(here, there) if abs(here - there) == 1 else here
-        used_share = np.where(units[:, here] == units[:, there], 0.0, share[:, lower])
-        if here != there:
-            shares[here, there] = shares[there, here] = used_share
-    return shares
-
-
 def _end_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> EndTimes:
     """The seconds that each part of the model needs once an iteration: for gradient reductions, for
     what follows all passes, and for gathers of stepped weights.
@@ -365,7 +350,7 @@ def _once_s(model: StageTimeModel, batch: StageBatch) -> Floats:
     and the work after all passes, a row for each.
     """
     phases = model.tasks.template.phases
-    seconds, counts = _seconds(model, batch), model.tasks.types.counts(batch.columns)
+    seconds, counts = task_seconds(model, batch), model.tasks.types.counts(batch.columns)
 
     def summed(rows: Sequence[Task]) -> Floats:
         total_s = np.zeros(len(batch))
@@ -427,7 +412,7 @@ def _computed_s(model: StageTimeModel, batch: StageBatch, *, splits: bool) -> Fl
     """The factor by which a send lengthens arithmetic, and the seconds in which forward, backward
     and weight-gradient passes compute, for each candidate (4, C).
     """
-    seconds, counts = _seconds(model, batch), model.tasks.types.counts(batch.columns)
+    seconds, counts = task_seconds(model, batch), model.tasks.types.counts(batch.columns)
     of_types = _computed_by_type(seconds, splits=splits)
     computing, _ = beside_arithmetic(seconds)
     return np.stack([computing, *((counts * of_type).sum(axis=0) for of_type in of_types)])
@@ -498,8 +483,63 @@ def _of_gradients(
     return np.stack(rows)
 
 
-def _seconds(model: StageTimeModel, batch: StageBatch) -> TaskSeconds:
+def task_seconds(model: StageTimeModel, batch: StageBatch) -> TaskSeconds:
+    """The seconds of the tasks of each candidate's strategy."""
     return model.tasks.seconds({name: batch.value(name) for name in task_columns()})
+
+
+# Computes backward passes without weight gradients, which are computed in separate passes.
+
+
+# These kinds of tasks move from the backward pass to the separate weight-gradient pass: reducing
+# and offloading gradients.
+_OF_GRADIENTS = frozenset({"R", "G"})
+
+
+def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats:
+    """The seconds of each layer in a whole backward pass, in its input-gradient part and in its
+    weight-gradient part, and of waits that weight-gradient GEMMs hide in a whole pass.
+
+    The result is (4, K, S); the arguments are those of ``split_pass_seconds``.
+    """
+    here = work.kinds[:, HERE]
+    products, waits = (of_layers(one, here) for one in (weights_s, unhidden_s))
+    (whole,) = work.alone(("backward",)).swapaxes(0, 1)
+    (inputs,) = work.alone(("backward",), without=_OF_GRADIENTS).swapaxes(0, 1)
+    inputs[COMPUTE] += waits - products
+    (weights,) = work.alone(("backward",), without={*KINDS} - _OF_GRADIENTS).swapaxes(0, 1)
+    weights[COMPUTE] = products
+    (fetched_s,) = work.fetched_s(("backward",)).sum(axis=0)
+    whole_s, inputs_s, own_s = (_lasting(work, one) for one in (whole, inputs, weights))
+    whole_s, inputs_s = np.maximum(whole_s, fetched_s), np.maximum(inputs_s, fetched_s)
+    if len(work.evicts):
+        for alone, lasting in ((whole, whole_s), (weights, own_s)):
+            evicting_s = work.evicting_s(alone[:, :, work.evicts])
+            lasting[:, work.evicts] = np.maximum(lasting[:, work.evicts], evicting_s)
+    return np.stack([whole_s, inputs_s, own_s, waits])
+
+
+def split_pass_seconds(
+    seconds: TaskSeconds, kinds: Ints, summed: Sums, *, weights_s: Floats, unhidden_s: Floats
+) -> tuple[Floats, Floats]:
+    """The seconds of separate weight-gradient passes with their gradient reductions, and how much
+    shorter backward passes are without them.
+
+    The weight-gradient GEMMs take ``weights_s`` (T, S). For ``unhidden_s`` tensor-parallel ranks
+    wait for collectives that these GEMMs hide in a whole backward pass. Both passes together are
+    never shorter than one.
+    """
+    is_inside = kinds[:, HERE] != NOTHING
+    split = split_slots(SlotWork(seconds, kinds[is_inside]), weights_s, unhidden_s)
+    whole_s, inputs_s, weights_s, waits_s = summed([(split, is_inside)])
+    less_s = whole_s - inputs_s
+    return np.maximum(weights_s, less_s + waits_s), less_s
+
+
+def _lasting(work: SlotWork, alone: Floats) -> Floats:
+    """The seconds of tasks that overlap, given the seconds of each stream alone."""
+    alone = np.maximum(alone, 0.0)
+    return until(STREAMS, slot_ends(work.seconds, alone, is_least=False), alone)
 
 
 def split_seconds(slots: StageSlots) -> Floats:
@@ -549,51 +589,3 @@ def reduced_beside(slots: StageSlots, *, splits: bool) -> Floats:
             are_shared(seconds)[strategy],
         ]
     )
-
-
-# Computes how much exchanges of weights between replicas lengthen iterations if they overlap with
-# further steps: by the exposed part, averaged over the steps between two exchanges.
-
-
-def exchanges_s(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """The seconds in which each stage exchanges all of its weights with its replicas once."""
-    counts = model.tasks.types.counts(batch.columns)
-    return np.asarray((counts * _seconds(model, batch).averaged_s()).sum(axis=0))
-
-
-def asynchronous_exchanges_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats:
-    """The longest exchange of a rank with asynchronous parameter servers, and the longest time for
-    which a server is busy with all ranks' messages, in seconds for each plan.
-
-    All plans have equally many stages; the result is (2, plans).
-    """
-
-    def of_stages(stage_model: StageTimeModel, batch: StageBatch) -> Floats:
-        counts = stage_model.tasks.types.counts(batch.columns)
-        return np.stack(
-            [(counts * each).sum(axis=0) for each in _seconds(stage_model, batch).asynchronous_s()]
-        )
-
-    exchanges_s = model.by_group(of_stages, StageBatch.of_plans(plans))
-    return np.asarray(exchanges_s.reshape(2, len(plans), -1).max(axis=-1))
-
-
-def with_late_exchanges(
-    model: StagesOnGroups, plans: Sequence[Plan], iterations_s: Floats
-) -> Floats:
-    """The mean iteration time of each plan with exchanges of weights between replicas, from the
-    times without them.
-
-    All plans have equally many stages.
-    """
-    how = model.tasks.workload.reduction
-    if not how.is_beside_steps:
-        return iterations_s
-    if how.asynchronous:
-        both_s, busy_s = asynchronous_exchanges_s(model, plans)
-        pairs = zip(iterations_s, both_s, busy_s, strict=True)
-        return np.array([how.asynchronous_step_s(*one) for one in pairs])
-    whole_s = model.by_group(exchanges_s, StageBatch.of_plans(plans)).reshape(len(plans), -1)
-    longest_s = whole_s.max(axis=1) / how.fragments
-    late_s = [how.mean_step_s(*both) for both in zip(iterations_s, longest_s, strict=True)]
-    return np.array(late_s)

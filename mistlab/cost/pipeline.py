@@ -1,4 +1,5 @@
-"""Computes the iteration time of a 1F1B pipeline from the times of its stages.
+"""Computes the iteration time of a 1F1B pipeline from the times of its stages, and how much
+exchanges of weights between replicas lengthen iterations.
 
 The recurrence over stages is in ``mistlab.cost.chains``.
 
@@ -24,9 +25,11 @@ from mistlab.cost.chains import (
     PassLengths,
     chained,
 )
+from mistlab.cost.order_times import StagesOnGroups, task_seconds
+from mistlab.cost.stage import StageTimeModel
 from mistlab.job.prediction import Prediction
 from mistlab.plan.plan import Plan
-from mistlab.stages.stage_batch import SENDS, StageTimes
+from mistlab.stages.stage_batch import SENDS, StageBatch, StageTimes
 
 
 def times_used(times: StageTimes) -> Sequence[str]:
@@ -205,3 +208,54 @@ def slowest_stage(prediction: Prediction) -> int:
     """The index of the stage whose steady micro-batches take longest."""
     stable = [stage.stable_s for stage in prediction.stages]
     return stable.index(max(stable))
+
+
+# Computes how much exchanges of weights between replicas lengthen iterations if they overlap with
+# further steps: by the exposed part, averaged over the steps between two exchanges.
+
+
+def exchanges_s(model: StageTimeModel, batch: StageBatch) -> Floats:
+    """The seconds in which each stage exchanges all of its weights with its replicas once."""
+    counts = model.tasks.types.counts(batch.columns)
+    return np.asarray((counts * task_seconds(model, batch).averaged_s()).sum(axis=0))
+
+
+def asynchronous_exchanges_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats:
+    """The longest exchange of a rank with asynchronous parameter servers, and the longest time for
+    which a server is busy with all ranks' messages, in seconds for each plan.
+
+    All plans have equally many stages; the result is (2, plans).
+    """
+
+    def of_stages(stage_model: StageTimeModel, batch: StageBatch) -> Floats:
+        counts = stage_model.tasks.types.counts(batch.columns)
+        return np.stack(
+            [
+                (counts * each).sum(axis=0)
+                for each in task_seconds(stage_model, batch).asynchronous_s()
+            ]
+        )
+
+    exchanges_s = model.by_group(of_stages, StageBatch.of_plans(plans))
+    return np.asarray(exchanges_s.reshape(2, len(plans), -1).max(axis=-1))
+
+
+def with_late_exchanges(
+    model: StagesOnGroups, plans: Sequence[Plan], iterations_s: Floats
+) -> Floats:
+    """The mean iteration time of each plan with exchanges of weights between replicas, from the
+    times without them.
+
+    All plans have equally many stages.
+    """
+    how = model.tasks.workload.reduction
+    if not how.is_beside_steps:
+        return iterations_s
+    if how.asynchronous:
+        both_s, busy_s = asynchronous_exchanges_s(model, plans)
+        pairs = zip(iterations_s, both_s, busy_s, strict=True)
+        return np.array([how.asynchronous_step_s(*one) for one in pairs])
+    whole_s = model.by_group(exchanges_s, StageBatch.of_plans(plans)).reshape(len(plans), -1)
+    longest_s = whole_s.max(axis=1) / how.fragments
+    late_s = [how.mean_step_s(*both) for both in zip(iterations_s, longest_s, strict=True)]
+    return np.array(late_s)

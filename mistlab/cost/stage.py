@@ -441,21 +441,9 @@ class StageSlots:
         first = first_pass_s(*of_stages, kept) if self.seconds.alone("P", ">").any() else None
         if kept == "own":
             leaving = leaving_s(*of_stages) if leave_passes(self.seconds).any() else None
-        queued, slots = self.queued_reductions(kept), (self.kinds, self.counts)
+        queued, slots = queued_reductions(*of_stages, kept), (self.kinds, self.counts)
         ahead = stepped_ahead_s(self.seconds, slots, *of_stages[1:], kept)
         return replace(sums, queued=queued, first=first, ahead=ahead, leaving=leaving)
-
-    def queued_reductions(self, kept: Kept) -> Floats | None:
-        """The seconds of last backward passes in which gradient reductions of blocks queue; None if
-        all blocks are equal, since then none queue.
-
-        The result is (2, C).
-        """
-        types, template = self.tasks.types, self.tasks.template
-        if len(types.kinds) == 1 or template.depth != 1:
-            return None
-        runs = types.runs(dict(zip(types.columns, self.stages.columns, strict=True)))
-        return queued_reductions(self.seconds, runs, self.strategies.index, self.stages.index, kept)
 
     def longest_beside_sends(self) -> Mapping[Pass, Floats]:
         """Upper bounds of the seconds of passes beside a send, for this and lesser work."""

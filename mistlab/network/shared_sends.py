@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from mistlab.core.arrays import Floats, Ints
-from mistlab.schedule.placement import StageChunk
+from mistlab.schedule.placement import Placement, StageChunk
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses
 
 # The route of a send: the index of the sending stage and that of the receiving stage.
@@ -59,6 +59,21 @@ class SharedNetworks:
                 if any(weight.any() for weight in ends):
                     weights.setdefault(way, {})[other] = plain(ends[0]), plain(ends[1])
         return cls(weights=weights)
+
+
+def shares_of_routes(units: Ints, share: Floats, placement: Placement) -> dict[Way, Floats]:
+    """For each pair of stages that send to each other, the fraction of their node's (or rack's)
+    network bandwidth that one send uses; 0 for stages within the same node (or rack).
+
+    ``share`` (C, stages) has the fraction for sends from each stage to the next.
+    """
+    shares = {}
+    for here, there in pairwise(placement.stages):
+        lower = min(here, there) if abs(here - there) == 1 else here
+        used_share = np.where(units[:, here] == units[:, there], 0.0, share[:, lower])
+        if here != there:
+            shares[here, there] = shares[there, here] = used_share
+    return shares
 
 
 def plain(column: Floats) -> Floats | float:
