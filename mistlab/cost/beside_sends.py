@@ -321,13 +321,13 @@ def slots_beside_sends(
     return sums
 
 
-def sends_beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:
-    """The factor by which arithmetic lengthens a send, and the share of the time of their overlap
-    by which both a pass and the send that runs beside it are delayed, for each strategy.
+def sends_beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats, Floats]:
+    """The factors by which a send lengthens arithmetic and arithmetic a send, and the share of the
+    time of their overlap by which both are delayed, for each strategy.
     """
     computing, sending = beside_arithmetic(seconds)
     lost = sending * (1 - 1 / computing) + sending - 1
-    return sending, np.minimum(lost, 1.0)
+    return computing, sending, np.minimum(lost, 1.0)
 
 
 def longest_slots(seconds: TaskSeconds, alone: Floats) -> Floats:
@@ -408,13 +408,15 @@ class OutsidePasses(ColumnSet):
     embedding table, and averages weights at the end. Its embedding's passes take ``embedded_s`` and
     ``embedded_back_s``; meanwhile the next layer is ``gathered_s`` and ``reduced_s`` (once).
 
-    ``send_slowed`` and ``together_slowed`` say how much sends and arithmetic slow each other down.
+    ``computing_slowed``, ``send_slowed`` and ``together_slowed`` say how much sends and arithmetic
+    slow each other down.
     ``in_place`` is a mask of the stages whose gradients are still being reduced when the last
     backward pass has computed, ``in_each`` of those that reduce them in each backward pass.
     """
 
     received_s: Floats
     sent_s: Floats
+    computing_slowed: Floats
     send_slowed: Floats
     together_slowed: Floats
     embedded_s: Floats

@@ -315,6 +315,8 @@ class StageTimeModel:
         both = StageBatch.joined([least, _recomputing(least, most, differ)])
         slots = StageSlots.of(self.tasks, both)
         outside = slots.outside_passes().chosen(rows)
+        # Lower bounds must not assume that a send is beside reductions.
+        outside = replace(outside, computing_slowed=np.ones(len(rows)))
         is_beside = self._are_beside(outside)
         passes = slots.sums(sends=is_beside, kept="least").passes()
         copied = np.logical_or.reduce([most.value(name) > 0 for name in OFFLOADS])
@@ -376,12 +378,17 @@ class StageTimeModel:
             "sent_s": (1 - blocking) * sent,
         }
         exposed_s = times["forward_s"] + times["backward_s"] - passes.computing
+        rest_s = passes.inside["last_backward"] + passes.last_closing - passes.last_computed
+        sharded_s = np.where(outside.in_each, passes.last_closing, passes.reducing)
+        rest_s = np.where(in_place, rest_s, sharded_s)
         if passes.beside_sends:
-            rest_s = passes.inside["last_backward"] + passes.last_closing - passes.last_computed
-            sharded_s = np.where(outside.in_each, passes.last_closing, passes.reducing)
-            rest_s = np.where(in_place, rest_s, sharded_s)
             outside = replace(outside, in_place=rest_s > 0)
             times = times_beside_sends(times, passes.beside_sends, outside, batch.in_flight, rest_s)
+        elif blocking:
+            # Reductions slow the last gradient's send as they slow arithmetic.
+            slowed, names = outside.computing_slowed, ("delta_backward_s", "within_backward_s")
+            last_s = np.minimum(received * (slowed - 1), rest_s * (1 - 1 / slowed))
+            times = {**times, **{name: times[name] + last_s for name in names}}
         delta_backward_s = times["delta_backward_s"] + outside.after_s
         of_host = issued.times(
             passes,
@@ -457,12 +464,13 @@ class StageSlots:
         # ends last.
         ties = batch.has_embedding * (1 - batch.shares_table) > batch.has_head
         averaged_s = seconds.averaging_s(self.tasks.types.counts(batch.columns), of_strategy)
-        send_slowed, together_slowed = sends_beside_arithmetic(seconds)
+        computing_slowed, send_slowed, together_slowed = sends_beside_arithmetic(seconds)
         gathered_s, reduced_s = beside_embedding_s(seconds, self.kinds, self.counts)
         in_place, in_each = stay_reduced(seconds)
         return OutsidePasses(
             received_s=np.where(batch.has_embedding, 0.0, sent_over(batch.comes_from, *ways)),
             sent_s=np.where(batch.has_head, 0.0, sent_over(batch.goes_to, *ways)),
+            computing_slowed=computing_slowed[of_strategy],
             send_slowed=send_slowed[of_strategy],
             together_slowed=together_slowed[of_strategy],
             embedded_s=(seconds.alone("F", "") + seconds.tensor_s["forward"])[0, of_strategy],
