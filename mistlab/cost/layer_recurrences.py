@@ -1,6 +1,6 @@
 """Computes the times of passes layer by layer: of layers whose weights are copied from the host and
 gathered, of first forward passes with optimizer steps, of passes from which activations or
-gradients leave, and of last backward passes in which gradient reductions queue.
+gradients leave (and their lower bounds), and of last backward passes whose reductions queue.
 
 Axes: C candidates or cases, S strategies, J sets of layers, R rows of equal layers, L layers.
 """
@@ -38,13 +38,14 @@ from mistlab.cost.side_by_side import (
     ends_of_several,
     ends_of_streams,
     lanes_of,
+    largest_weights,
     played,
+    prices_of,
     sets_of,
     slot_after,
     until,
 )
 from mistlab.cost.slot_work import (
-    HERE,
     LOWER,
     NOTHING,
     SIMULATED,
@@ -53,9 +54,10 @@ from mistlab.cost.slot_work import (
     gathers_each_pass,
     keep_all,
     leave_passes,
+    of_layers,
     of_pass,
+    reduced_inside,
     reduces_each_pass,
-    slot_ends,
     stay_reduced,
     steps_in_turn,
 )
@@ -205,51 +207,6 @@ def first_pass_s(
             more_s[run, chosen] = measured_s / MEASURED
     passed_s[rows] = cases.of_rows(first_s, more_s)
     return np.asarray(np.where([is_first, ~is_first], passed_s, 0.0))
-
-
-def stepped_ahead_s(
-    seconds: TaskSeconds,
-    slots: tuple[Ints, Floats],
-    strategies: Distinct,
-    stages: Distinct,
-    kept: Kept,
-) -> Floats | None:
-    """The least and the most seconds until a stage that offloads nothing has computed its first
-    forward pass, for each candidate (2, C). They are equal but for lower bounds, and infinite for
-    other candidates; None if no optimizer steps run ahead of layers.
-
-    Steps need no weights of other ranks, so all run while those of the first block are gathered;
-    an embedding computes meanwhile. After that either each layer waits for its weights, or nothing
-    waits and gathers are as long beside arithmetic. ``slots`` are the kinds of slots and how many
-    of each every stage has.
-    """
-    stays, template = keep_all(seconds), seconds.model.template
-    of_steps = (task for task in template.phases["first_forward"] if task.kind == "S")
-    if template.depth != 1 or not stays.any() or not any(t.place == "ahead" for t in of_steps):
-        return None
-    kinds, counts = slots
-    here, is_least = kinds[:, HERE], kept == "least"
-    opens = (here == seconds.model.types.names.index(EMBEDDING))[:, None]
-    tasks = of_pass(seconds, "first_forward", ROWS)
-    steps, passes, gathers = (tasks[ROWS[name], here] for name in ("S", "F", "U"))
-    inside = np.zeros((len(STREAMS), *passes.shape))
-    inside[COMPUTE], inside[LINK] = passes, tasks[ROWS["U"], kinds[:, UPPER]]
-    inside_s = until(STREAMS, slot_ends(seconds, inside, is_least), inside)
-    first = np.flatnonzero((kinds[:, LOWER] == NOTHING) & (here != NOTHING))
-    first = first[counts[first].argmax(axis=0)]
-    begins, whole = np.zeros((2, len(STREAMS), len(first), len(stays)))
-    begins[LINK] = (gathers + opens * inside[LINK])[first]
-    stepping_s = counts.T @ steps - steps[first]
-    begins[COMPUTE] = stepping_s + (opens * passes)[first]
-    whole[COMPUTE], whole[LINK] = stepping_s + counts.T @ passes, counts.T @ gathers
-    gathered_s, computed_s = (
-        slot_ends(seconds, alone, is_least)[stream]
-        for stream, alone in ((LINK, begins), (COMPUTE, whole))
-    )
-    inside_s *= (here != NOTHING)[:, None] & ~opens
-    passed_s = steps[first] + np.maximum(gathered_s + counts.T @ inside_s, computed_s)
-    passed_s = np.where(stays, passed_s, np.inf)[stages.index, strategies.index]
-    return np.stack([np.where(is_least | np.isinf(passed_s), -np.inf, passed_s), passed_s])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -502,6 +459,53 @@ def without_leaving_s(alone: Floats, fetched_s: Floats, slowed: SlowedBy) -> Flo
     return np.asarray(np.maximum(lasting, fetched_s.sum(axis=0)))
 
 
+# Computes lower bounds of passes from which activations or gradients leave while later layers
+# compute. What leaves a layer may do so in the next two slots. Each second of it counts as many
+# seconds of the pass as its price says, and a slot's own work as any weights (of
+# ``least_together``) say that are no lower.
+
+
+def least_in_windows(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> Floats:
+    """Lower bounds of how long forward and backward passes take while activations or gradients
+    leave for the host, split over their layers (2, prices, K, S).
+
+    A price says how many seconds a pass takes at least for each second of what leaves. Each price
+    gives a bound of its own: the sum over the pass's layers. The bounds never fall as work grows,
+    and are zero where nothing leaves. The tasks take ``alone`` (4, 2, K, S) by themselves.
+    """
+    leave, slowed, holds = leave_passes(seconds), seconds.slowed_by(), reduces_each_pass(seconds)
+    of_groups = {
+        first: slowed.table[:, first : first + (1 << len(STREAMS))].tobytes()
+        for first in np.unique(slowed.first[leave.any(axis=0)]).tolist()
+    }
+    tables: list[tuple[int, Rows, list[Floats]]] = []
+    for way, (kind, of_layer) in enumerate((("A", LOWER), ("G", UPPER))):
+        # Gradients are reduced before they leave.
+        for reduces in (False, True)[: way + 1]:
+            of_way = leave[way] & (holds == reduces) if way else leave[way]
+            streams = (AWAY, LINK) if reduces else (AWAY,)
+            for first, factors in of_groups.items():
+                chosen = np.flatnonzero(of_way & (slowed.first == first))
+                if not len(chosen):
+                    continue
+                work, layers = alone[:, way][..., chosen], kinds[:, of_layer]
+                work[AWAY], gone = 0.0, [of_layers(seconds.alone(kind, ">")[:, chosen], layers)]
+                if reduces:
+                    gone.append(reduced_inside(seconds, layers)[:, chosen])
+                    work[LINK] = np.maximum(work[LINK] - gone[1], 0.0)
+                together = np.tensordot(largest_weights(factors), work, 1)
+                least = [
+                    together[reaches].max(axis=0) + np.tensordot(price, gone, 1)
+                    for price, reaches in prices_of(factors, streams)
+                ]
+                tables.append((way, chosen, least))
+    prices = max((len(least) for *_, least in tables), default=0)
+    of_prices = np.zeros((2, prices, *alone.shape[2:]))
+    for way, chosen, least in tables:
+        of_prices[way, : len(least), :, chosen] = np.array(least).transpose(2, 0, 1)
+    return of_prices
+
+
 # Computes the last backward pass where gradient reductions of different blocks queue.
 
 
@@ -511,12 +515,12 @@ def queued_reductions(
     """The seconds of last backward passes until all layers have computed, and until all gradients
     but the last layer's are reduced, for each candidate (2, C).
 
-    Zero for candidates that copy to or from the host, or whose layers wait for reductions; None if
-    all blocks are equal, since then no reductions queue. If a block's reduction takes longer than
+    Zero for candidates that copy to or from the host, or whose layers wait for reductions; None in
+    engines that gather more than one layer ahead, or none. If a block's reduction takes longer than
     the next block's computation, further blocks are slowed too.
     """
     types, strategy, stage = seconds.model.types, strategies.index, stages.index
-    if len(types.kinds) == 1 or seconds.model.template.depth != 1:
+    if seconds.model.template.depth != 1:
         return None
     sizes, of_runs = types.runs(dict(zip(types.columns, stages.columns, strict=True)))
     rows = np.flatnonzero((stay_reduced(seconds)[0] & keep_all(seconds))[strategy])

@@ -23,6 +23,7 @@ from mistlab.cost.beside_sends import (
 from mistlab.cost.layer_recurrences import (
     ends_if_gathered,
     least_ends_if_gathered,
+    least_in_windows,
     without_leaving_s,
 )
 from mistlab.cost.side_by_side import AHEAD, AWAY, LINK, until
@@ -34,7 +35,6 @@ from mistlab.cost.slot_work import (
     SlotWork,
     first_slots,
     in_slots,
-    least_in_windows,
     leave_passes,
     reduced_inside,
     shared_turns,
@@ -571,7 +571,7 @@ def pass_sums(
     steps = slots.of_steps()
     backward = slots.through_backward()[None]
     inside = [slots.last_computed()[None], slots.arithmetic(), backward, slots.inside, steps]
-    windows = slots.least_in_windows()
+    windows = slots.least_in_windows() if slots.leave.any() else slots.inside[:0]
     lost, turns = slots.beside_sends() if sends else ((), ())
     inside += [windows, *lost]
     lengths = [

@@ -36,7 +36,6 @@ from mistlab.cost.layer_recurrences import (
     first_pass_s,
     leaving_s,
     queued_reductions,
-    stepped_ahead_s,
 )
 from mistlab.cost.links import is_never_ahead, left_by_steps, longer_again, peculiar_s
 from mistlab.cost.pass_seconds import (
@@ -47,7 +46,7 @@ from mistlab.cost.pass_seconds import (
     PassSums,
     pass_sums,
 )
-from mistlab.cost.slot_work import leave_passes, slot_counts, stay_reduced
+from mistlab.cost.slot_work import leave_passes, slot_counts, stay_reduced, stepped_ahead_s
 from mistlab.cost.tasks import Kept, TaskModel, TaskSeconds, task_columns
 from mistlab.engines.engine import HostTime
 from mistlab.graph.treatments import TREATMENTS
@@ -444,12 +443,13 @@ class StageSlots:
         ``sends``.
         """
         sums = pass_sums(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
-        leaving, of_stages = None, (self.seconds, self.strategies, self.stages)
+        leaving, queued, of_stages = None, None, (self.seconds, self.strategies, self.stages)
         first = first_pass_s(*of_stages, kept) if self.seconds.alone("P", ">").any() else None
         if kept == "own":
             leaving = leaving_s(*of_stages) if leave_passes(self.seconds).any() else None
-        queued, slots = queued_reductions(*of_stages, kept), (self.kinds, self.counts)
-        ahead = stepped_ahead_s(self.seconds, slots, *of_stages[1:], kept)
+        if len(self.tasks.types.kinds) > 1:
+            queued = queued_reductions(*of_stages, kept)
+        ahead = stepped_ahead_s(self.seconds, (self.kinds, self.counts), *of_stages[1:], kept)
         return replace(sums, queued=queued, first=first, ahead=ahead, leaving=leaving)
 
     def longest_beside_sends(self) -> Mapping[Pass, Floats]:
