@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -288,6 +289,10 @@ class Menus:
             self._options |= zip(
                 alike_positions, self._evaluated(alike_positions, strategies, limit_s), strict=True
             )
+
+    def number_of_ways(self, position: StagePosition) -> int:
+        """The number of ways in which a stage may save memory, whether it fits in memory or not."""
+        return prod(map(len, self._choices(position))) * len(self._counts(position))
 
     def only(self, pick: Callable[[StagePosition, Options], Options]) -> "Menus":
         """A copy in which each stage has only those candidates that ``pick`` returns for it."""

@@ -9,7 +9,7 @@ Axes: K partial pipelines.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -38,7 +38,6 @@ from searchers.exact.partials import (
 )
 from searchers.exact.relaxed import Relaxed
 from searchers.meshes import Mesh, even_layers, layer_counts, lies_well
-from searchers.savings import number_of_ways
 from searchers.strategy import Ledger
 
 # The beam width: how many partial pipelines a beam search keeps for each pair of numbers of blocks
@@ -49,8 +48,8 @@ FEW = 16
 # When times are rounded, dominated partial pipelines are pruned as soon as there are more partial
 # pipelines than this.
 MOST = 1 << 17
-# All pipelines of a group are listed only if there are at most this many candidates for its stages,
-# and partial pipelines of each number of stages.
+# All pipelines of a group are listed only if there are at most this many candidates for its stages
+# and, for each number of stages, partial pipelines and stages that may come in front of them.
 MOST_LISTED = 1 << 14
 
 
@@ -124,12 +123,12 @@ def fastest_few(
     return joined.found(limit_s, count)
 
 
-def all_within(menus: StageMenus, limit_s: float, most: int) -> list[tuple[float, Chosen]] | None:
+def all_within(menus: Menus, limit_s: float, most: int) -> list[tuple[float, Chosen]] | None:
     """All pipelines of a group that take less than ``limit_s`` by the closed form, dominated ones
     too, with their times, fastest first; None if they are more than ``most``, or if partial
     pipelines are too many to tell.
     """
-    return _Join(menus=menus).all_within(limit_s, most)
+    return _Join(menus=menus).all_within(limit_s, most, menus.number_of_ways)
 
 
 def plan_of(menus: StageMenus, chosen: Chosen) -> Plan:
@@ -206,19 +205,28 @@ class _Join:
         fastest = sorted(known.values(), key=lambda entry: entry[0])
         return [(seconds, tuple(whole.stages(row))) for seconds, whole, row in fastest]
 
-    def all_within(self, limit_s: float, most: int) -> list[tuple[float, Chosen]] | None:
+    def all_within(
+        self, limit_s: float, most: int, number_of_ways: Callable[[StagePosition], int]
+    ) -> list[tuple[float, Chosen]] | None:
         """All pipelines under a limit with their times, fastest first; None if they are more than
-        ``most``, or if too many candidates or partial pipelines lead to them.
+        ``most``, or if too many candidates or partial pipelines lead to them. ``number_of_ways``
+        counts the candidates for a stage, before they are evaluated.
         """
         menus, partials = self.menus, Partials.nothing()
         pipelines: list[tuple[float, Chosen]] = []
         listed: set[StagePosition] = set()
+        ways = 0
         for after in range(self._stages_within(limit_s)):
             where = {taken: rows.stop - rows.start for taken, rows in partials.by_taken()}
-            steps = [*self._steps(where, after, limit_s)]
-            listed |= {place for _, place in steps}
-            if sum(_ways(menus.space, place) for place in listed) > MOST_LISTED:
-                return None
+            steps: list[tuple[Taken, StagePosition]] = []
+            # Steps are counted as they come, since there may be millions, too many for a list.
+            for taken, position in self._steps(where, after, limit_s):
+                steps.append((taken, position))
+                if position not in listed:
+                    listed.add(position)
+                    ways += number_of_ways(position)
+                if max(ways, len(steps)) > MOST_LISTED:
+                    return None
             menus.prepare(listed, limit_s)
             if sum(where[taken] * len(menus[place]) for taken, place in steps) > MOST_LISTED:
                 return None
@@ -465,11 +473,6 @@ class _Join:
             rest_s = self.relaxed.rest_s(partials, stages)
             ways.append(np.where(gpus > 0, rest_s, 0.0))
         return np.asarray(np.maximum.reduce(ways))
-
-
-def _ways(space: SearchSpace, position: StagePosition) -> int:
-    in_pipeline = not position.is_alone
-    return number_of_ways(space, position.mesh, position.layers, in_pipeline=in_pipeline)
 
 
 def _with(taken: Taken, position: StagePosition) -> Taken:

@@ -1,18 +1,23 @@
 """A problem whose best plan is predicted to take longer than the closed form, since its passes are
 played: it is proven by predicting the few plans that the closed form takes to be faster."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from mistlab.job.search import Problem
 from mistlab.plan.plan import Plan
 from mistlab.plan.space import SearchSpace
-from searchers.exact import played_plans
+from searchers.exact import played_plans, programme
 from searchers.exact.candidates import Menus
 from searchers.exact.groups import groups_of, work_of
 from searchers.exact.played_plans import are_all_predicted
 from searchers.methods import mist
 from searchers.methods.exhaustive import all_plans
 from searchers.registry import SEARCHERS
+from searchers.savings import Way, ways_alike
 from searchers.strategy import Ledger, StrategySearcher
 from simulators import symbolic
 from tests.searchers.test_every_plan import ENOUGH, Tried, predictor_of, wrong_boxes
@@ -37,8 +42,11 @@ def faster_by_closed_form(
     return {plan for plan, one in timed if one.fits and one.iteration_s < limit_s}
 
 
-def predicted(problem: Problem, space: SearchSpace, limit_s: float) -> tuple[bool, set[Plan]]:
-    """Whether the plans of all groups are predicted, and those that are."""
+def predicted(
+    problem: Problem, space: SearchSpace, limit_s: float, way: Way | None = None
+) -> tuple[bool, set[Plan]]:
+    """Whether the plans of all groups are predicted, and those that are; given a way, of the plans
+    whose stages all save memory in this way."""
     plans: set[Plan] = set()
     ledger = Ledger(
         predictor=predictor_of(problem),
@@ -49,7 +57,7 @@ def predicted(problem: Problem, space: SearchSpace, limit_s: float) -> tuple[boo
     are_all = True
     for group in groups_of(problem, space):
         work = work_of(problem, space, ledger, group.meshes)
-        menus = Menus(problem=problem, space=space, ledger=ledger, group=group, work=work)
+        menus = Menus(problem=problem, space=space, ledger=ledger, group=group, work=work, way=way)
         are_all &= are_all_predicted(menus, limit_s)
     return are_all, plans
 
@@ -67,6 +75,55 @@ def test_all_plans_that_may_be_faster_are_predicted(
     assert least <= plans <= faster
     monkeypatch.setattr(played_plans, "MOST_PLANS", len(faster) - 1)
     assert predicted(problem, space, share * best_s) == (False, set())
+
+
+def test_a_way_that_all_stages_share_is_one_candidate(
+    whole: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, space, best_s = whole
+    (group,) = groups_of(problem, space)
+    ways = [*ways_alike(space, group.meshes[0], 1, in_pipeline=True)]
+    every = [predicted(problem, space, 1.01 * best_s, way) for way in ways]
+    monkeypatch.setattr(programme, "MOST_LISTED", problem.workload.model.layers)
+    assert [predicted(problem, space, 1.01 * best_s, way) for way in ways] == every
+    assert {len(plans) for _, plans in every} == {0, 1}
+    monkeypatch.setattr(programme, "MOST_LISTED", problem.workload.model.layers - 1)
+    for way, (are_all, plans) in zip(ways, every, strict=True):
+        assert are_all
+        assert predicted(problem, space, 1.01 * best_s, way) == (not plans, set())
+
+
+def test_searches_of_shared_ways_count_one_candidate_a_stage(
+    whole: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, space, _ = whole
+    space = replace(space, unequal_stages=False)
+    searcher = StrategySearcher(strategy=SEARCHERS["exact"], predictor=predictor_of(problem))
+    for fewer, status in ((0, "OPTIMAL"), (1, "FEASIBLE")):
+        monkeypatch.setattr(programme, "MOST_LISTED", problem.workload.model.layers - fewer)
+        assert searcher.search(problem, space, ENOUGH, 0).status == status
+
+
+@pytest.mark.parametrize("more", [0, 1], ids=["ways", "steps"])
+def test_no_more_stages_are_listed_than_decide(
+    more: int, whole: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, space, best_s = whole
+    (group,) = groups_of(problem, space)
+    ways = len([*ways_alike(space, group.meshes[0], 1, in_pipeline=True)])
+    listed: list[Any] = []
+    steps = programme._Join._steps
+
+    def many(*given: Any) -> Iterator[Any]:
+        for step in steps(*given):
+            for _ in range(100):
+                listed.append(step)
+                yield step
+
+    monkeypatch.setattr(programme._Join, "_steps", many)
+    monkeypatch.setattr(programme, "MOST_LISTED", ways - 1 + more)
+    assert predicted(problem, space, best_s) == (False, set())
+    assert len(listed) == (ways + 1 if more else 1)
 
 
 @pytest.mark.parametrize("few", [mist.FEW, 0], ids=["all ways", "boxes"])
