@@ -2,7 +2,7 @@
 
 from experiments.runs.run_row import Recomputation, RunRow
 from experiments.runs.sized_models import parameters_of
-from mistlab.engines.adapters import BASE_BYTES, BLOCK
+from mistlab.engines.adapters import BASE_BYTES, BLOCK, COPYING_KEYS
 from mistlab.engines.engine import MOMENTS_BYTES, EngineMemory
 from mistlab.plan.workload import ModelSpec
 
@@ -16,10 +16,17 @@ FOUR_BITS = 2 * (0.5 + 4 / 128)
 
 
 def beside_bytes(
-    row: RunRow, model: ModelSpec, recompute: Recomputation, tokens: int, shards: int = 1
+    row: RunRow,
+    model: ModelSpec,
+    recompute: Recomputation,
+    tokens: int,
+    memory: EngineMemory | None,
+    shards: int = 1,
 ) -> int:
     """The bytes that a run keeps beyond its plan, for a micro-batch of ``tokens`` tokens and
     weights in ``shards``. If blocks are recomputed whole, the bytes of only one block count.
+
+    Less than none if the plan, by the ``memory`` of its engine, counts tensors that the run lacks.
     """
     blocks = 1 if recompute.way == "full" else model.layers
     dropped = _of_dropped(row, model) if row.adapters and row.drops_adapter_inputs else 0
@@ -34,16 +41,14 @@ def beside_bytes(
     if row.moments_of_4_bits and not row.adapters:
         saved = MOMENTS_BYTES["adamw-8bit"] - FOUR_BITS
         wide -= int(saved * parameters_of(model) / shards)
-    if row.shards_tables and shards > 1 and not model.tied_embeddings:
-        # Plans count the gathered weights and, if these are trained, their whole gradients.
-        wide -= (1 if row.adapters else 2) * COPY_BYTES * _of_tables(model)
     if row.gathers_head:
         # The weights of embedding and head in full precision, and their gradient.
         wide += 2 * COPY_BYTES * model.vocab * model.hidden
     scaled = _of_scaled(model) if row.adapters and row.scales_outputs else 0
     of_token = (dropped + scaled) * blocks + (keys if row.returns_keys else 0)
-    if row.groups_keys:
-        of_token -= 2 * COPY_BYTES * (model.heads - model.kv_heads) * model.head_dim * blocks
+    if memory is not None:
+        of_token -= _of_copied_keys(row, model, memory) * blocks
+        wide -= _of_gathered_tables(row, model, memory) if shards > 1 else 0
     if row.keeps_outputs and row.loss == "whole":
         of_token += COPY_BYTES * model.vocab
     return tokens * of_token + wide
@@ -61,6 +66,25 @@ def flat_gradients_bytes(row: RunRow, model: ModelSpec) -> int:
 def _of_tables(model: ModelSpec) -> int:
     """The parameters of a model's embedding and head."""
     return (1 if model.tied_embeddings else 2) * model.vocab * model.hidden
+
+
+def _of_copied_keys(row: RunRow, model: ModelSpec, memory: EngineMemory) -> int:
+    """The bytes per token of a block's copies of keys and values for every head of the queries, if
+    the plan counts them but the run's attention needs none.
+    """
+    if not row.groups_keys or memory.kept_by not in COPYING_KEYS:
+        return 0
+    return 2 * COPY_BYTES * (model.heads - model.kv_heads) * model.head_dim
+
+
+def _of_gathered_tables(row: RunRow, model: ModelSpec, memory: EngineMemory) -> int:
+    """The bytes of embedding and head that the plan keeps gathered while blocks run, and of their
+    whole gradients if they are trained, if the run shards both apart.
+    """
+    if not row.shards_tables or model.tied_embeddings or not memory.gathered_blocks:
+        return 0
+    width = COPY_BYTES if row.states == "16bit" else memory.weight
+    return (1 if row.adapters else 2) * width * _of_tables(model)
 
 
 def streamed_bytes(row: RunRow, model: ModelSpec, memory: EngineMemory | None, shards: int) -> int:

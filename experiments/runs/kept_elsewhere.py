@@ -81,7 +81,7 @@ class KeptElsewhere:
         ``memory`` says how the row's engine stores states; None if it does not train in the row's
         precision.
         """
-        beside = beside_bytes(row, model, recompute, tokens, shards)
+        beside = beside_bytes(row, model, recompute, tokens, memory, shards)
         beside += streamed_bytes(row, model, memory, shards) + bucket_bytes(row, memory)
         is_late = row.late_gradients and micro_batches == 1
         is_whole = shards > 1 and row.loads_whole

@@ -16,6 +16,8 @@ States = Literal["mixed", "16bit"]
 
 # Values of ``EngineMemory.kept_by`` under which torch launches one kernel for each operator.
 ONE_BY_ONE = ("eager", "autocast")
+# Values of it under which blocks keep copies of keys and values for every head of the queries.
+COPYING_KEYS = (*ONE_BY_ONE, "compiled")
 # The bytes per parameter that an optimizer step in 16 bits moves: it reads a gradient, and reads
 # and writes a weight and two moments.
 _MOVED_IN_16_BITS = 2 + 2 * 3 * 2

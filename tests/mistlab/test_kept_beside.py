@@ -103,6 +103,46 @@ def test_tables_sharded_apart_are_not_gathered_while_blocks_run(
     assert less == times * 2 * tables
 
 
+@pytest.mark.parametrize(
+    ("date", "is_apart"),
+    [
+        ("2025-12", False),
+        ("2026", False),
+        ("2026-04", False),
+        ("2026-05", True),
+        ("2026-12", True),
+        ("2027-01", True),
+        ("2030-06", True),
+    ],
+)
+def test_tables_are_sharded_apart_since_may_2026(date: str, is_apart: bool) -> None:
+    cells = {"method": "full", "gpus": "8", "zero": "fsdp", "precision": "bf16", "date": date}
+    assert (run(**cells, engine="TRL SFTTrainer (FSDP2)").elsewhere.beside_bytes < 0) == is_apart
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "engine", "of_value"),
+    [
+        # Weights and gradients in 16 bits; in 32 under autocast, where the plan gathers these.
+        ("TRL SFTTrainer (FSDP2)", "bf16", "trainer", 2 + 2),
+        ("HF Trainer (FSDP2)", "bf16 (amp: fp32 weights)", "trainer-autocast", 4 + 4),
+        # Plans of this engine keep no tables gathered.
+        ("HF Trainer (FSDP2)", "bf16", "fsdp", 0),
+    ],
+)
+def test_no_more_of_tables_is_taken_off_than_the_plan_counts(
+    name: str, precision: str, engine: str, of_value: int
+) -> None:
+    row = {"engine": name, "method": "full", "gpus": "8", "zero": "fsdp", "precision": precision}
+    before, after = (run(**row, date=date) for date in ("2026-04", "2026-05"))
+    assert after.engine == engine
+    less = before.elsewhere.beside_bytes - after.elsewhere.beside_bytes
+    assert less == of_value * 2 * VOCABULARY * HIDDEN
+    job = job_of(after).job
+    plan = SymbolicPredictor(workload=job.workload, cluster=job.cluster).predict(job.plan)
+    assert less < plan.stages[0].memory.buffers
+
+
 @pytest.mark.parametrize(("recompute", "blocks"), [("none", LAYERS), ("full", 1)])
 def test_flash_attention_needs_no_copies_of_keys(recompute: str, blocks: int) -> None:
     cells = {"engine": "TRL SFT", "recompute": recompute, "sequence_length": "4096", "cp": "4"}
@@ -111,6 +151,31 @@ def test_flash_attention_needs_no_copies_of_keys(recompute: str, blocks: int) ->
     # Of a rank's own tokens.
     less = 1024 * blocks * 2 * 2 * (HIDDEN - KEYS)
     assert copied.elsewhere.beside_bytes - grouped.elsewhere.beside_bytes == less
+
+
+@pytest.mark.parametrize(
+    ("cells", "needs_none"),
+    [
+        ({"engine": "TRL SFT", "attention": "flash-attn 2"}, True),
+        ({"engine": "TRL SFT", "attention": "sdpa (FlashAttention fallback)"}, True),
+        ({"engine": "axolotl", "attention": "flash_attention"}, True),
+        # Axolotl's examples have FlashAttention.
+        ({"engine": "axolotl"}, True),
+        ({"engine": "axolotl", "attention": "eager"}, False),
+        ({"engine": "axolotl", "attention": "sdpa"}, False),
+        ({"engine": "HF Trainer + DeepSpeed", "attention": "sdpa (no flash)"}, False),
+        ({"engine": "TRL SFT", "attention": "no flash"}, False),
+        ({"engine": "TRL SFT"}, False),
+        # Plans of these engines count no copies.
+        ({"engine": "atorch FSDP", "attention": "flash"}, False),
+        ({"engine": "DeepSpeed-Ulysses", "attention": "flash", "gpus": "8"}, False),
+    ],
+)
+def test_copies_of_keys_are_taken_off_where_a_plan_counts_them(
+    cells: dict[str, str], needs_none: bool
+) -> None:
+    found = run(**cells, method="full", recompute="none").elsewhere.beside_bytes
+    assert found == -needs_none * TOKENS * LAYERS * 2 * 2 * (HIDDEN - KEYS)
 
 
 def test_a_wrapper_s_checkpointing_leaves_keys_and_values_in_the_output() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mistlab.engines.adapters import COPYING_KEYS
 from mistlab.engines.engine import ENGINES
 from mistlab.graph.attention_core import FLASH_BACKWARD
 from mistlab.graph.layer_types import split_over_context
@@ -54,6 +55,14 @@ def test_a_block_keeps_what_its_operators_keep(kept_by: str, kept: float, precis
     else:
         # Sums of attention, and deviations of norms: 34 numbers of 4 bytes a token.
         assert found == pytest.approx(kept, abs=34.1 * 4 / SIZES["h"])
+
+
+@pytest.mark.parametrize("kept_by", ["", "tiled", "compiled", "eager", "autocast"])
+def test_copies_of_keys_make_up_for_heads_that_queries_share(kept_by: str) -> None:
+    """With copies a block keeps as much as one that has a head of keys for each of the queries."""
+    saved = graph_of(LLAMA, kept_by).counts.block.saved_bytes
+    few, many = (bytes_of(saved, {**SIZES, "A": 1, "j": 1, "k": heads}) for heads in (8, 32))
+    assert (few == pytest.approx(many)) == (kept_by in COPYING_KEYS)
 
 
 def test_its_fullest_moments_have_these_bytes_too() -> None:
