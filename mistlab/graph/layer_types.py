@@ -45,7 +45,8 @@ def split_over_context(graph: ModelGraph, exchange: int = RING) -> ModelGraph:
     A rank has s of the s cp tokens, and exchanges keys in the way ``exchange``
     (``mistlab.schedule.context_ways``); only attention needs other ranks' tokens. Of a causal
     sequence each rank takes one part of the first half and one of the second, which balances work.
-    With one rank (cp is 1) the graphs are unchanged.
+    With one rank (cp is 1) only FlashAttention's backward pass, if torch runs it, is given what it
+    holds under any number of ranks (``with_copies``).
     """
     width = _WIDTHS[graph.precision]
 
