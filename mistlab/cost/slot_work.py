@@ -557,37 +557,42 @@ def stepped_ahead_s(
 ) -> Floats | None:
     """The least and the most seconds until a stage that offloads nothing has computed its first
     forward pass, for each candidate (2, C). They are equal but for lower bounds, and infinite for
-    other candidates; None if no optimizer steps run ahead of layers.
+    other candidates or if not known; None if no optimizer steps run ahead of layers.
 
-    Steps need no weights of other ranks, so all run while those of the first block are gathered;
-    an embedding computes meanwhile. After that either each layer waits for its weights, or nothing
-    waits and gathers are as long beside arithmetic. ``slots`` are the kinds of slots and how many
-    of each every stage has.
+    Steps need no weights of other ranks, so they run while those of the first block are gathered;
+    an embedding computes meanwhile. If all have run by then, either each layer waits for its
+    weights, or none does and gathers are as long beside arithmetic. Otherwise only the second case
+    is known. ``slots`` are the kinds of slots and how many of each every stage has.
     """
     stays, template = keep_all(seconds), seconds.model.template
     of_steps = (task for task in template.phases["first_forward"] if task.kind == "S")
     if template.depth != 1 or not stays.any() or not any(t.place == "ahead" for t in of_steps):
         return None
-    kinds, counts = slots
-    here, is_least = kinds[:, HERE], kept == "least"
+    (kinds, counts), is_least = slots, kept == "least"
+    here = kinds[:, HERE]
     opens = (here == seconds.model.types.names.index(EMBEDDING))[:, None]
     tasks = of_pass(seconds, "first_forward", ROWS)
     steps, passes, gathers = (tasks[ROWS[name], here] for name in ("S", "F", "U"))
-    inside = np.zeros((len(STREAMS), *passes.shape))
-    inside[COMPUTE], inside[LINK] = passes, tasks[ROWS["U"], kinds[:, UPPER]]
+    inside, after = np.zeros((len(STREAMS), *passes.shape)), kinds[:, UPPER]
+    inside[COMPUTE], inside[LINK] = passes, tasks[ROWS["U"], after]
+    # Layers after embeddings are gathered before these compute, but sharded weights beside them.
+    ahead = opens & ~gathers_each_pass(seconds)
     inside_s = until(STREAMS, slot_ends(seconds, inside, is_least), inside)
+    inside_s *= (here != NOTHING)[:, None] & ~ahead
     first = np.flatnonzero((kinds[:, LOWER] == NOTHING) & (here != NOTHING))
+    if not len(first):
+        return None
     first = first[counts[first].argmax(axis=0)]
     begins, whole = np.zeros((2, len(STREAMS), len(first), len(stays)))
-    begins[LINK] = (gathers + opens * inside[LINK])[first]
-    stepping_s = counts.T @ steps - steps[first]
-    begins[COMPUTE] = stepping_s + (opens * passes)[first]
+    begins[LINK] = (gathers + ahead * inside[LINK])[first]
+    stepping_s, embedded_s = counts.T @ steps - steps[first], (ahead * passes)[first]
+    begins[COMPUTE] = stepping_s + embedded_s
     whole[COMPUTE], whole[LINK] = stepping_s + counts.T @ passes, counts.T @ gathers
-    gathered_s, computed_s = (
-        slot_ends(seconds, alone, is_least)[stream]
-        for stream, alone in ((LINK, begins), (COMPUTE, whole))
-    )
-    inside_s *= (here != NOTHING)[:, None] & ~opens
-    passed_s = steps[first] + np.maximum(gathered_s + counts.T @ inside_s, computed_s)
-    passed_s = np.where(stays, passed_s, np.inf)[stages.index, strategies.index]
+    ends, inside_s = slot_ends(seconds, begins, is_least), counts.T @ inside_s
+    waited_s, computed_s = ends[LINK] + inside_s, slot_ends(seconds, whole, is_least)[COMPUTE]
+    has_stepped = ends[COMPUTE] - embedded_s <= ends[LINK]
+    is_busy = until(STREAMS, ends, begins) + inside_s <= computed_s * (1 + 1e-9)
+    is_known = stays & (is_least | has_stepped | is_busy) & (computed_s > 0)
+    passed_s = np.where(is_known, steps[first] + np.maximum(waited_s, computed_s), np.inf)
+    passed_s = passed_s[stages.index, strategies.index]
     return np.stack([np.where(is_least | np.isinf(passed_s), -np.inf, passed_s), passed_s])

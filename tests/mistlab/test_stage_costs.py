@@ -140,15 +140,15 @@ def with_steps_in_turn(
 def after_all_steps(
     model: StageTimeModel, batch: StageBatch, row: int, forward: SlotTimes, factors: np.ndarray
 ) -> float | None:
-    """The first forward pass of a stage that offloads nothing: all steps run while the first
-    block's weights are gathered, then its layers compute; None for other stages.
+    """The first forward pass of a stage that offloads nothing and whose steps all run while the
+    first block's weights are gathered, or whose layers wait for no weights; None for others.
     """
     if model.tasks.template.depth != 1 or any(
         getattr(batch, f"offload_{kind}")[row] > 0 for kind in OFFLOADED
     ):
         return None
     seconds, types = seconds_of(model, batch, row), types_of(model, batch, row)
-    opens = int(batch.has_embedding[row])
+    before = int(batch.has_embedding[row] and batch.zero[row] < 3)
     passing = [forward[layer].alone[0, 0] for layer in range(len(types))]
     stepped = [float(seconds.alone("S", "")[kind, 0]) for kind in types]
     gathered = [float(seconds.alone("U", "")[kind, 0]) * (batch.zero[row] > 0) for kind in types]
@@ -158,10 +158,14 @@ def after_all_steps(
         alone[0, :2] = computed_s, gathered_s
         return float(overlapped(alone, factors, awaited or STREAMS)[0])
 
-    before_s = sum(stepped[1:])
-    waits_s = ended(before_s + sum(passing[:opens]), sum(gathered[: opens + 1]), "gpu_to_gpu")
-    waits_s += sum(map(ended, passing[opens:], [*gathered[opens + 1 :], 0.0]))
-    return stepped[0] + max(waits_s, ended(before_s + sum(passing), sum(gathered), "compute"))
+    stepping_s, embedded_s = sum(stepped[1:]), sum(passing[:before])
+    begins = stepping_s + embedded_s, sum(gathered[: before + 1])
+    inside_s = sum(map(ended, passing[before:], [*gathered[before + 1 :], 0.0]))
+    waited_s = ended(*begins, "gpu_to_gpu")
+    busy_s = ended(stepping_s + sum(passing), sum(gathered), "compute")
+    if ended(*begins, "compute") - embedded_s > waited_s and ended(*begins) + inside_s > busy_s:
+        return None
+    return stepped[0] + max(waited_s + inside_s, busy_s)
 
 
 def shared_turn(

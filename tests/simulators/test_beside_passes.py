@@ -1,6 +1,7 @@
 """Sends and reductions beside the next pass, where the closed form and played plans are alike."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -51,8 +52,13 @@ def test_a_pass_s_last_reduction_goes_on_beside_the_next_first_layer(
     assert closed_s == pytest.approx(played_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("hardware", ["l4-24gb", "a100-40gb", "h100-80gb"])
-@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("hardware", "zero"),
+    [
+        *product(("l4-24gb", "a100-40gb", "h100-80gb"), (1, 2)),
+        *product(("l4-24gb", "h100-80gb"), (3,)),
+    ],
+)
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_all_steps_run_while_the_first_weights_are_gathered(
     hardware: str, zero: int, nodes: int
@@ -64,6 +70,15 @@ def test_all_steps_run_while_the_first_weights_are_gathered(
         work, cluster_of(hardware, nodes), Plan(stages=(stage,), micro_batches=2)
     )
     assert closed_s == pytest.approx(played_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("model", ["qwen3-4b", "mixtral-8x7b", "llama3.2-1b"])
+def test_steps_that_layers_do_not_wait_for_run_when_layers_wait_for_others(model: str) -> None:
+    """These took 0.8 % too short where all steps were taken to run before the first layer."""
+    work = workload_of(model, 2048, 8, layers=8)
+    plan = Plan(stages=(replace(PLAIN, layers=8, data_parallel=8, zero=1),), micro_batches=1)
+    closed_s, played_s = times_of(work, cluster_of("h100-80gb"), plan)
+    assert closed_s == pytest.approx(played_s, rel=3e-3)
 
 
 @pytest.mark.parametrize("hardware", ["a100-40gb", "h100-80gb"])
