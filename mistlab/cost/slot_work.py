@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
-from mistlab.core.distinct import Distinct
+from mistlab.core.distinct import Distinct, Sums
 from mistlab.cost.side_by_side import (
     AWAY,
     COMPUTED,
@@ -550,7 +550,7 @@ def first_slots(
 
 def stepped_ahead_s(
     seconds: TaskSeconds,
-    slots: tuple[Ints, Floats],
+    slots: tuple[Ints, Floats, Sums],
     strategies: Distinct,
     stages: Distinct,
     kept: Kept,
@@ -562,37 +562,38 @@ def stepped_ahead_s(
     Steps need no weights of other ranks, so they run while those of the first block are gathered;
     an embedding computes meanwhile. If all have run by then, either each layer waits for its
     weights, or none does and gathers are as long beside arithmetic. Otherwise only the second case
-    is known. ``slots`` are the kinds of slots and how many of each every stage has.
+    is known. ``slots`` are kinds of slots, their numbers in each stage, and their sums.
     """
     stays, template = keep_all(seconds), seconds.model.template
     of_steps = (task for task in template.phases["first_forward"] if task.kind == "S")
-    if template.depth != 1 or not stays.any() or not any(t.place == "ahead" for t in of_steps):
+    kinds, counts, summed = slots
+    here, after, is_least = kinds[:, HERE], kinds[:, UPPER], kept == "least"
+    firsts = np.flatnonzero((kinds[:, LOWER] == NOTHING) & (here != NOTHING))
+    steps_ahead = template.depth == 1 and any(task.place == "ahead" for task in of_steps)
+    if not steps_ahead or not stays.any() or not len(firsts):
         return None
-    (kinds, counts), is_least = slots, kept == "least"
-    here = kinds[:, HERE]
     opens = (here == seconds.model.types.names.index(EMBEDDING))[:, None]
     tasks = of_pass(seconds, "first_forward", ROWS)
     steps, passes, gathers = (tasks[ROWS[name], here] for name in ("S", "F", "U"))
-    inside, after = np.zeros((len(STREAMS), *passes.shape)), kinds[:, UPPER]
+    inside = np.zeros((len(STREAMS), *passes.shape))
     inside[COMPUTE], inside[LINK] = passes, tasks[ROWS["U"], after]
     # Layers after embeddings are gathered before these compute, but sharded weights beside them.
     ahead = opens & ~gathers_each_pass(seconds)
-    inside_s = until(STREAMS, slot_ends(seconds, inside, is_least), inside)
-    inside_s *= (here != NOTHING)[:, None] & ~ahead
-    first = np.flatnonzero((kinds[:, LOWER] == NOTHING) & (here != NOTHING))
-    if not len(first):
-        return None
-    first = first[counts[first].argmax(axis=0)]
-    begins, whole = np.zeros((2, len(STREAMS), len(first), len(stays)))
-    begins[LINK] = (gathers + ahead * inside[LINK])[first]
-    stepping_s, embedded_s = counts.T @ steps - steps[first], (ahead * passes)[first]
-    begins[COMPUTE] = stepping_s + embedded_s
-    whole[COMPUTE], whole[LINK] = stepping_s + counts.T @ passes, counts.T @ gathers
-    ends, inside_s = slot_ends(seconds, begins, is_least), counts.T @ inside_s
-    waited_s, computed_s = ends[LINK] + inside_s, slot_ends(seconds, whole, is_least)[COMPUTE]
-    has_stepped = ends[COMPUTE] - embedded_s <= ends[LINK]
+    inside_s = ~ahead * until(STREAMS, slot_ends(seconds, inside, is_least), inside)
+    layers = here != NOTHING
+    of_layer = np.stack([steps, passes, gathers, inside_s])[:, layers]
+    stepping_s, passing_s, gathering_s, inside_s = summed([(of_layer, layers)])
+    begun = firsts[counts[firsts].argmax(axis=0)][stages.index], strategies.index
+    stepping_s = stepping_s - steps[begun]
+    begins, whole = np.zeros((2, len(STREAMS), len(strategies.index)))
+    begins[COMPUTE] = stepping_s + (ahead * passes)[begun]
+    begins[LINK] = (gathers + ahead * inside[LINK])[begun]
+    whole[COMPUTE], whole[LINK] = stepping_s + passing_s, gathering_s
+    slowed = seconds.slowed_by("least" if is_least else "own").chosen(strategies.index)
+    ends, computed_s = ends_of_streams(begins, slowed), ends_of_streams(whole, slowed)[COMPUTE]
+    waited_s = ends[LINK] + inside_s
+    has_stepped = ends[COMPUTE] - (ahead * passes)[begun] <= ends[LINK]
     is_busy = until(STREAMS, ends, begins) + inside_s <= computed_s * (1 + 1e-9)
-    is_known = stays & (is_least | has_stepped | is_busy) & (computed_s > 0)
-    passed_s = np.where(is_known, steps[first] + np.maximum(waited_s, computed_s), np.inf)
-    passed_s = passed_s[stages.index, strategies.index]
+    is_known = stays[strategies.index] & (is_least | has_stepped | is_busy) & (computed_s > 0)
+    passed_s = np.where(is_known, steps[begun] + np.maximum(waited_s, computed_s), np.inf)
     return np.stack([np.where(is_least | np.isinf(passed_s), -np.inf, passed_s), passed_s])

@@ -449,7 +449,8 @@ class StageSlots:
             leaving = leaving_s(*of_stages) if leave_passes(self.seconds).any() else None
         if len(self.tasks.types.kinds) > 1:
             queued = queued_reductions(*of_stages, kept)
-        ahead = stepped_ahead_s(self.seconds, (self.kinds, self.counts), *of_stages[1:], kept)
+        slots = self.kinds, self.counts, self.summed
+        ahead = stepped_ahead_s(self.seconds, slots, *of_stages[1:], kept)
         return replace(sums, queued=queued, first=first, ahead=ahead, leaving=leaving)
 
     def longest_beside_sends(self) -> Mapping[Pass, Floats]:
