@@ -584,15 +584,15 @@ def stepped_ahead_s(
     of_layer = np.stack([steps, passes, gathers, inside_s])[:, layers]
     stepping_s, passing_s, gathering_s, inside_s = summed([(of_layer, layers)])
     begun = firsts[counts[firsts].argmax(axis=0)][stages.index], strategies.index
-    stepping_s = stepping_s - steps[begun]
+    stepping_s, embedded_s = stepping_s - steps[begun], (ahead * passes)[begun]
     begins, whole = np.zeros((2, len(STREAMS), len(strategies.index)))
-    begins[COMPUTE] = stepping_s + (ahead * passes)[begun]
+    begins[COMPUTE] = stepping_s + embedded_s
     begins[LINK] = (gathers + ahead * inside[LINK])[begun]
     whole[COMPUTE], whole[LINK] = stepping_s + passing_s, gathering_s
     slowed = seconds.slowed_by("least" if is_least else "own").chosen(strategies.index)
     ends, computed_s = ends_of_streams(begins, slowed), ends_of_streams(whole, slowed)[COMPUTE]
     waited_s = ends[LINK] + inside_s
-    has_stepped = ends[COMPUTE] - (ahead * passes)[begun] <= ends[LINK]
+    has_stepped = ends[COMPUTE] - embedded_s <= ends[LINK]
     is_busy = until(STREAMS, ends, begins) + inside_s <= computed_s * (1 + 1e-9)
     is_known = stays[strategies.index] & (is_least | has_stepped | is_busy) & (computed_s > 0)
     passed_s = np.where(is_known, steps[begun] + np.maximum(waited_s, computed_s), np.inf)
