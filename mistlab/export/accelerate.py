@@ -179,6 +179,7 @@ class Sharing:
 
     ``degrees`` are those of tp, cp, ep and dp_replicate, ``level`` is ZeRO's, ``sequences`` are a
     rank's at a time. Blocks may be recomputed, and their inputs, or all states, be offloaded.
+    Ranks of cp divide attention's heads if they ``exchange_heads``.
     """
 
     level: int
@@ -188,6 +189,7 @@ class Sharing:
     splits_tokens: bool = False
     offloads_inputs: bool = False
     offloads_states: bool = False
+    exchange_heads: bool = False
 
     @classmethod
     def of(cls, job: Job) -> Self:
@@ -219,6 +221,8 @@ class Sharing:
         draft.values["zero"] = self.level
         if self.splits_tokens and self.degrees.get("tp", 1) > 1:
             draft.values["sequence_parallel"] = 1
+        if self.exchange_heads and self.degrees.get("cp", 1) > 1:
+            draft.values["context_exchange"] = HEADS
         if self.recomputes:
             draft.values["checkpointed_layers"] = model.layers
             draft.values |= {"offload_activations": 1.0} if self.offloads_inputs else {}
