@@ -156,20 +156,26 @@ def model_named(text: str) -> ModelSpec:
     try:
         return model_from(text, Path())
     except FieldError as error:
-        from mistlab.formats.checkpoints import quantised, released  # noqa: PLC0415 (seldom needed)
+        from mistlab.formats.checkpoints import (  # noqa: PLC0415 (seldom needed)
+            quantised,
+            released,
+            stored_bits,
+        )
 
         if Path(text).exists() or _PATH.match(text):
             raise
-        if (known := released(text)) is not None:
-            model, what = known
-            _tell(f"--model {text}: is taken as {what}")
-            return model
-        if (name := quantised(text)) is not None:
+        bits, known = stored_bits(text), released(text)
+        if bits != "8bit" and (name := quantised(text)) is not None:
             refuse(
                 error.path,
                 f"{text!r} has quantised weights: give --model {name}, and --base 4bit or 8bit "
                 "where adapters are trained on them",
             )
+        if known is not None:
+            model, what = known
+            wide = "; its 8-bit weights as widened: --base 8bit keeps them beside adapters"
+            _tell(f"--model {text}: is taken as {what}{wide * (bits == '8bit')}")
+            return model
         if "did you mean" in error.problem:
             raise
         refuse(

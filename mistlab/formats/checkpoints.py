@@ -13,8 +13,10 @@ from pathlib import PurePath
 from mistlab import catalog
 from mistlab.core.files import parse_settings
 from mistlab.core.values import word_set
+from mistlab.engines.adapters import Base
 from mistlab.export.given import ask_for
 from mistlab.huggingface.configurations import KIND, model_of_config
+from mistlab.huggingface.type_keys import release_configs
 from mistlab.plan.workload import ModelSpec
 from mistlab.shell.session import LaunchFile
 
@@ -22,7 +24,7 @@ from mistlab.shell.session import LaunchFile
 _SHAPELESS = word_set(
     """
     meta base instruct hf chat it pt sft dpo bf16 fp16 pretrain pretrained config model v0.1 v0.2
-    v1.0 2024 1124 0724 2407 2507 0425 1125 thinking preview
+    v1.0 2024 1124 0724 2407 2507 0425 1125 thinking preview deduped
     """
 )
 _BY_WORDS: Mapping[str, str] = {
@@ -57,6 +59,7 @@ _BY_WORDS: Mapping[str, str] = {
     "qwen 2.5 coder 32b": "qwen2.5-32b",
     "deepseek r1 distill qwen 32b": "qwen2.5-32b",
     "qwen 2.5 72b": "qwen2.5-72b",
+    "deepseek r1 0528 qwen3 8b": "qwen3-8b",
     "deepseek r1 distill llama 8b": "llama3-8b",
     "deepseek r1 distill llama 70b": "llama3-70b",
     "qwen 3 0.6b": "qwen3-0.6b",
@@ -85,6 +88,22 @@ _BY_WORDS: Mapping[str, str] = {
     "olmo 2 13b": "olmo2-13b",
     "olmo 2 32b": "olmo2-32b",
     "phi 4": "phi-4",
+    "gpt j 6b": "gpt-j-6b",
+    "codellama 34b": "codellama-34b",
+    "qwen 3.5 397b a17b": "qwen3.5-397b-a17b",
+    "qwen 3.6 35b a3b": "qwen3.6-35b-a3b",
+    "nvidia nemotron 3 nano 30b a3b": "nemotron-3-nano",
+    "nvidia nemotron 3 super 120b a12b": "nemotron-3-super",
+    "nemotron h 8b 8k": "nemotron-h-8b",
+    "nemotron h 56b 8k": "nemotron-h-56b",
+    "nvidia nemotron 3 ultra 550b a55b": "nemotron-3-ultra",
+    "nemotron 3 nano": "nemotron-3-nano",
+    "nemotron 3 super": "nemotron-3-super",
+    "nemotron 3 ultra": "nemotron-3-ultra",
+    "minimax m2": "minimax-m2",
+    "minimax m2.5": "minimax-m2",
+    "phi 4 14b": "phi-4",
+    "glm 5": "glm-5",
 }
 # The contexts of releases that share the sizes of a model with another context.
 _CONTEXTS: Mapping[str, int] = {
@@ -104,8 +123,16 @@ _CONTEXTS: Mapping[str, int] = {
     "phi 3.5 mini": 131_072,
     "tinyllama": 2048,
 }
-# Words at the end of a checkpoint's name that say how its weights are quantised.
-_QUANTISED = re.compile(r"([-_](unsloth|bnb|gptq|awq|gguf|fp8|int[48]|[48]-?bit))+$", re.IGNORECASE)
+# Words at the end of a checkpoint's name that say how its weights are quantised, and those of them
+# that tell the bits.
+_QUANTISED = re.compile(
+    r"([-_.](unsloth|bnb|gptq|awq|gguf|hqq|fp8|(nv|mx)?fp4|int[48]|[48]-?bit|w[48]a(8|16)|dynamic))+$",
+    re.IGNORECASE,
+)
+_BITS: Mapping[str, Base] = {
+    r"fp8|int8|8-?bit|w8a": "8bit",
+    r"fp4|int4|4-?bit|w4a|gptq|awq": "4bit",
+}
 _LLAMA_2 = {"vocab": 32000}
 _NEMO = {"vocab": 131072, "head_dim": 128, "rotary_base": 1e6}
 # The sizes of a model: hidden size, blocks, heads, key and value heads, feed-forward width, and
@@ -122,6 +149,7 @@ _SIZES: Mapping[str, _Sizes] = {
     "mistral 7b": (4096, 32, 32, 8, 14336, {"vocab": 32000}),
     "mistral 7b v0.3": (4096, 32, 32, 8, 14336, {"vocab": 32768, "rotary_base": 1e6}),
     "mistral nemo": (5120, 40, 32, 8, 14336, _NEMO),
+    "phi 3 mini": (3072, 32, 32, 32, 8192, {"vocab": 32064}),
     "phi 3 mini 4k": (3072, 32, 32, 32, 8192, {"vocab": 32064}),
     "phi 3 mini 128k": (3072, 32, 32, 32, 8192, {"vocab": 32064}),
     "phi 3.5 mini": (3072, 32, 32, 32, 8192, {"vocab": 32064}),
@@ -191,7 +219,8 @@ def model_named(path: str) -> ModelSpec | None:
         hidden, layers, heads = small
         more = {"tied_embeddings": True, "biases": True, "dropout": 0.1, "vocab": 50257}
         return ModelSpec.of(family="gpt", hidden=hidden, layers=layers, heads=heads, **more)
-    return None
+    config = release_configs().get(key)
+    return None if config is None else model_of_config(config, "")
 
 
 def _gemma(key: str) -> ModelSpec:
@@ -247,6 +276,18 @@ def quantised(name: str) -> str | None:
     return rest if rest != name and released(rest) is not None else None
 
 
+def stored_bits(path: str) -> Base:
+    """Return the bits of a checkpoint's weights, by its name.
+
+    >>> stored_bits("Qwen/Qwen3-8B-FP8"), stored_bits("Qwen/Qwen3-8B")
+    ('8bit', '16bit')
+    """
+    ending = _QUANTISED.search(path.rstrip("/"))
+    words = "" if ending is None else ending[0].lower()
+    bits = (bits for pattern, bits in _BITS.items() if re.search(pattern, words))
+    return next(bits, "16bit")
+
+
 def _name_of_shape(path: str) -> str:
     """Return the words of a checkpoint's name that tell the model's family and size.
 
@@ -254,7 +295,7 @@ def _name_of_shape(path: str) -> str:
     'llama 3.1 8b'
     """
     name = PurePath(path.strip().rstrip("/")).name.lower()
-    name = re.sub(r"\.(ya?ml|json)$", "", name)
+    name = _QUANTISED.sub("", re.sub(r"\.(ya?ml|json)$", "", name))
     name = re.sub(r"^(llama|qwen|deepseek|mistral|olmo|phi)(?=v?\d)", r"\1 ", name)
     # Words are separated by hyphens, underscores and spaces.
     words = [word for word in re.split(r"[-_ ]+", name) if word]

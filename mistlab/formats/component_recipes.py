@@ -18,7 +18,7 @@ from mistlab.export.accelerate import SPLITS_TOKENS, Sharing
 from mistlab.export.found import Found, Section, harmless_names
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import ENGINES, of_tuners
-from mistlab.formats.checkpoints import needed_model
+from mistlab.formats.checkpoints import model_named, needed_model
 from mistlab.formats.content import settings_of
 from mistlab.formats.launched import (
     Command,
@@ -298,20 +298,26 @@ def _last(section: Section, key: str) -> str:
     return section.text(key).rpartition(".")[2]
 
 
-# Matches the name of a torchtune function that builds a model: family, version, and size.
-_BUILDER = re.compile(r"([a-z]+?)([0-9]+)?(?:_([0-9]+))?_([0-9.]+b.*|mini.*)")
+# Matches the name of a torchtune function that builds a model: family, numbers of version and size,
+# and what follows the size.
+_BUILDER = re.compile(r"([a-z_]+?)_?((?:\d+_)*\d+)b(_.*)?")
 
 
 def _checkpoint(builder: str) -> str:
     """Return the name of the checkpoint that belongs to a torchtune function that builds a model.
+    The last number is the size, or the last two are where that names a known model.
 
-    >>> _checkpoint("qlora_llama3_1_8b"), _checkpoint("mistral_7b"), _checkpoint("qwen2_5_7b_base")
-    ('llama-3.1-8b', 'mistral-7b', 'qwen-2.5-7b-base')
+    >>> _checkpoint("qlora_llama3_1_8b"), _checkpoint("mistral_7b"), _checkpoint("qwen2_0_5b")
+    ('llama-3.1-8b', 'mistral-7b', 'qwen-2-0.5b')
     """
     name = re.sub(r"^q?lora_", "", builder)
     match = _BUILDER.fullmatch(name)
     if match is None:
         return name.replace("_", "-")
-    family, major, minor, rest = match.groups()
-    version = ".".join(part for part in (major, minor) if part)
-    return "-".join(part for part in (family, version, rest.replace("_", "-")) if part)
+    numbers = match[2].split("_")
+    names = []
+    for count in (1, 2):
+        version, size = ".".join(numbers[:-count]), ".".join(numbers[-count:])
+        parts = (match[1], version, f"{size}b", (match[3] or "").strip("_"))
+        names.append("-".join(part for part in parts if part).replace("_", "-"))
+    return next((name for name in names if model_named(name) is not None), names[0])

@@ -12,6 +12,7 @@ from mistlab.core.values import reject
 from mistlab.engines.adapters import Base
 from mistlab.export.found import Found, Section, checked_whole
 from mistlab.export.given import Imported, Remark
+from mistlab.formats.checkpoints import stored_bits
 from mistlab.plan.workload import ModelSpec
 
 # Names of the argument of ms-swift that gives the tuning method; its adapters are on all linear
@@ -79,6 +80,26 @@ def read_adapters(top: Section, draft: Found, *, rank: int = 8, usual: bool = Fa
     _tell_of_targets(top, draft)
     if not given:
         draft.remark("assumed", "adapter_rank", f"{rank}, the default, because the file gives none")
+
+
+def take_stored_bits(draft: Found, path: str) -> None:
+    """Read from the name of a run's checkpoint how many bits its frozen weights have, where the run
+    itself does not say; refuses a run that trains all weights of 4 bits.
+    """
+    bits = stored_bits(path)
+    if bits == "16bit" or draft.trained.get("base", "16bit") != "16bit":
+        return
+    if draft.trained.get("train") == "adapters":
+        draft.trained["base"] = bits
+        draft.remark("assumed", "base", f"{bits}, as the checkpoint's name says")
+    elif bits == "8bit":
+        text = "the checkpoint's 8-bit weights are predicted as widened before training"
+        draft.remark("assumed", "base", text)
+    else:
+        reject(
+            f"{path}: has weights of 4 bits, and a run without adapters trains all of them: give "
+            "LoRA adapters too, or a checkpoint of 16 bits"
+        )
 
 
 def trained_by_adapters(

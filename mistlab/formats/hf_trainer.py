@@ -24,7 +24,11 @@ from mistlab.export.megatron.launched_ranks import refusal_of, trains_bert
 from mistlab.formats.checkpoints import needed_model
 from mistlab.formats.content import settings_of
 from mistlab.formats.hf_adapters import KEYS as ADAPTERS
-from mistlab.formats.hf_adapters import read_adapters, tell_of_saved_modules
+from mistlab.formats.hf_adapters import (
+    read_adapters,
+    take_stored_bits,
+    tell_of_saved_modules,
+)
 from mistlab.formats.hf_names import CALM, HARMLESS, OTHERS, PROGRAMS, UNSAID
 from mistlab.formats.hf_sharing import read_sharing
 from mistlab.formats.launched import (
@@ -192,6 +196,7 @@ def read_arguments(
     where = trainer.names.get(key, key)
     path, files = top.text(key), with_files(source, command)
     model = draft.settled_model(given, lambda: needed_model(path, where, files))
+    take_stored_bits(draft, path)
     _tell_of_masks(top, command, model)
     tell_of_saved_modules(top, draft, model)
     given = replace(given, model=model)

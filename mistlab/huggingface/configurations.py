@@ -509,6 +509,8 @@ def _sizes(keys: TypeKeys) -> Fields:
     """Read the sizes that nearly all models have; None for a size that follows from others."""
     row, hidden = keys.row, keys.needed("hidden_size")
     ffn = keys.whole(row.ffn)
+    if row.ffn_is_sum and ffn:
+        ffn //= 2
     return {
         "hidden": hidden,
         "layers": keys.whole("num_hidden_layers"),

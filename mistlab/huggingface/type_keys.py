@@ -15,7 +15,7 @@ from typing import Any
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import refuse, shown
 
-FOLDER = "types"
+FOLDER, RELEASES = "types", "releases.yaml"
 REFUSED = "refused.yaml"
 
 
@@ -32,7 +32,8 @@ class TypeRow:
     those of ``part_biases`` turn on biases of some GEMMs, which are left out with a remark.
     ``qk_norm`` and ``post_norms`` are the keys that turn these norms on. ``ffn`` is the key of the
     feed-forward network's width; if ``ffn_times`` is given, it is instead the key of the ratio of
-    that width to the hidden size. If the key ``shared_heads`` is true, all heads share one head of
+    that width to the hidden size, and with ``ffn_is_sum`` it counts both halves of a gated network.
+    If the key ``shared_heads`` is true, all heads share one head of
     keys and values, unless the key ``unless`` is true. ``positions`` is the key of the number of
     learned positions; tokens never use the first ``unused_positions`` of them. ``dropout`` has two
     keys: of the dropout rate in general (``all``) and in attention (``attention``). ``later`` is
@@ -62,6 +63,7 @@ class TypeRow:
     unless: str = ""
     ffn: str = "intermediate_size"
     ffn_times: str = ""
+    ffn_is_sum: bool = False
     positions: str = ""
     unused_positions: int = 0
     dropout: Mapping[str, str] = field(default_factory=dict)
@@ -91,6 +93,20 @@ def refused_types() -> Mapping[str, str]:
     file = files(__package__) / FOLDER / REFUSED
     content = parse_yaml(file.read_text(encoding="utf-8"), REFUSED)
     return {kind: reason for reason, kinds in content.items() for kind in kinds}
+
+
+@cache
+def release_configs() -> Mapping[str, Mapping[str, Any]]:
+    """Return the configurations of released models by the words of their names."""
+    text = (files(__package__) / RELEASES).read_text(encoding="utf-8")
+    configs = dict[str, Mapping[str, Any]]()
+    for group in parse_yaml(f"groups:\n{text}", RELEASES)["groups"]:
+        shared = {"model_type": group["type"], **group.get("keys", {})}
+        for name, row in group["rows"].items():
+            sizes = [value for value in row if not isinstance(value, Mapping)]
+            more = row[len(sizes)] if len(row) > len(sizes) else {}
+            configs[name] = {**shared, **dict(zip(group["columns"], sizes, strict=True)), **more}
+    return configs
 
 
 def _row(plain: Mapping[str, Any]) -> TypeRow:

@@ -16,7 +16,7 @@ from mistlab.huggingface.type_keys import TypeRow, model_types, refused_types
 
 DOCS = Path(__file__).parents[2] / "docs"
 # Rows of types that the library does not have.
-OF_OTHERS = {"kimi_k2"}
+OF_OTHERS = {"kimi_k2", "qwen"}
 # Keys of files that are no fields of the library's classes: they are read for older files' sake.
 OF_FILES = {
     *("rope_theta", "partial_rotary_factor", "sliding_window_pattern", "rotary_dim"),

@@ -6,12 +6,29 @@ import pytest
 
 from mistlab import catalog
 from mistlab.economy.bill import model_parameters
-from mistlab.formats.checkpoints import _BY_WORDS, _SIZES, model_named, quantised, released
+from mistlab.formats.checkpoints import (
+    _BY_WORDS,
+    _SIZES,
+    model_named,
+    quantised,
+    released,
+    stored_bits,
+)
+from mistlab.huggingface.configurations import model_of_config
+from mistlab.huggingface.type_keys import release_configs
 from mistlab.plan.workload import ModelSpec, Workload
 
 # Sizes in names are rounded: "1b" has 1.24 billion parameters. "llama 4 scout 17b 16e" names what a
 # token uses.
 ROUNDED = 0.25
+# Names whose sizes leave parts out, with what their publishers count.
+COUNTED = {
+    "qwen 1 8b": 1.84e9,
+    "gemma 2b": 2.51e9,
+    "gemma 1.1 2b": 2.51e9,
+    "falcon3 1b": 1.67e9,
+    "granite 3.3 2b": 2.53e9,
+}
 
 
 def parameters(model: ModelSpec) -> float:
@@ -27,14 +44,14 @@ def parameters(model: ModelSpec) -> float:
     )
 
 
-@pytest.mark.parametrize("key", [*_BY_WORDS, *_SIZES])
+@pytest.mark.parametrize("key", [*_BY_WORDS, *_SIZES, *release_configs()])
 def test_a_name_stands_for_a_model_of_the_size_that_it_says(key: str) -> None:
     size = re.search(r"(?:^| )(\d+(?:\.\d+)?)([bm])(?= |$)", key)
     if size is None or "llama 4" in key:
         return
     model = model_named(key.replace(" ", "-"))
     assert model is not None
-    stated = float(size[1]) * {"b": 1e9, "m": 1e6}[size[2]]
+    stated = COUNTED.get(key, float(size[1]) * {"b": 1e9, "m": 1e6}[size[2]])
     assert parameters(model) == pytest.approx(stated, rel=ROUNDED)
 
 
@@ -79,6 +96,17 @@ def test_a_model_of_unknown_sizes_is_none(name: str) -> None:
         ("microsoft/Phi-3.5-mini-instruct", 3_821_079_552, 131_072),
         ("NousResearch/Hermes-3-Llama-3.1-8B", 8_030_261_248, 131_072),
         ("Qwen/Qwen3-Coder-30B-A3B-Instruct", 30_532_122_624, 262_144),
+        ("Qwen/Qwen-7B", 7_721_324_544, None),
+        ("mosaicml/mpt-7b", 6_649_286_656, None),
+        ("mosaicml/mpt-30b-instruct", 29_958_295_552, None),
+        ("facebook/opt-6.7b", 6_658_473_984, 2048),
+        ("EleutherAI/pythia-6.9b-deduped", 6_857_302_016, None),
+        ("EleutherAI/gpt-j-6b", 6_050_882_784, 2048),
+        ("bigscience/bloom-7b1", 7_069_016_064, None),
+        ("google/gemma-7b-it", 8_537_680_896, None),
+        ("mistralai/Mistral-Small-24B-Instruct-2501", 23_572_403_200, None),
+        ("bigcode/starcoder2-15b", 15_957_889_024, None),
+        ("ByteDance-Seed/Seed-OSS-36B-Base", 36_151_104_512, None),
     ],
 )
 def test_released_models_have_their_parameters(name: str, count: int, context: int | None) -> None:
@@ -96,4 +124,30 @@ def test_quantised_checkpoints_are_told_apart() -> None:
     )
     assert quantised("TheBloke/Llama-2-7B-GPTQ") == "TheBloke/Llama-2-7B"
     assert quantised("me/mine-4bit") is None
+    assert quantised("Qwen/Qwen3-8B-FP8") == "Qwen/Qwen3-8B"
     assert quantised("Qwen/Qwen2.5-7B") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("Qwen/Qwen3-8B-FP8", "8bit"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "8bit"),
+        ("neuralmagic/Qwen2.5-7B-Instruct-quantized.w8a8", "8bit"),
+        ("unsloth/llama-3-8b-bnb-4bit", "4bit"),
+        ("hugging-quants/Meta-Llama-3.1-8B-Instruct-GPTQ-INT4", "4bit"),
+        ("TheBloke/Llama-2-7B-GPTQ", "4bit"),
+        ("nvidia/Llama-3.1-8B-Instruct-NVFP4", "4bit"),
+        ("Qwen/Qwen3-8B", "16bit"),
+        ("me/fp8-notes", "16bit"),
+    ],
+)
+def test_a_name_tells_the_bits_of_its_weights(name: str, bits: str) -> None:
+    assert stored_bits(name) == bits
+    assert bits == "16bit" or "quantized" in name or model_named(name) is not None
+
+
+def test_the_first_qwen_counts_both_halves_of_its_network() -> None:
+    config = {"model_type": "qwen", "hidden_size": 64, "num_hidden_layers": 2}
+    model = model_of_config({**config, "num_attention_heads": 4, "intermediate_size": 96}, "")
+    assert (model.ffn, model.family, model.tied_embeddings) == (48, "llama", False)
