@@ -384,11 +384,24 @@ def _of_megatron(command: Command) -> Iterator[Word]:
         yield from (Word(text=text) for text in (f"--{sharding}", "optim_grads_params"))
     if (mixed := _mixed_of(command)) is not None:
         yield Word(text=f"--{mixed}")
+    elif mixed := _of_weights(command):
+        yield Word(text=f"--{mixed}")
+        if mixed == "bf16":
+            yield Word(text="--grad-reduce-in-bf16")
 
 
 def _mixed_of(command: Command) -> str | None:
     stated = {word: _is_on(command, word) for word in _SAID if word in command.options}
     return _mixed(_type(command.text("torch_dtype")), stated)
+
+
+def _of_weights(command: Command) -> str | None:
+    """Return the 16-bit data type of the weights of a run that turns off the mixed precision of
+    this type: GEMMs are in it all the same, and gradients are summed in it; None for other runs.
+    """
+    is_on = any(_is_on(command, word) for word in _SAID)
+    dtype = _type(command.text("torch_dtype")) or "bfloat16"
+    return None if is_on or dtype == "float32" else _MIXED.get(dtype)
 
 
 def _has_adapters(command: Command) -> bool:

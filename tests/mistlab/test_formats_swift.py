@@ -234,3 +234,22 @@ def test_further_options_of_megatron_swift_are_read() -> None:
     assert texts(found, "ignored")["modules_to_save"].startswith("word_embeddings output_layer:")
     with pytest.raises(InputError, match="task_type: seq_cls is not supported"):
         imported(MEGATRON + "  --task_type seq_cls --num_labels 2\n", "a.sh")
+
+
+@pytest.mark.parametrize(
+    ("more", "precision", "gradients"),
+    [
+        ("", "bf16", "usual"),
+        ("--bf16 false", "bf16", "16bit"),
+        ("--bf16 false --fp16 false", "bf16", "16bit"),
+        ("--bf16 false --torch_dtype bfloat16", "bf16", "16bit"),
+        ("--bf16 false --fp16 true", "fp16", "usual"),
+        ("--fp16 false --torch_dtype float32", "fp32", "usual"),
+        ("--fp16 false --torch_dtype float16", "fp16", "usual"),
+    ],
+)
+def test_weights_of_megatron_swift_keep_their_type_without_mixed_precision(
+    more: str, precision: str, gradients: str
+) -> None:
+    work = imported(f"{DENSE}  {more}\n", "a.sh").job.workload
+    assert (work.precision, work.gradients) == (precision, gradients)
