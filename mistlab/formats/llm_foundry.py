@@ -1,8 +1,10 @@
-"""Imports llm-foundry's YAML, whose runs Composer trains with FSDP.
+"""Imports llm-foundry's YAML, whose runs Composer trains with FSDP, and that of Composer's
+benchmarks of BERT.
 
 Values may stand under ``variables``, and refer to one another. A model is an MPT
-(``mpt_causal_lm``) with sizes in the file, or a checkpoint of Hugging Face. Left-out keys take the
-defaults of llmfoundry/models/mpt/configuration_mpt.py and llmfoundry/utils/config_utils.py (0.22).
+(``mpt_causal_lm``) with sizes in the file, a checkpoint of Hugging Face, or a BERT (``hf_bert``,
+``mosaic_bert``). Left-out keys take the defaults of llmfoundry/models/mpt/configuration_mpt.py and
+llmfoundry/utils/config_utils.py (0.22).
 """
 
 from collections.abc import Mapping
@@ -17,6 +19,7 @@ from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import ENGINES, STATES
 from mistlab.formats.checkpoints import needed_model
 from mistlab.formats.content import settings_of
+from mistlab.formats.hf_adapters import read_adapters
 from mistlab.formats.launched import (
     assignments,
     command_of,
@@ -90,11 +93,7 @@ def read(source: LaunchFile, given: Given) -> Imported:
         take_ranks(command, source, draft, given)
     plain = resolved({**_variables(settings), **settings}, source.settings)
     top = Section(plain, "", draft)
-    if top.section("model").get("peft_config") is not None:
-        reject(
-            "model.peft_config: trains adapters only, which is not supported: give a file that "
-            "trains all weights"
-        )
+    _adapters(top.section("model"), draft)
     model = draft.settled_model(given, lambda: _model(top.section("model"), source, draft))
     draft.sequence_length = top.whole("max_seq_len") or top.section("model").whole("max_seq_len")
     _precision(top, draft)
@@ -128,23 +127,91 @@ def _of_cluster(settings: Mapping[str, Any], draft: Found) -> None:
             draft.nodes, draft.gpus_per_node = nodes, gpus // nodes
 
 
+def _adapters(section: Section, draft: Found) -> None:
+    """Read the settings of PEFT that a model of Hugging Face trains adapters by."""
+    peft = section.section("peft_config")
+    if not peft.content:
+        return
+    kind = peft.text("peft_type", "LORA")
+    if kind.upper() != "LORA":
+        reject(f"{peft.path('peft_type')}: {kind} is not supported: give LORA")
+    names = [f"{name}_proj" if name in _JOINT else name for name in peft.words("target_modules")]
+    settings = {"lora_r": peft.get("r", 8), "target_modules": names or None}
+    read_adapters(Section(settings, peft.name, draft), draft)
+    peft.take_all()
+
+
+# Products of queries, keys and values in one, as MPT and DBRX have them.
+_JOINT = ("Wqkv", "query_key_value", "qkv")
+# Changes of a checkpoint's configuration that leave its sizes as they are.
+_POSITIONS = {"max_seq_len", "n_positions", "max_position_embeddings", "attn_config"}
+
+
 def _model(section: Section, source: LaunchFile, draft: Found) -> ModelSpec:
     kind = section.text("name", "mpt_causal_lm")
+    if kind in ("hf_bert", "mosaic_bert"):
+        return _bert(section, source, draft, is_mosaic=kind == "mosaic_bert")
     if kind in ("hf_causal_lm", "hf_prefix_lm"):
         path = section.text("pretrained_model_name_or_path")
-        overrides = section.get("config_overrides")
-        if overrides:
+        changes = section.section("config_overrides")
+        if changes.content.keys() - _POSITIONS:
             text = "the model is predicted as in the checkpoint's config.json"
             draft.remark("ignored", section.path("config_overrides"), text)
+        if changes.section("attn_config").text("attn_impl") == "torch":
+            draft.attention = "math"
+        changes.section("attn_config").take_all()
+        changes.take_all()
         if section.switch("use_flash_attention_2") or section.get("attention_patch_type"):
             draft.attention = "flash"
         return needed_model(path, section.path("pretrained_model_name_or_path"), source)
     if kind != "mpt_causal_lm":
         reject(
-            f"model.name: {kind} is not supported: give mpt_causal_lm or hf_causal_lm, or the "
-            "model by --model"
+            f"model.name: {kind} is not supported: give mpt_causal_lm, hf_causal_lm or hf_bert, or "
+            "the model by --model"
         )
     return _mpt(section, draft)
+
+
+# Names of sizes in BERT's configuration, each with the field that it sets.
+_OF_BERT: Mapping[str, str] = {
+    "hidden_size": "hidden",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "intermediate_size": "ffn",
+    "hidden_dropout_prob": "dropout",
+}
+
+
+def _bert(section: Section, source: LaunchFile, draft: Found, *, is_mosaic: bool) -> ModelSpec:
+    """Return the BERT that a run trains on masked tokens: the named one with the changes of its
+    ``model_config``, and a vocabulary padded to a multiple of 8.
+    """
+    if section.has("num_labels"):
+        reject(
+            f"{section.path('num_labels')}: trains a classifier, which is not supported: give a "
+            "run that trains on masked tokens"
+        )
+    key, config = "pretrained_model_name", section.section("model_config")
+    path = section.text(key) or "bert-base-uncased"
+    model = needed_model(path, section.path(key), source)
+    changes = {name: config.get(key) for key, name in _OF_BERT.items() if config.has(key)}
+    vocab = config.whole("vocab_size") or model.vocab
+    config.take_all()
+    fields = {name: getattr(model, name) for name in _OF_BERT.values()} | changes
+    draft.attention = "flash" if is_mosaic else "math"
+    if is_mosaic:
+        fields["ffn"] += fields["ffn"] // 2
+        text = (
+            "gated networks are predicted as ones without gates of half as much again, which have "
+            "as many weights; ALiBi as learned positions; padding as computed"
+        )
+        draft.remark("ignored", section.path("name"), f"mosaic_bert: {text}")
+    if section.switch("gradient_checkpointing"):
+        draft.values["checkpointed_layers"] = fields["layers"]
+    text = "an encoder: predicted as trained on masked tokens, with logits of all tokens"
+    draft.remark("assumed", "model.family", text)
+    section.get("use_pretrained")
+    return ModelSpec.of(family="bert", vocab=-(-vocab // 8) * 8, context=model.context, **fields)
 
 
 def _mpt(section: Section, draft: Found) -> ModelSpec:

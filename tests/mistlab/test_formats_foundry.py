@@ -118,7 +118,7 @@ def test_a_micro_batch_of_llm_foundry_is_no_larger_than_a_device_s_batch() -> No
     [
         ("microbatch_size: 4", "microbatch_size: auto", "give --micro-batch"),
         ("name: mpt_causal_lm", "name: t5", "model.name: t5 is not supported"),
-        ("n_heads: 16", "peft_config: {r: 8}", "model.peft_config: trains adapters only"),
+        ("n_heads: 16", "peft_config: {peft_type: IA3}", r"model\.peft_config\.peft_type: IA3 is"),
         ("SHARD_GRAD_OP", "ALL", "fsdp_config.sharding_strategy: 'ALL' is unknown"),
         ("amp_bf16", "int8", "precision: 'int8' is unknown"),
     ],
@@ -141,7 +141,68 @@ def test_llm_foundry_s_file_without_micro_batches_is_known_and_asks_for_them() -
     assert (job.workload.global_batch, job.plan.micro_batches) == (32, 2)
 
 
-def test_adapters_are_refused_beside_a_given_model_too() -> None:
-    text = FOUNDRY.replace("n_heads: 16", "n_heads: 16\n  peft_config: {r: 8}")
-    with pytest.raises(InputError, match=r"model.peft_config: trains adapters only"):
-        imported(text, nodes=1, gpus_per_node=8, model=catalog.model("llama-7b"))
+CHECKPOINT = """
+max_seq_len: 2048
+model:
+  name: hf_causal_lm
+  pretrained_model_name_or_path: mosaicml/mpt-7b
+  config_overrides: {max_seq_len: 2048, attn_config: {attn_impl: flash}}
+train_loader: {name: finetuning}
+global_train_batch_size: 64
+device_train_microbatch_size: 2
+fsdp_config: {sharding_strategy: FULL_SHARD}
+"""
+
+
+def test_released_mpts_are_known_by_their_names() -> None:
+    found = imported(CHECKPOINT, nodes=1, gpus_per_node=8)
+    model = found.job.workload.model
+    assert (model.hidden, model.layers, model.vocab) == (4096, 32, 50432)
+    assert (model.position_embedding, found.job.workload.attention) == ("none", "flash")
+    assert not texts(found, "ignored")
+    changed = CHECKPOINT.replace("attn_impl: flash}", "attn_impl: torch}, n_layers: 8")
+    found = imported(changed, nodes=1, gpus_per_node=8)
+    assert found.job.workload.attention == "math"
+    assert "config_overrides" in str(texts(found, "ignored"))
+
+
+def test_adapters_of_a_checkpoint_are_read() -> None:
+    peft = "peft_config: {peft_type: LORA, r: 64, target_modules: [Wqkv]}"
+    text = CHECKPOINT.replace("name: hf_causal_lm", f"name: hf_causal_lm\n  {peft}")
+    for model in (None, catalog.model("llama-7b")):
+        work = imported(text, nodes=1, gpus_per_node=8, model=model).job.workload
+        assert (work.train, work.adapter_rank) == ("adapters", 64)
+        assert work.adapter_targets == "attention"
+    wide = text.replace("[Wqkv]", "[Wqkv, up_proj, down_proj]")
+    assert imported(wide, nodes=1, gpus_per_node=8).job.workload.adapter_targets == "all"
+
+
+BERT = """
+tokenizer_name: bert-base-uncased
+max_seq_len: 128
+mlm_probability: 0.15
+model:
+  name: hf_bert
+  pretrained_model_name: ${tokenizer_name}
+  model_config: {num_hidden_layers: 6}
+train_loader: {name: text, dataset: {max_seq_len: 128}}
+optimizer: {name: decoupled_adamw}
+max_duration: 1000ba
+global_train_batch_size: 4096
+device_train_microbatch_size: 128
+precision: amp_bf16
+"""
+
+
+def test_composer_s_bert_is_an_encoder_with_the_changes_of_the_file() -> None:
+    found = imported(BERT, nodes=1, gpus_per_node=8)
+    work, (stage,) = found.job.workload, found.job.plan.stages
+    assert (work.model.is_encoder, work.model.layers, work.model.hidden) == (True, 6, 768)
+    assert (work.model.vocab, work.attention, work.sequence_length) == (30528, "math", 128)
+    assert (stage.micro_batch, found.job.plan.micro_batches, stage.zero) == (128, 4, 0)
+    assert "masked tokens" in texts(found, "assumed")["model.family"]
+    mosaic = imported(BERT.replace("hf_bert", "mosaic_bert"), nodes=1, gpus_per_node=8)
+    assert (mosaic.job.workload.model.ffn, mosaic.job.workload.attention) == (4608, "flash")
+    assert "ALiBi as learned positions" in texts(mosaic, "ignored")["model.name"]
+    with pytest.raises(InputError, match=r"model\.num_labels: trains a classifier"):
+        imported(BERT.replace("hf_bert", "hf_bert\n  num_labels: 2"), nodes=1, gpus_per_node=8)
