@@ -13,6 +13,7 @@ from typing import Any
 
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError, reject
+from mistlab.export.found import checked_whole
 from mistlab.export.given import Given, Imported, Remark
 from mistlab.export.megatron.megatron_read import engine_told, read_launch
 from mistlab.formats.checkpoints import needed_model
@@ -126,7 +127,15 @@ def recognises_llama_factory(source: LaunchFile) -> bool:
 
 def _has_keys(settings: Mapping[str, Any]) -> bool:
     keys = settings.keys()
-    return {"stage", "model_name_or_path"} <= keys and bool(keys & {"finetuning_type", "template"})
+    if {"stage", "model_name_or_path"} <= keys:
+        return bool(keys & {"finetuning_type", "template"})
+    return _is_new(settings)
+
+
+def _is_new(settings: Mapping[str, Any]) -> bool:
+    """Whether a file has the keys of LLaMA-Factory's version 1."""
+    keys = settings.keys()
+    return {"model", "train_dataset"} <= keys and bool(keys & _NEW_SECTIONS)
 
 
 def _is_started(command: Command, source: LaunchFile) -> bool:
@@ -152,6 +161,11 @@ def read_llama_factory(source: LaunchFile, given: Given) -> Imported:
     """Import a LLaMA-Factory configuration, or the arguments in a script, as a job."""
     command = command_of(source)
     settings = settings_of(source) if command is None else arguments_of(command, source)
+    if _is_new(settings):
+        batch = settings.get("global_batch_size")
+        if batch is not None and given.global_batch is None:
+            given = replace(given, global_batch=checked_whole("global_batch_size", batch))
+        return read_arguments(_of_new(settings), _NEW, source, given, command)
     stage = str(settings.get("stage", "sft"))
     if stage in _STAGES:
         reject(
@@ -163,6 +177,65 @@ def read_llama_factory(source: LaunchFile, given: Given) -> Imported:
     if stage == "pt" and settings.get("packing") is None:
         trainer = replace(trainer, pads=False)
     return read_arguments(settings, trainer, source, given, command)
+
+
+# LLaMA-Factory's version 1 (src/llamafactory/v1) has a section for each plugin, and keeps all
+# states in the checkpoint's data type.
+_NEW = Trainer(
+    title="LLaMA-Factory",
+    names={
+        "model_name_or_path": "model",
+        "per_device_train_batch_size": "micro_batch_size",
+        "gradient_checkpointing": "enable_activation_checkpointing",
+    },
+    recomputes=True,
+    length=2048,
+    usual_batch=1,
+)
+_NEW_SECTIONS = {"dist_config", "peft_config", "kernel_config", "quant_config", "model_class"}
+_OF_SAMPLES = {
+    "sample_backend",
+    "max_new_tokens",
+    "init_config",
+    "train_dataset",
+    "global_batch_size",
+}
+_PACKED = ("padding_free", "dynamic_padding_free")
+
+
+def _of_new(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return settings of version 1 as those of the Trainer."""
+    if (kind := settings.get("model_class", "llm")) != "llm":
+        reject(f"model_class: {kind} is not supported: give a file that trains a decoder (llm)")
+    plain = {k: v for k, v in settings.items() if k not in _NEW_SECTIONS | _OF_SAMPLES}
+    sharing, peft, quant, kernels = (
+        dict(settings.get(f"{name}_config") or {}) for name in ("dist", "peft", "quant", "kernel")
+    )
+    by_deepspeed = sharing.get("name") == "deepspeed"
+    if by_deepspeed:
+        plain["deepspeed"] = sharing.get("config_file")
+    elif sharing:
+        plain |= {"fsdp": _FSDP["fsdp"], "fsdp_config": {"fsdp_version": 2}}
+    if (ranks := sharing.get("ep_size", 1)) not in (None, 1):
+        reject(f"dist_config.ep_size: {ranks} is not supported here: give 1, or leave it out")
+    half = str(plain.pop("bf16", True)).lower() == "true"
+    plain["bf16" if by_deepspeed else "pure_bf16"] = half
+    if (ranks := plain.pop("cp_size", 1)) != 1:
+        plain["sequence_parallel_size"] = ranks
+    if str(plain.pop("cp_mode", "ulysses")) != "ulysses":
+        reject("cp_mode: only ulysses is supported: give ulysses")
+    plain["packing"] = str(plain.pop("batching_strategy", "normal")) in _PACKED
+    if peft:
+        ranks = peft.get("r", 8)
+        plain |= {"finetuning_type": peft.get("name"), "lora_rank": ranks}
+        plain["lora_target"] = peft.get("target_modules", "all")
+    if quant:
+        plain["quantization_bit"] = quant.get("quantization_bit", 4)
+    optimizer = (settings.get("optim_config") or {}).get("name")
+    plain |= {"optim": optimizer} if optimizer else {}
+    plain.pop("optim_config", None)
+    is_liger = "liger" in str(kernels.get("name"))
+    return plain | ({"kernel_config": "liger_kernel"} if is_liger else {})
 
 
 # Imports ms-swift: ``swift sft`` takes arguments of Hugging Face's Trainer, with other names and
