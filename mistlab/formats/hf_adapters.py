@@ -33,6 +33,9 @@ _NETWORKS = ("gate", "up_proj", "down_proj", "mlp", "fc", "w1", "w2", "w3", "den
 _OF_ATTENTION = frozenset(("q_proj", "k_proj", "v_proj", "o_proj"))
 _OF_NETWORKS = frozenset(("gate_proj", "up_proj", "down_proj"))
 _ALL = ("all", "all-linear", "all_linear")
+# Options of DeepSpeed-Chat: a part of the names of blocks, whose linear layers all have adapters,
+# and the switch without which all other weights, such as embeddings, are trained too.
+_BLOCKS, _ALONE = "lora_module_name", "only_optimize_lora"
 # Keys for modules that are trained in full beside the adapters, in a copy of their own; and the
 # names of modules that hold a weight for each channel of each token.
 _SAVED = ("lora_modules_to_save", "modules_to_save", "additional_target")
@@ -49,6 +52,8 @@ KEYS = frozenset(
             "finetuning_type",
             *_OF_SWIFT,
             "lora_target_linear",
+            _BLOCKS,
+            _ALONE,
             "quantization_bit",
             *_SAVED,
         ),
@@ -190,7 +195,7 @@ def _are_all(top: Section) -> bool:
 
     Without a setting, LLaMA-Factory and ms-swift adapt all of them, and PEFT those of attention.
     """
-    if top.switch("lora_target_linear"):
+    if top.switch("lora_target_linear") or top.has(_BLOCKS):
         return True
     names = [name for key in _TARGETS for name in _listed(top, key)]
     if not names:
@@ -200,6 +205,9 @@ def _are_all(top: Section) -> bool:
 
 def _tell_of_targets(top: Section, draft: Found) -> None:
     """Add a remark if the run adapts only some of the layers that are predicted with adapters."""
+    if top.has(_BLOCKS) and not top.switch(_ALONE):
+        text = f"embeddings, norms and head are trained too without {_ALONE}: predicted as frozen"
+        draft.remark("ignored", _BLOCKS, text)
     key = next((key for key in _TARGETS if _listed(top, key)), "")
     names = set(_listed(top, key)) if key else set[str]()
     are_all = draft.trained["adapter_targets"] == "all"

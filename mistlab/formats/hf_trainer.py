@@ -447,7 +447,9 @@ def _kernels(top: Section, draft: Found) -> None:
     elif kind or top.switch("use_flash_attention_2") or top.switch("flash_attention"):
         draft.attention = "flash"
     name = top.text("optim", "adamw_torch").lower()
-    if "8bit" in name and "adam" in name:
+    if re.search(r"[48]-?bit", name) and "adam" in name:
         draft.optimizer = "adamw-8bit"
+        if "4" in name:
+            draft.remark("ignored", "optim", f"{name} is predicted with moments of 8 bits")
     elif not name.startswith(("adamw", "paged_adamw", "ademamix")) or "adam" not in name:
         draft.remark("ignored", "optim", f"{name} is predicted as AdamW")

@@ -548,3 +548,33 @@ def test_a_missing_fact_names_the_misspelt_key_that_may_give_it() -> None:
         MissingError, match=r"sequence_length: .* max_lenght .*mean max_length\?\)$"
     ):
         imported(f"{recipe}max_lenght: 2048\n", gpus_per_node=1)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_adapters_of_deepspeed_chat_are_on_all_layers_of_blocks(alone: bool) -> None:
+    text = (
+        "deepspeed --num_gpus 8 main.py --model_name_or_path facebook/opt-1.3b --max_seq_len 512 "
+        "--per_device_train_batch_size 2 --deepspeed --zero_stage 2 --lora_dim 64 "
+        f"--lora_module_name decoder.layers. {'--only_optimize_lora' * alone}\n"
+    )
+    found = imported(text, "a.sh")
+    work = found.job.workload
+    assert (work.train, work.adapter_rank, work.adapter_targets) == ("adapters", 64, "all")
+    assert work.model.hidden == 2048
+    assert ("lora_module_name" in texts(found, "ignored")) == (not alone)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "told"),
+    [
+        ("adamw_torch_4bit", "adamw-8bit", "moments of 8 bits"),
+        ("adamw_torch_8bit", "adamw-8bit", ""),
+        ("paged_adamw_32bit", "adamw", ""),
+    ],
+)
+def test_optimizers_of_few_bits_are_read(name: str, kind: str, told: str) -> None:
+    text = f"base_model: Qwen/Qwen3-8B\nsequence_len: 1024\noptimizer: {name}\ndatasets: []\n"
+    found = imported(text, gpus_per_node=1)
+    assert found.job.workload.optimizer == kind
+    assert told in texts(found, "ignored").get("optim", "")
+    assert bool(told) == ("optim" in texts(found, "ignored"))
