@@ -145,6 +145,11 @@ def read_automodel(source: LaunchFile, given: Given) -> Imported:
     """The job that a NeMo AutoModel recipe describes."""
     draft = Found()
     top = Section(settings_of(source), "", draft)
+    if top.has("teacher_model"):
+        reject(
+            "teacher_model: trains by distillation from another model, which is not supported: "
+            "give a recipe that trains by next-token prediction"
+        )
     model, steps = top.section("model"), top.section("step_scheduler")
     key = "pretrained_model_name_or_path"
     path = model.text(key) or model.section("config").text(key)
@@ -165,17 +170,24 @@ def read_automodel(source: LaunchFile, given: Given) -> Imported:
     draft.sequence_length = packed or next((one for one in lengths if one), None)
     _tell_of_padding(draft, packs=packed > 0)
     draft.global_batch = steps.whole("global_batch_size")
-    _degrees(top.section("distributed"), draft, spec, steps.whole("local_batch_size") or 1)
+    _nodes(top, draft)
+    sharing = _degrees(top, draft, spec, steps.whole("local_batch_size") or 1)
     _precision(draft, model.text("torch_dtype", "bf16"))
     if draft.precision == "fp32":
         draft.precision = _cast_to(top.section("distributed"))
+    narrow = top.section("fp8")
+    if is_narrow := narrow.switch("enabled"):
+        draft.precision = "fp8"
+    narrow.take_all()
     if word := model.text("attn_implementation"):
         draft.attention = "math" if word == "eager" else "flash"
     _optimizer(draft, _last(top.section("optimizer"), _AUTOMODEL))
     _loss(draft, _last(top.section("loss_fn"), _AUTOMODEL))
     compiles = top.section("compile").switch("enabled")
     top.tell_of_strange(harmless_names("automodel"))
-    return draft.job(given, ("fsdp-compiled", *ENGINES) if compiles else ENGINES)
+    is_rowwise = is_narrow and "rowwise" in narrow.text("recipe_name", "tensorwise")
+    name = f"fsdp{'-compiled' * compiles}{'-rowwise' * is_rowwise}"
+    return draft.job(given, (*sharing, name, *ENGINES))
 
 
 def _base(section: Section) -> str:
@@ -205,22 +217,66 @@ def _listed(section: Section, key: str) -> list[str]:
     return ["mlp" if str(word).startswith("*") else str(word) for word in names]
 
 
-def _degrees(section: Section, draft: Found, model: ModelSpec, sequences: int) -> None:
-    """Read parallel degrees and sharding of an AutoModel recipe, whose default is FSDP2."""
+def _nodes(top: Section, draft: Found) -> None:
+    """Read the number of nodes on which AutoModel's own runs start a recipe."""
+    for name, key in (("ci", "nodes"), ("benchmark", "num_nodes")):
+        nodes = top.section(name).whole(key)
+        if nodes and draft.nodes is None:
+            draft.nodes = nodes
+            draft.remark("assumed", "nodes", f"{nodes}, by {name}.{key}")
+        top.section(name).take_all()
+
+
+def _degrees(top: Section, draft: Found, model: ModelSpec, sequences: int) -> tuple[str, ...]:
+    """Read parallel degrees and sharding of an AutoModel recipe, whose default is FSDP2; returns
+    the engine that a strategy has of its own, if any.
+    """
+    section = top.section("distributed")
     strategy = section.text("strategy", "fsdp2").lower()
-    if strategy not in ("fsdp2", "ddp"):
-        reject(f"distributed.strategy: {strategy!r} is not supported: give fsdp2 or ddp")
+    if strategy not in ("fsdp2", "ddp", "megatron_fsdp"):
+        reject(
+            f"distributed.strategy: {strategy!r} is not supported: give fsdp2, megatron_fsdp or ddp"
+        )
     axes = ("tp", "cp", "ep", "dp_replicate")
-    reshards = section.switch("reshard_after_forward", default=True)
+    level = 3 if section.switch("reshard_after_forward", default=True) else 2
+    if strategy == "megatron_fsdp":
+        stated = section.whole("zero_dp_strategy", minimum=0)
+        level = 3 if stated is None else stated
     draft.num_stages = _degree(section, "pp_size")
+    if draft.num_stages > 1:
+        sequences = _in_pipeline(top, draft, sequences)
+    section.section("pipeline").take_all()
     Sharing(
-        level=0 if strategy == "ddp" else 3 if reshards else 2,
+        level=0 if strategy == "ddp" else level,
         sequences=sequences,
         degrees={word: _degree(section, f"{word}_size") for word in axes},
         recomputes=section.switch("activation_checkpointing"),
         splits_tokens=section.switch(SPLITS_TOKENS),
         offloads_states=section.has("offload_policy"),
     ).take(draft, model)
+    return ("megatron-fsdp",) if strategy == "megatron_fsdp" else ()
+
+
+def _in_pipeline(top: Section, draft: Found, local: int) -> int:
+    """Return the sequences of a micro-batch of a pipeline, into which it divides a local batch."""
+    older, newer = top.section("autopipeline"), top.section("distributed").section("pipeline")
+    section = older if older.content else newer
+    size = section.whole("pp_microbatch_size") or 1
+    if local % size:
+        reject(
+            f"{section.path('pp_microbatch_size')}: {size} does not divide local_batch_size "
+            f"{local}: give a divisor"
+        )
+    text = (
+        f"a pipeline that empties after every {local} sequences is predicted as one that does not"
+    )
+    draft.remark("ignored", section.path("pp_microbatch_size"), text)
+    schedule = section.text("pp_schedule", "1f1b").lower()
+    if schedule != "1f1b":
+        text = f"{schedule} is predicted as 1f1b, with consecutive blocks on a stage"
+        draft.remark("ignored", section.path("pp_schedule"), text)
+    older.take_all()
+    return size
 
 
 def _degree(section: Section, key: str) -> int:

@@ -538,8 +538,8 @@ def test_automodel_s_recipes_are_read_by_their_targets() -> None:
     (stage,) = plan.stages
     assert (stage.tensor_parallel, stage.data_parallel, stage.zero) == (2, 4, 3)
     assert (stage.micro_batch, plan.micro_batches, stage.sequence_parallel) == (2, 8, 1)
-    with pytest.raises(InputError, match=r"distributed.strategy: 'megatron_fsdp' is not supported"):
-        imported(AUTOMODEL.replace("strategy: fsdp2", "strategy: megatron_fsdp"), gpus_per_node=8)
+    with pytest.raises(InputError, match=r"distributed.strategy: 'mine' is not supported"):
+        imported(AUTOMODEL.replace("strategy: fsdp2", "strategy: mine"), gpus_per_node=8)
 
 
 def test_a_missing_fact_names_the_misspelt_key_that_may_give_it() -> None:
