@@ -1,5 +1,7 @@
 """Lists all formats of files that can be imported, and finds the format of a given file."""
 
+import ast
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +28,7 @@ from mistlab.formats import (
     scripts,
     torchtitan_files,
 )
+from mistlab.formats.checkpoints import quantised
 from mistlab.formats.content import content_of, settings_of
 from mistlab.formats.launched import command_of
 from mistlab.formats.recipes import bridge_imports, verl
@@ -383,7 +386,10 @@ FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
 
 
 # Words in the texts of Python programs that tell how they train: what users give instead.
-_TRAINER_CLASSES = re.compile(r"\b(DPO|ORPO|KTO|CPO|GRPO|RLOO|PPO|Reward|GKD|PRM|XPO|BCO)Trainer\b")
+_TRAINER_CLASSES = re.compile(
+    r"^[^#\n]*\b((?:DPO|ORPO|KTO|CPO|GRPO|RLOO|PPO|Reward|GKD|PRM|XPO|BCO)Trainer)\s*\(",
+    re.MULTILINE,
+)
 _TUNERS = {
     "unsloth": "--engine trainer-fused",
     "trl": "--engine trainer",
@@ -399,23 +405,60 @@ def _about_program(text: str) -> str:
     """
     if (named := _TRAINER_CLASSES.search(text)) is not None:
         return (
-            f"is a Python program with {named[0]}, which trains by preferences, rewards or from a "
+            f"is a Python program with {named[1]}, which trains by preferences, rewards or from a "
             "teacher, and that is not supported: give a run that trains by next-token prediction"
         )
     for package, engine in _TUNERS.items():
         if re.search(rf"^\s*(?:import|from) {package}\b", text, re.MULTILINE):
             adapts = re.search(r"\b(LoraConfig|get_peft_model)\b", text) is not None
             is_small = re.search(r"load_in_4bit\s*=\s*True", text) is not None
-            options = " --train lora" * adapts + " --base 4bit" * (adapts and is_small)
+            stated = _constants(text)
+            rank = f" --rank {stated['r']}" if adapts and "r" in stated else ""
+            options = " --train lora" * adapts + rank + " --base 4bit" * (adapts and is_small)
             return (
                 f"is a Python program with {package}, which is not run: describe its training by "
-                f"mistlab tune{options} {engine} --model NAME --sequence-length N --global-batch "
-                "N, or give its arguments as a YAML file"
+                f"mistlab tune{options} {engine} {_sizes(stated)}, or give its arguments as a YAML "
+                "file"
             )
     return (
         "is a Python program that builds no configuration of torchtitan: give the script that "
         "starts the program, or its configuration"
     )
+
+
+# Names in programs for the model, the length, the micro-batch and the steps of accumulation.
+_MODEL_NAMES = ("model_name", "pretrained_model_name_or_path", "model_name_or_path", "model_id")
+_LENGTHS = ("max_seq_length", "max_length")
+_BATCHES = ("per_device_train_batch_size", "gradient_accumulation_steps")
+
+
+def _sizes(stated: Mapping[str, Any]) -> str:
+    """Write the options for model, length and batch with the values that a program states."""
+    name = next((stated[key] for key in _MODEL_NAMES if key in stated), "NAME")
+    length = next((stated[key] for key in _LENGTHS if key in stated), "N")
+    numbers = [stated.get(key, 1) for key in _BATCHES]
+    is_known = _BATCHES[0] in stated and all(isinstance(number, int) for number in numbers)
+    batch = math.prod(numbers) if is_known else "N"
+    name = quantised(str(name)) or name
+    return f"--model {name} --sequence-length {length} --global-batch {batch}"
+
+
+def _constants(text: str) -> dict[str, Any]:
+    """Return the constants that a program gives to variables and arguments by name, the first of
+    each name.
+    """
+    values = dict[str, Any]()
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError):
+        return values
+    for node in nodes:
+        match node:
+            case ast.keyword(arg=str(name), value=ast.Constant(value=value)):
+                values.setdefault(name, value)
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value)):
+                values.setdefault(name, value)
+    return values
 
 
 def format_of(source: LaunchFile) -> Format:

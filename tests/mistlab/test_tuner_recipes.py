@@ -84,6 +84,15 @@ def test_a_file_of_another_framework_is_no_plan(name: str, tmp_path: Path) -> No
         load_job(path)
 
 
+UNSLOTH = """
+from unsloth import FastLanguageModel as F
+max_seq_length = 1024
+model = F.from_pretrained(model_name="unsloth/Qwen2.5-7B-bnb-4bit")
+model = F.get_peft_model(model, r=32, dtype=None)
+train(per_device_train_batch_size=2, gradient_accumulation_steps=4)
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -96,6 +105,12 @@ def test_a_file_of_another_framework_is_no_plan(name: str, tmp_path: Path) -> No
             "with trl, .* mistlab tune --engine trainer",
         ),
         ("from trl import DPOTrainer\nDPOTrainer()\n", "DPOTrainer, which trains by preferences"),
+        (
+            "# or a DPOTrainer()\nfrom trl import SFTTrainer\nSFTTrainer()\n",
+            "--model NAME --sequence-length N --global-batch N,",
+        ),
+        (UNSLOTH, "--train lora --rank 32 --engine trainer-fused --model unsloth/Qwen2.5-7B --seq"),
+        (UNSLOTH, "--model unsloth/Qwen2.5-7B --sequence-length 1024 --global-batch 8,"),
         ("import torch\nprint(1)\n", "builds no configuration of torchtitan"),
     ],
 )
