@@ -458,6 +458,8 @@ def _constants(text: str) -> dict[str, Any]:
                 values.setdefault(name, value)
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value)):
                 values.setdefault(name, value)
+            case _:
+                pass
     return values
 
 
