@@ -175,10 +175,13 @@ def read_automodel(source: LaunchFile, given: Given) -> Imported:
     _precision(draft, model.text("torch_dtype", "bf16"))
     if draft.precision == "fp32":
         draft.precision = _cast_to(top.section("distributed"))
-    narrow = top.section("fp8")
-    if is_narrow := narrow.switch("enabled"):
+    narrow, backend = top.section("fp8"), model.section("backend")
+    is_narrow = narrow.switch("enabled")
+    if is_narrow or backend.has("te_fp8"):
         draft.precision = "fp8"
     narrow.take_all()
+    by_te = backend.text("linear") == "te"
+    backend.take_all()
     if word := model.text("attn_implementation"):
         draft.attention = "math" if word == "eager" else "flash"
     _optimizer(draft, _last(top.section("optimizer"), _AUTOMODEL))
@@ -187,7 +190,7 @@ def read_automodel(source: LaunchFile, given: Given) -> Imported:
     top.tell_of_strange(harmless_names("automodel"))
     is_rowwise = is_narrow and "rowwise" in narrow.text("recipe_name", "tensorwise")
     name = f"fsdp{'-compiled' * compiles}{'-rowwise' * is_rowwise}"
-    return draft.job(given, (*sharing, name, *ENGINES))
+    return draft.job(given, (*sharing, *("fsdp-te",) * by_te, name, *ENGINES))
 
 
 def _base(section: Section) -> str:

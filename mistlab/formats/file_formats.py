@@ -33,7 +33,7 @@ from mistlab.formats.content import content_of, settings_of
 from mistlab.formats.launched import command_of
 from mistlab.formats.recipes import bridge_imports, verl
 from mistlab.huggingface.configurations import KIND
-from mistlab.shell.launch import launch_of
+from mistlab.shell.launch import Launch, launch_of
 from mistlab.shell.session import LaunchFile
 
 
@@ -247,6 +247,7 @@ def _read_megatron(source: LaunchFile, given: Given) -> Imported:
     known = TELLING & options.given.keys()
     stem = PurePath(launch.program).stem
     is_trainer = is_decoder(stem) or trains_bert(stem)
+    _refuse_tool(launch)
     is_known = is_trainer and (given.model is not None or stem.startswith("pretrain"))
     if launch.program and len(known) < _FEWEST and not is_known:
         refused = refusal_of(launch.program)
@@ -254,6 +255,18 @@ def _read_megatron(source: LaunchFile, given: Given) -> Imported:
         line = f"line {launch.line}: " if launch.line else ""
         reject(f"{line}{launch.program} {reason}: give a script that starts one of {_titles()}")
     return megatron_read.read_launch(launch, source, given)
+
+
+def _refuse_tool(launch: Launch) -> None:
+    """Refuse a command of ms-swift that starts no training, such as ``swift deploy``."""
+    names = [PurePath(word.text).name for word in launch.started]
+    if launch.program or "swift" not in names[:-1]:
+        return
+    command = names[names.index("swift") + 1]
+    reason = refusal_of(command) or "is not known to train"
+    reject(
+        f"line {launch.line}: swift {command} {reason}: give a script with swift sft or swift pt"
+    )
 
 
 def _titles() -> str:

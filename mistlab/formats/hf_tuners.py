@@ -289,6 +289,7 @@ def read_swift(source: LaunchFile, given: Given) -> Imported:
     assert command is not None
     # The name that the tuned model gives itself is not the model's.
     settings = {k: v for k, v in arguments_of(command, source).items() if k != "model_name"}
+    _check_task(settings.pop("task_type", None), _SWIFT.title)
     kind = settings.get("tuner_type", settings.get("train_type"))
     settings |= {"tuner_type": "lora"} if kind is None else {}
     settings |= _sharing(settings)
@@ -308,6 +309,15 @@ def read_swift(source: LaunchFile, given: Given) -> Imported:
         remarks = (*remarks, Remark(kind="ignored", choice="optimizer", text=text))
     imported = read_arguments(settings, _SWIFT, source, given, command)
     return replace(imported, remarks=(*remarks, *imported.remarks))
+
+
+def _check_task(task: object, title: str) -> None:
+    """Refuse embeddings, classifiers and rerankers."""
+    if task not in (None, "causal_lm"):
+        reject(
+            f"task_type: {task} is not supported: give a launch line of {title} that trains a "
+            "decoder by next-token prediction"
+        )
 
 
 def _mixed(dtype: str | None, stated: Mapping[str, bool]) -> str | None:
@@ -390,11 +400,7 @@ def read_megatron(source: LaunchFile, given: Given) -> Imported:
     """Import a launch line of Megatron-SWIFT as a job."""
     command = command_of(source)
     assert command is not None
-    if (task := command.text("task_type")) not in (None, "causal_lm"):
-        reject(
-            f"task_type: {task} is not supported: give a launch line of Megatron-SWIFT that trains "
-            "a decoder by next-token prediction"
-        )
+    _check_task(command.text("task_type"), "Megatron-SWIFT")
     if given.model is None:
         path = command.text("model", "hf_model") or ""
         given = replace(given, model=needed_model(path, "model", with_files(source, command)))

@@ -57,6 +57,14 @@ def test_narrow_gemms_are_read(more: str, precision: str, engine: str) -> None:
     assert not texts(found, "ignored")
 
 
+def test_a_backend_has_kernels_and_narrow_gemms() -> None:
+    backend = "\n  backend: {attn: te, linear: te, te_fp8: {recipe: block}}\ndistributed:"
+    found = imported(RECIPE.replace("\ndistributed:", backend), gpus_per_node=8)
+    assert (found.job.workload.precision, found.job.plan.engine) == ("fp8", "fsdp-te")
+    plain = RECIPE.replace("\ndistributed:", "\n  backend: {linear: torch}\ndistributed:")
+    assert imported(plain, gpus_per_node=8).job.plan.engine == "fsdp"
+
+
 def test_megatron_s_fsdp_is_an_engine_of_its_own() -> None:
     found = imported(RECIPE.replace("fsdp2", "megatron_fsdp"), gpus_per_node=8)
     assert (found.job.plan.engine, found.job.plan.stages[0].zero) == ("megatron-fsdp", 3)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.given import MissingError
 from mistlab.formats.file_formats import format_of
@@ -253,3 +254,20 @@ def test_weights_of_megatron_swift_keep_their_type_without_mixed_precision(
 ) -> None:
     work = imported(f"{DENSE}  {more}\n", "a.sh").job.workload
     assert (work.precision, work.gradients) == (precision, gradients)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "swift deploy --adapters output/x\n",
+            "line 1: swift deploy trains nothing: give a script",
+        ),
+        ("swift export --model Qwen/Qwen3-8B\n", "line 1: swift export is not known to train"),
+        (TUNED.replace("my-robot", "my-robot --task_type reranker"), "task_type: reranker is not"),
+        (f"{DENSE}  --task_type seq_cls\n", "task_type: seq_cls is not supported"),
+    ],
+)
+def test_commands_that_train_no_decoder_are_refused(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        imported(text, "a.sh", model=catalog.model("llama-7b"))
