@@ -126,12 +126,13 @@ _CONTEXTS: Mapping[str, int] = {
 # Words at the end of a checkpoint's name that say how its weights are quantised, and those of them
 # that tell the bits.
 _QUANTISED = re.compile(
-    r"([-_.](unsloth|bnb|gptq|awq|gguf|hqq|fp8|(nv|mx)?fp4|int[48]|[48]-?bit|w[48]a(8|16)|dynamic))+$",
+    r"([-_.](unsloth|bnb|gptq|awq|gguf|hqq|fp8|(nv|mx)?fp4|nf4([-_]bf16)?|int[48]|[48]-?bit"
+    r"|w[48]a(8|16)|dynamic))+$",
     re.IGNORECASE,
 )
 _BITS: Mapping[str, Base] = {
     r"fp8|int8|8-?bit|w8a": "8bit",
-    r"fp4|int4|4-?bit|w4a|gptq|awq": "4bit",
+    r"n?fp?4|int4|4-?bit|w4a|gptq|awq": "4bit",
 }
 _LLAMA_2 = {"vocab": 32000}
 _NEMO = {"vocab": 131072, "head_dim": 128, "rotary_base": 1e6}

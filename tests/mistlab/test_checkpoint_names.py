@@ -138,6 +138,8 @@ def test_quantised_checkpoints_are_told_apart() -> None:
         ("hugging-quants/Meta-Llama-3.1-8B-Instruct-GPTQ-INT4", "4bit"),
         ("TheBloke/Llama-2-7B-GPTQ", "4bit"),
         ("nvidia/Llama-3.1-8B-Instruct-NVFP4", "4bit"),
+        ("hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16", "4bit"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "16bit"),
         ("Qwen/Qwen3-8B", "16bit"),
         ("me/fp8-notes", "16bit"),
     ],

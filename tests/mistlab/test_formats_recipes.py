@@ -208,3 +208,14 @@ def test_a_file_of_changes_is_never_in_32_bits_in_silence(value: str) -> None:
 def test_fsdp_of_a_recipe_shards_all_states() -> None:
     more = STARTED.replace("-tp 2 model.sequence_parallel=true", "ddp.use_megatron_fsdp=true")
     assert imported(more, "a.sh").job.plan.stages[0].zero == 3
+
+
+def test_recipes_do_not_divide_experts_over_tensor_parallel_ranks() -> None:
+    more = STARTED.replace("llama3_8b", "qwen3_30b_a3b").replace("-tp 2", "-tp 2 -ep 4")
+    found = imported(more, "a.sh")
+    (stage,) = found.job.plan.stages
+    assert (stage.tensor_parallel, stage.expert_parallel, stage.expert_tensor_parallel) == (2, 4, 1)
+    assert texts(found, "assumed")["model.expert_tensor_parallel_size"].startswith("1, as in most")
+    assert not {"model.moe_token_dispatcher_type"} & texts(found, "ignored").keys()
+    changed = imported(more.replace("-ep 4", "-ep 4 -etp 2"), "a.sh")
+    assert changed.job.plan.stages[0].expert_tensor_parallel == 2

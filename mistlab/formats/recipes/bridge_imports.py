@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from mistlab.core.values import reject, word_set
+from mistlab.core.values import reject, shown, word_set
 from mistlab.export.found import Found
 from mistlab.export.given import Given, Imported, Remark, ask_for
 from mistlab.export.megatron.megatron_read import engine_told
@@ -359,7 +359,26 @@ def _of_recipe(settings: Mapping[str, Any], flags: Flags, given: Given) -> None:
                 "precision",
                 "bf16, as recipes' models and optimizers have it: mixed_precision null leaves both",
             )
+    if given.model.experts is not None:
+        _of_experts(settings, flags)
     _shared_states(settings, flags)
+
+
+# How all recipes of models with experts treat them, unless they are changed.
+_OF_EXPERTS: Mapping[str, int | str | bool] = {
+    "expert_tensor_parallel_size": 1,
+    "moe_token_dispatcher_type": "alltoall",
+    "moe_grouped_gemm": True,
+}
+
+
+def _of_experts(settings: Mapping[str, Any], flags: Flags) -> None:
+    """Complete changes of a recipe by what recipes have in common for experts."""
+    model = _section(settings, "model")
+    for name, value in _OF_EXPERTS.items():
+        if model.get(name) is None:
+            flags.put(name, value)
+            flags.assume(f"model.{name}", f"{shown(value)}, as in most recipes")
 
 
 def _shared_states(settings: Mapping[str, Any], flags: Flags) -> None:
