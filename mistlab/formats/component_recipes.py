@@ -105,6 +105,8 @@ def read_torchtune(source: LaunchFile, given: Given) -> Imported:
                 "apply_lora_to_output": "the head is predicted without an adapter",
             }
         )
+    top.section("tensor_parallel_plan").take_all()
+    top.get("data_parallel_shard_dim")
     tokenizer, data = top.section("tokenizer"), top.section("dataset")
     draft.sequence_length = tokenizer.whole("max_seq_len")
     _tell_of_padding(draft, packs=data.switch("packed"))
@@ -112,7 +114,13 @@ def read_torchtune(source: LaunchFile, given: Given) -> Imported:
     Sharing(
         level=3 if top.switch("fsdp_reshard_after_forward", default=True) else 2,
         sequences=top.whole("batch_size"),
-        degrees={"dp_replicate": top.whole("data_parallel_replicate_dim") or 1},
+        degrees={
+            "tp": top.whole("tensor_parallel_dim") or 1,
+            "cp": top.whole("context_parallel_dim") or 1,
+            "dp_replicate": top.whole("data_parallel_replicate_dim") or 1,
+        },
+        # Its plans divide norms' tokens (torchtune/models/*/_parallelism.py).
+        splits_tokens=True,
         recomputes=top.switch("enable_activation_checkpointing"),
         offloads_inputs=top.switch("enable_activation_offloading"),
         offloads_states=top.switch("fsdp_cpu_offload"),

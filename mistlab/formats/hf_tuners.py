@@ -77,6 +77,9 @@ def read_axolotl(source: LaunchFile, given: Given) -> Imported:
                 "leave it out"
             )
     settings = _without_plugins(settings)
+    if not settings.get("adapter"):
+        # Without adapters axolotl leaves their settings alone.
+        settings = {k: v for k, v in settings.items() if not k.startswith("lora_")}
     if isinstance(settings.get("fsdp_config"), Mapping) and not settings.get("fsdp"):
         settings = {**settings, "fsdp": True}
     return read_arguments(settings, _AXOLOTL, source, given, command)

@@ -28,6 +28,9 @@ COUNTED = {
     "gemma 1.1 2b": 2.51e9,
     "falcon3 1b": 1.67e9,
     "granite 3.3 2b": 2.53e9,
+    "olmo 2 1b": 1.48e9,
+    "stablelm 2 1 6b": 1.64e9,
+    "qwen 1.5 moe a2.7b": 14.3e9,
 }
 
 

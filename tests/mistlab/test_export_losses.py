@@ -162,7 +162,7 @@ def test_a_misspelt_key_of_a_recipe_is_told(read: Any, text: str, key: str, mean
 @pytest.mark.parametrize(
     ("read", "text", "keys", "told"),
     [
-        (read_torchtune, TORCHTUNE, "tensor_parallel_dim: 2", ["tensor_parallel_dim"]),
+        (read_torchtune, TORCHTUNE, "custom_sharded_layers: [output]", ["custom_sharded_layers"]),
         (read_torchtune, TORCHTUNE, "seed: 3\ndevice: cuda", []),
         (read_automodel, AUTOMODEL, "magic: {much: 3}", ["magic"]),
         (read_automodel, AUTOMODEL, "rng: {seed: 3}\nrecipe: any", []),

@@ -578,3 +578,19 @@ def test_optimizers_of_few_bits_are_read(name: str, kind: str, told: str) -> Non
     assert found.job.workload.optimizer == kind
     assert told in texts(found, "ignored").get("optim", "")
     assert bool(told) == ("optim" in texts(found, "ignored"))
+
+
+def test_axolotl_s_settings_of_adapters_mean_nothing_without_one() -> None:
+    text = "base_model: Qwen/Qwen3-8B\nsequence_len: 1024\nlora_r: 16\nbf16: true\n"
+    for more, train in (("adapter:", "all"), ("adapter: lora", "adapters"), ("", "all")):
+        found = imported(f"{text}datasets: []\n{more}\n", gpus_per_node=1)
+        assert found.job.workload.train == train
+
+
+def test_degrees_of_a_torchtune_recipe_are_read() -> None:
+    more = "tensor_parallel_dim: 4\ndata_parallel_shard_dim: -1\n"
+    plan = "tensor_parallel_plan: {_component_: torchtune.models.llama3.base_llama_tp_plan}\n"
+    found = imported(f"{TUNE}{more}{plan}", gpus_per_node=8)
+    (stage,) = found.job.plan.stages
+    assert (stage.tensor_parallel, stage.sequence_parallel, stage.data_parallel) == (4, 1, 2)
+    assert not any("parallel" in key for key in texts(found, "ignored"))
