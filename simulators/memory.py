@@ -204,7 +204,6 @@ class _StageMemory:
         # For each type of layer, the bytes that a layer keeps between its backward pass and its
         # separate pass for weight gradients.
         self.left = left
-        self.head = plan.layers + 1
         self.ratios = stage_plan.offload
         self.bytes = {
             name: {key: float(sums[sum_name(name, key)][stage]) for key in _SUMS}
@@ -221,7 +220,6 @@ class _StageMemory:
         # In an engine with a pipeline of its own, which counts as a single stage here, gradients
         # are reduced after all passes.
         reduces = stage_plan.zero >= 1 and plan.num_stages == 1
-        self.wide_bytes = memory.wide_logits * float(figures.logits_bytes[stage])
         self.bucket_bytes = memory.bucket_bytes if reduces else 0
         # When the first task of the optimizer step starts, and when its buffers are freed: when its
         # last task ends or, with ring buffers, when all layers have computed.
@@ -305,9 +303,8 @@ class _StageMemory:
         if known is None:
             sums = self._of(layer)
             sent = sums["output_bytes"] / self.chunks if layer in self.sends_from else 0.0
-            wide = self.wide_bytes if layer == self.head else 0.0
             backward = self.bucket_bytes + sums["backward_peak_bytes"]
-            peaks = sums["forward_peak_bytes"] + wide, backward + wide
+            peaks = sums["forward_peak_bytes"], backward
             known = self.of_layer[layer] = (sums["saved_bytes"] + sent, *peaks)
         return known
 

@@ -161,14 +161,19 @@ def _whole_types(model: StageModel) -> Mapping[str, str]:
 
 def sums_of_layers(model: StageModel, batch: StageBatch) -> Sums:
     """The saved bytes and peaks of each stage's layers, with the tensors that an engine's blocks
-    keep beyond those of the layer graph.
+    keep beyond those of the layer graph, and with the head as the engine runs it.
     """
-    sums, (beyond, keeping) = dict(model.layers_of(batch)), model.beyond_graphs(batch)
+    sums, (beyond, keeping) = _sums_with_head(model, batch), model.beyond_graphs(batch)
     for name in model.types.of_blocks:
         for what in ("saved_bytes", "forward_peak_bytes", "backward_peak_bytes"):
             if what != "saved_bytes" or name in keeping:
                 sums[sum_name(name, what)] = sums[sum_name(name, what)] + beyond
     return sums
+
+
+def _sums_with_head(model: StageModel, batch: StageBatch) -> dict[str, Floats]:
+    """The sums over each stage's layers, with the head as the engine computes its loss."""
+    return {**model.layers_of(batch), **model.head_of(batch)}
 
 
 # The formula for 1F1B gives these bytes; the bytes in other orders of passes are computed from
@@ -318,17 +323,12 @@ class OrderedStages:
             left_bytes(self.batch, self.model, sums, whole, name) if splits else none
             for name in types.names
         ]
-        logits = sums[sum_name(HEAD, "saved_bytes")] - sums[sum_name(HEAD, "input_bytes")]
-        memory = self.model.memory
-        ranks = self.batch.tensor_parallel if memory.whole_logits else 1
-        wide = ((1 + memory.wide_logits) * ranks - 1) * logits
-        wide = np.stack([wide if name == HEAD else none for name in types.names])
         return WalkedLayers(
             keeps=(1 - away) * saved,
             moving=away * saved,
             left=np.stack(left),
-            forward_peak=of("forward_peak_bytes") + wide,
-            backward_peak=of("backward_peak_bytes") + wide,
+            forward_peak=of("forward_peak_bytes"),
+            backward_peak=of("backward_peak_bytes"),
             in_w=np.array([[splits and name == EMBEDDING] for name in types.names]),
         )
 
@@ -383,7 +383,7 @@ class _Held:
         splits_backward: bool,
     ) -> "_Held":
         """The bytes that the chunks of some stages keep for one micro-batch."""
-        sums, types = model.layers_of(stages), model.types
+        sums, types = _sums_with_head(model, stages), model.types
         whole = _whole_types(model) if splits_backward else {}
         stays = 1 - stages.offload_activations
         saved = {name: sums[sum_name(name, "saved_bytes")] for name in types.names}

@@ -13,7 +13,15 @@ import sympy
 from mistlab.core.units import MIB_BYTES
 from mistlab.engines.engine import EngineMemory
 from mistlab.graph.graph import PHASES, Phase
-from mistlab.graph.layer_types import BLOCKS, LARGEST_BLOCK, LARGEST_EXPERTS, LayerSums, type_of
+from mistlab.graph.layer_types import (
+    BLOCKS,
+    EMBEDDING,
+    HEAD,
+    LARGEST_BLOCK,
+    LARGEST_EXPERTS,
+    LayerSums,
+    type_of,
+)
 from mistlab.graph.sums import largest
 from mistlab.graph.symbols import choice_symbol, size_symbol
 from mistlab.graph.treatments import Treatment
@@ -163,8 +171,8 @@ def stage_expressions(
     allocated only while a block computes, and when layers step.
     """
     memory = states_as_changed(memory, lambda name: choice_symbol(DIMENSIONS[name].symbol))
-    embedding, block, head = (LayerSums.symbols(name) for name in ("embedding", BLOCKS, "head"))
-    head = _recomputed_in_chunks(head, memory) if memory.loss_again else _in_chunks(head, memory)
+    embedding, block = (LayerSums.symbols(name) for name in (EMBEDDING, BLOCKS))
+    head = head_of(memory)
     gates = _gates(memory)
     block = _with_gates(block, gates, keeps=True)
     treated = [_Treated.of(name, row, gates) for name, row in treatments]
@@ -257,6 +265,20 @@ def _with_gates(block: LayerSums, gates: sympy.Expr, *, keeps: bool) -> LayerSum
         saved_bytes=block.saved_bytes + (gates if keeps else 0),
         forward_peak_bytes=block.forward_peak_bytes + gates,
         backward_peak_bytes=block.backward_peak_bytes + gates,
+    )
+
+
+def head_of(memory: EngineMemory) -> LayerSums:
+    """The sums over the head as this engine runs it: with logits of all tokens at once or of one
+    chunk after another, and with what it needs at its peaks beyond its layer graph.
+    """
+    head = LayerSums.symbols(HEAD)
+    head = _recomputed_in_chunks(head, memory) if memory.loss_again else _in_chunks(head, memory)
+    wide = _wide_logits(memory) * _logits(head)
+    return replace(
+        head,
+        forward_peak_bytes=head.forward_peak_bytes + wide,
+        backward_peak_bytes=head.backward_peak_bytes + wide,
     )
 
 
@@ -457,19 +479,18 @@ def _moments(
     others = all_kept - (1 - wa) * last + sympy.Piecewise((wa * last, has_neighbour), (0, True))
     older = (q - 1) * ((1 - wa) * _kept(blocks) + embedding.saved_bytes) + sent
     leaving = sympy.Piecewise((wa * last, q > 1), (0, True))
-    wide = _wide_logits(memory) * _logits(head)
 
     def of_blocks(peak: str) -> tuple[sympy.Expr, ...]:
         return (others + _last(blocks, peak), *_between(blocks, all_kept, peak))
 
     forward = (
         *of_blocks("forward_peak_bytes"),
-        t * (all_kept + wa * last + head.forward_peak_bytes + wide),
+        t * (all_kept + wa * last + head.forward_peak_bytes),
         e * (older + leaving + embedding.forward_peak_bytes),
     )
     backward = (
         *of_blocks("backward_peak_bytes"),
-        t * (all_kept + wa * last + head.backward_peak_bytes + wide),
+        t * (all_kept + wa * last + head.backward_peak_bytes),
         e * (older + embedding.backward_peak_bytes),
     )
     if memory.rings:

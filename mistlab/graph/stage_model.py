@@ -22,6 +22,7 @@ from mistlab.engines.engine import ENGINES, EngineMemory
 from mistlab.graph.compiled import Compiled, Shared, compile_expressions, compile_sums, kept
 from mistlab.graph.graph import PHASES
 from mistlab.graph.layer_types import (
+    HEAD,
     LayerSums,
     LayerTypes,
     graphs_of,
@@ -122,6 +123,15 @@ class StageModel:
         """
         sizes, rows = self._sizes_of(batch)
         return {name: sizes.table[name][rows] for name in self.layers.names}
+
+    def head_of(self, batch: StageBatch) -> Mapping[str, Floats]:
+        """The bytes that the head keeps and those at its peaks for each candidate, as this engine
+        computes its loss, by the names that ``sum_name`` gives.
+        """
+        sizes, rows = self._sizes_of(batch)
+        head = _head(self.memory)
+        values = head(sizes.table)[:, rows]
+        return dict(zip(head.names, values, strict=True))
 
     def beyond_graphs(self, batch: StageBatch) -> tuple[Floats, frozenset[str]]:
         """The bytes that this engine allocates while a block runs beyond those of the layer graph,
@@ -290,6 +300,15 @@ def _peaks(
     expressions = _expressions(memory, tied_embeddings, treatments)
     names = [entry.name for entry in fields(StagePeaks) if entry.name in expressions]
     return _compiled({name: expressions[name] for name in names})
+
+
+@kept
+def _head(memory: EngineMemory) -> Compiled:
+    from mistlab.graph.stage_expressions import head_of  # noqa: PLC0415 (needs SymPy)
+
+    head = head_of(memory)
+    names = ("saved_bytes", "forward_peak_bytes", "backward_peak_bytes")
+    return _compiled({sum_name(HEAD, name): getattr(head, name) for name in names})
 
 
 def _expressions(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.engines.adapters import Loss
 from mistlab.graph.stage_model import StageModel
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Line
@@ -100,14 +101,27 @@ def test_stages_have_room_for_the_blocks_that_they_have(offload: Offload) -> Non
         assert found.peak_bytes == pytest.approx(own.peak_allocated_bytes, rel=1e-9)
 
 
-@pytest.mark.parametrize("engine", ["fsdp", "nanotron", "nanotron-whole-inputs"])
+@pytest.mark.parametrize(
+    ("engine", "loss"),
+    [
+        ("fsdp", "whole"),
+        ("fsdp-eager-whole-logits", "whole"),
+        ("nanotron", "whole"),
+        ("nanotron-whole-inputs", "whole"),
+        ("fsdp-fused-loss", "chunked"),
+        ("trainer", "chunked"),
+    ],
+)
 @pytest.mark.parametrize("checkpointed", [0, 5])
-def test_engines_hold_what_they_keep_beyond_layers_graphs(engine: str, checkpointed: int) -> None:
-    """Wide logits, gates and whole inputs."""
-    work = replace(WORK, precision="bf16")
+@pytest.mark.parametrize("order", ["1f1b", "gpipe", "zb-h1"])
+def test_engines_hold_what_they_keep_beyond_layers_graphs(
+    engine: str, loss: Loss, checkpointed: int, order: str
+) -> None:
+    """Wide logits and whole ones, or those of one chunk of tokens; gates and whole inputs."""
+    work = replace(WORK, precision="bf16", loss=loss)
     stage = replace(STAGE, tensor_parallel=2, data_parallel=1, sequence_parallel=1)
     stages = (replace(stage, layers=12, checkpointed_layers=checkpointed),) * 2
-    plan = Plan(engine=engine, micro_batches=4, stages=stages)
+    plan = Plan(engine=engine, micro_batches=4, stages=stages, order=order)
     simulation = EventSimulator(workload=work, cluster=CLUSTER).simulate(plan)
     room = np.full(2, 1e15)
     found = memory_of(simulation, plan, StageModel.of(work, engine), room)
