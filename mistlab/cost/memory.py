@@ -84,6 +84,8 @@ class _Run:
 def _runs(layers: WalkedLayers, runs: Runs) -> Iterator[_Run]:
     moving = np.zeros(layers.keeps.shape[1])
     for count, types in zip(*runs, strict=True):
+        if not count.any():
+            continue
         run = _Run(count=count, own=layers.of_types(types), before=moving)
         moving = np.where(run.is_there, run.own.moving, moving)
         yield run

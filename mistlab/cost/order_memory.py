@@ -7,10 +7,11 @@ layers, and a head may hold several micro-batches.
 
 If weight gradients have separate passes (W), recomputed and offloaded activations are on the GPU
 from the backward pass to W, so the memory peak need not be where the largest layer runs. Offloaded
-activations are fetched while a layer of the same chunk runs. If chunks do not follow one another in
-a loop, the peak may be while one chunk runs and another recomputes or has the head. So the passes
-of these stages are simulated one by one (``mistlab.cost.memory``). They need at least what the
-closed form gives for the micro-batches that all chunks hold at once.
+activations are fetched while a layer of the same chunk runs. If a stage has several chunks, the
+peak may be while one chunk runs and another recomputes or has the head, and the head may run while
+fewer micro-batches are in flight than at other moments. So the passes of these stages are simulated
+one by one (``mistlab.cost.memory``). They need at least what the closed form gives for the
+micro-batches that all chunks hold at once.
 
 *Lower bounds.* If a stage holds one or more whole micro-batches, the closed form's bytes never grow
 with offload ratios or with the number of recomputed blocks. The bytes that chunks keep between
@@ -19,8 +20,7 @@ change. So all stages with smaller ratios or fewer recomputed blocks have these 
 
 - where passes are simulated one by one: the closed form for the micro-batches that all chunks hold
   at once, and what is kept at any moment, without what a layer takes while it runs;
-- else the closed form for one micro-batch, and what is kept beyond it at the fullest moment at
-  which every chunk holds a micro-batch.
+- else the closed form for one micro-batch, and what is kept beyond it at the fullest moment.
 
 Axes: C candidates, V chunks of a stage, T types of layers.
 """
@@ -31,7 +31,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from mistlab.core.arrays import Floats, Ints, Rows
+from mistlab.core.arrays import Floats, Rows
 from mistlab.cost.memory import WalkedLayers, WalkedPasses
 from mistlab.engines.engine import ENGINES
 from mistlab.graph.layer_types import EMBEDDING, HEAD, sum_name, type_of
@@ -227,7 +227,7 @@ class OrderedStages:
         """The indices of the stages whose memory peak is computed pass by pass, instead of by the
         formula for 1F1B.
         """
-        always = self.moments.splits_backward or not self.moments.placement.is_loop
+        always = self.moments.splits_backward or self.moments.chunks > 1
         return np.flatnonzero(always | (self.batch.offload_activations > 0))
 
     def peaks(self, closed: _Closed) -> tuple[Floats, Floats]:
@@ -413,12 +413,11 @@ class _Held:
         micro-batches.
 
         Stages keep at most ``held`` micro-batches. With ``of_others``, the formula's bytes are for
-        one micro-batch, when every chunk keeps one.
+        one micro-batch.
         """
-        counts = moments.of_whole if of_others else moments.every
         counted = np.ones(len(held)) if of_others else held
         known = counted * (self.between.sum(axis=0) - self.head) + self.head
-        kept = self._most(counts)
+        kept = self.most(moments)
         sends_on = moments.stage != moments.placement.last_stage
         sent = _sent_beyond(moments.placement, moments.stage) * np.maximum(0.0, held - 1)
         return np.asarray(kept - known + (sent + sends_on * (held - counted)) * self.sent)
@@ -427,8 +426,5 @@ class _Held:
         """The most bytes that each stage keeps at once, without the outputs that it has sent to
         other stages.
         """
-        return self._most(moments.every)
-
-    def _most(self, counts: Ints) -> Floats:
-        kept = counts @ np.concatenate([self.between, self.afterwards])
+        kept = moments.every @ np.concatenate([self.between, self.afterwards])
         return np.asarray(kept.max(axis=0))

@@ -341,16 +341,14 @@ class HeldMoments:
     their backward and their weight-gradient pass. Only a Pareto frontier is kept: a moment is left
     out if at another one all numbers are as large or larger.
 
-    ``every`` is the frontier of all moments; ``of_whole`` that of the moments at which every chunk
-    holds a micro-batch between its forward and its backward pass; ``begins`` those of the moments
-    at which passes of each kind begin.
+    ``every`` is the frontier of all moments; ``begins`` are those of the moments at which passes of
+    each kind begin.
     """
 
     stage: int
     placement: Placement
     splits_backward: bool
     every: Ints
-    of_whole: Ints
     begins: tuple[PassMoments, ...]
 
     @classmethod
@@ -382,7 +380,6 @@ class HeldMoments:
             placement=passes.placement,
             splits_backward=passes.splits_backward,
             every=_fullest([*reached]),
-            of_whole=_fullest([moment for moment in reached if min(moment[:chunks]) > 0]),
             begins=tuple(
                 PassMoments(
                     kind=kind,

@@ -102,8 +102,10 @@ def test_no_stage_needs_less_memory_than_the_bound_of_its_box(seed: int, *, alik
     assert undercut(seed, of_others=True, alike=alike) <= EXACT
 
 
-def test_what_stages_with_the_largest_savings_need_would_be_no_bound() -> None:
-    assert max(undercut(seed, of_others=False, alike=True) for seed in range(50, 60)) > EXACT
+@pytest.mark.parametrize("seed", sweep((57, *range(0, 90, 7)), first=3))
+def test_no_stage_needs_less_memory_than_with_larger_savings(seed: int) -> None:
+    """Nor is any predicted to, as where the head's chunk was taken to run while most is held."""
+    assert undercut(seed, of_others=False, alike=True) <= EXACT
 
 
 def test_where_passes_are_walked_the_bound_of_other_stages_would_be_none(

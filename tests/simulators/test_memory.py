@@ -1,6 +1,7 @@
 """Memory over a played iteration: its peak against the closed form, and when it runs out."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,6 +129,22 @@ def test_engines_hold_what_they_keep_beyond_layers_graphs(
     predictor = SymbolicPredictor(workload=work, cluster=CLUSTER)
     for one, stage in zip(found, predictor.predict(plan).stages, strict=True):
         assert one.peak_bytes == pytest.approx(stage.peak_allocated_bytes, rel=1e-9)
+
+
+@pytest.mark.parametrize("order", ["interleaved-2", "interleaved-3"])
+@pytest.mark.parametrize("engine", ["mistlab", "fsdp", "megatron"])
+@pytest.mark.parametrize("changes", [{}, {"checkpointed_layers": 5}, {"zero": 2}])
+def test_the_peak_of_chunks_is_the_closed_forms(
+    order: str, engine: str, changes: dict[str, Any]
+) -> None:
+    """The chunk with the head, and those that recompute, are not where most is kept."""
+    plan = replace(with_all(**changes), order=order, engine=engine)
+    work = replace(WORK, precision="bf16")
+    stages = SymbolicPredictor(workload=work, cluster=CLUSTER).predict(plan).stages
+    simulation = EventSimulator(workload=work, cluster=CLUSTER).simulate(plan)
+    played = memory_of(simulation, plan, StageModel.of(work, engine), np.full(2, 1e15))
+    for found, stage in zip(played, stages, strict=True):
+        assert found.peak_bytes == pytest.approx(stage.peak_allocated_bytes, rel=1e-9)
 
 
 @pytest.mark.parametrize("link_gbytes_per_s", [1.0, 100.0])
