@@ -77,6 +77,8 @@ _BY_WORDS: Mapping[str, str] = {
     "deepseek v2 lite": "deepseek-v2-lite",
     "deepseek v2": "deepseek-v2",
     "deepseek v3": "deepseek-v3",
+    "deepseek v3 0324": "deepseek-v3",
+    "deepseek v3.1": "deepseek-v3",
     "deepseek r1": "deepseek-v3",
     "moonlight 16b a3b": "moonlight-16b-a3b",
     "kimi k2": "kimi-k2",

@@ -258,15 +258,16 @@ def _read_megatron(source: LaunchFile, given: Given) -> Imported:
 
 
 def _refuse_tool(launch: Launch) -> None:
-    """Refuse a command of ms-swift that starts no training, such as ``swift deploy``."""
+    """Refuse a command of ms-swift that starts no training, such as ``swift deploy`` or ``megatron
+    export``.
+    """
     names = [PurePath(word.text).name for word in launch.started]
-    if launch.program or "swift" not in names[:-1]:
+    tool = next((name for name in names[:-1] if name in ("swift", "megatron")), "")
+    if launch.program or not tool:
         return
-    command = names[names.index("swift") + 1]
+    command = names[names.index(tool) + 1]
     reason = refusal_of(command) or "is not known to train"
-    reject(
-        f"line {launch.line}: swift {command} {reason}: give a script with swift sft or swift pt"
-    )
+    reject(f"line {launch.line}: {tool} {command} {reason}: give a script with {tool} sft or pt")
 
 
 def _titles() -> str:

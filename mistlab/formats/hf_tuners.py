@@ -13,7 +13,7 @@ from typing import Any
 
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError, reject
-from mistlab.export.found import checked_whole
+from mistlab.export.found import checked_whole, parse_json
 from mistlab.export.given import Given, Imported, Remark
 from mistlab.export.megatron.megatron_read import engine_told, read_launch
 from mistlab.formats.checkpoints import needed_model
@@ -295,7 +295,7 @@ def read_swift(source: LaunchFile, given: Given) -> Imported:
     _check_task(settings.pop("task_type", None), _SWIFT.title)
     kind = settings.get("tuner_type", settings.get("train_type"))
     settings |= {"tuner_type": "lora"} if kind is None else {}
-    settings |= _sharing(settings)
+    settings |= _sharing(settings, command, source)
     remarks = tuple(_tell_of_devices(command))
     stated = {word: _is_true(settings[word]) for word in _SAID if word in settings}
     if (dtype := _type(settings.get("torch_dtype"))) is None and not any(stated.values()):
@@ -358,8 +358,16 @@ def _tell_of_devices(command: Command) -> Iterator[Remark]:
             yield Remark(kind="ignored", choice="CUDA_VISIBLE_DEVICES", text=text)
 
 
-def _sharing(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings of the configurations that ms-swift has by name."""
+def _sharing(
+    settings: Mapping[str, Any], command: Command, source: LaunchFile
+) -> Mapping[str, Any]:
+    """Return the settings of the configurations that ms-swift has by name, or of the JSON file that
+    describes how FSDP shards.
+    """
+    path = str(settings.get("fsdp"))
+    if path.endswith(".json"):
+        content = parse_json(named_text(path, command, source, "configures FSDP"))
+        return {key: content.get(key, usual) for key, usual in _FSDP.items()}
     match = _DEEPSPEED.fullmatch(str(settings.get("deepspeed")))
     if match is not None:
         level, parts = int(match[1]), ("optimizer", "param")[: int(match[1]) - 1]

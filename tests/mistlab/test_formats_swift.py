@@ -6,7 +6,7 @@ from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.given import MissingError
 from mistlab.formats.file_formats import format_of
-from tests.mistlab.launch_files import imported, source_of, texts
+from tests.mistlab.launch_files import imported, imported_from, source_of, texts
 
 TUNED = """
 CUDA_VISIBLE_DEVICES=0,1,2,3 \\
@@ -264,6 +264,7 @@ def test_weights_of_megatron_swift_keep_their_type_without_mixed_precision(
             "line 1: swift deploy trains nothing: give a script",
         ),
         ("swift export --model Qwen/Qwen3-8B\n", "line 1: swift export is not known to train"),
+        ("megatron export --model Qwen/Qwen3-8B\n", "megatron export is not known to train"),
         (TUNED.replace("my-robot", "my-robot --task_type reranker"), "task_type: reranker is not"),
         (f"{DENSE}  --task_type seq_cls\n", "task_type: seq_cls is not supported"),
     ],
@@ -271,3 +272,14 @@ def test_weights_of_megatron_swift_keep_their_type_without_mixed_precision(
 def test_commands_that_train_no_decoder_are_refused(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         imported(text, "a.sh", model=catalog.model("llama-7b"))
+
+
+def test_a_file_may_say_how_fsdp_shards() -> None:
+    text = TUNED.replace("my-robot", "my-robot --fsdp conf/mine.json --tuner_type full")
+    source = source_of(text, "a.sh")
+    content = '{"fsdp": "shard_grad_op", "fsdp_config": {"activation_checkpointing": true}}'
+    object.__setattr__(source, "beside", {"conf/mine.json": content}.get)
+    (stage,) = imported_from(source).job.plan.stages
+    assert stage.zero == 2
+    with pytest.raises(InputError, match=r"conf/mine\.json: configures FSDP, but is not in"):
+        imported(text, "a.sh")
