@@ -228,8 +228,19 @@ def _listed(section: Section, key: str) -> list[str]:
     return ["mlp" if str(word).startswith("*") else str(word) for word in names]
 
 
+# GPUs of a node by the words with which AutoModel's own runs name their clusters.
+_IN_NODES = {"gb200": 4}
+
+
 def _nodes(top: Section, draft: Found) -> None:
-    """Read the number of nodes on which AutoModel's own runs start a recipe."""
+    """Read the numbers of nodes, and of GPUs in each, on which AutoModel's own runs start a
+    recipe.
+    """
+    ci = top.section("ci")
+    gpus = ci.whole("nproc_per_node") or _IN_NODES.get(ci.text("cluster_tag").lower())
+    if gpus:
+        draft.gpus_per_node = gpus
+        draft.remark("assumed", "gpus_per_node", f"{gpus}, by ci")
     for name, key in (("ci", "nodes"), ("benchmark", "num_nodes")):
         nodes = top.section(name).whole(key)
         if nodes and draft.nodes is None:

@@ -81,6 +81,13 @@ def test_nodes_of_automodel_s_own_runs_are_assumed(text: str) -> None:
     assert imported(recipe, gpus_per_node=8, nodes=2).job.cluster.nodes == 2
 
 
+@pytest.mark.parametrize("text", ["cluster_tag: gb200", "nproc_per_node: 4"])
+def test_gpus_of_automodel_s_own_nodes_are_assumed(text: str) -> None:
+    found = imported(f"{RECIPE}ci: {{nodes: 2, {text}}}\n")
+    assert (found.job.cluster.nodes, found.job.cluster.gpus_per_node) == (2, 4)
+    assert texts(found, "assumed")["gpus_per_node"] == "4, by ci"
+
+
 def test_distillation_is_refused() -> None:
     text = f"{RECIPE}teacher_model: {{pretrained_model_name_or_path: Qwen/Qwen3-14B}}\n"
     with pytest.raises(InputError, match="teacher_model: trains by distillation"):
