@@ -177,6 +177,8 @@ PLAN_COMMANDS: dict[str, Group] = {
                     "llm-foundry",
                     "llama-factory",
                     "ms-swift",
+                    "openrlhf",
+                    "verl",
                     "swift-megatron",
                     "axolotl",
                     "torchtune",
