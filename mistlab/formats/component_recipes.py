@@ -33,6 +33,7 @@ from mistlab.shell.session import LaunchFile
 
 _TORCHTUNE, _AUTOMODEL = "_component_", "_target_"
 _NETWORKS = ("gate", "up_proj", "down_proj", "mlp", "fc", "w1", "w2", "w3")
+_OF_ATTENTION = {"q_proj", "k_proj", "v_proj", "output_proj"}
 # Losses that compute logits chunk by chunk or never; others that are named after chunks widen
 # 16-bit logits chunk by chunk, but keep those of all tokens.
 _CHUNKED, _WIDENED = ("linearcrossentropy", "fusedlinear"), ("chunk", "teparallel")
@@ -99,6 +100,9 @@ def read_torchtune(source: LaunchFile, given: Given) -> Imported:
             if builder.startswith("qlora") or model.switch("quantize_base")
             else "16bit",
         )
+        if (names := set(model.words("lora_attn_modules"))) and (rest := _OF_ATTENTION - names):
+            text = f"adapters are predicted on {' '.join(sorted(rest))} too, which take more memory"
+            draft.remark("assumed", model.path("lora_attn_modules"), text)
         model.unsaid(
             {
                 "lora_dropout": "adapters are predicted without dropout",

@@ -59,3 +59,25 @@ def test_a_checkpoint_s_name_tells_the_bits_of_frozen_weights(name: str, base: s
         whole = imported(text, gpus_per_node=1)
         assert (whole.job.workload.train, whole.job.workload.base) == ("all", "16bit")
         assert ("base" in texts(whole, "assumed")) == (base == "8bit")
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ("[q_proj, v_proj, output_proj]", "on k_proj too"),
+        ("[q_proj, k_proj, v_proj, output_proj]", ""),
+    ],
+)
+def test_layers_without_adapters_in_torchtune_s_recipes_are_told(names: str, told: str) -> None:
+    recipe = f"""
+        model:
+          _component_: torchtune.models.llama3_1.lora_llama3_1_8b
+          lora_attn_modules: {names}
+          lora_rank: 8
+        optimizer: {{_component_: torch.optim.AdamW}}
+        tokenizer: {{max_seq_len: 1024}}
+        batch_size: 1
+    """
+    found = texts(imported(recipe, gpus_per_node=1), "assumed")
+    assert told in found.get("model.lora_attn_modules", "")
+    assert bool(told) == ("model.lora_attn_modules" in found)
