@@ -30,7 +30,7 @@ from mistlab.cost.slot_work import (
 )
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.graph.layer_types import EMBEDDING
-from mistlab.machine.slowdowns import COMPUTE, STREAMS
+from mistlab.machine.slowdowns import COMPUTE, STREAMS, within_round_s
 from mistlab.schedule import placement
 from mistlab.schedule.slots import SHARDED_WEIGHTS, Phase
 
@@ -49,6 +49,8 @@ STEADY: tuple[Phase, ...] = ("forward", "backward")
 SUMS = 6
 
 _BOTH = (1 << COMPUTE) + (1 << LINK)
+_TO_HOST = STREAMS.index("device_to_host")
+_WITH_COPY = (1 << _TO_HOST) + (1 << LINK)
 _OTHERS = [place for place in range(len(STREAMS)) if place != COMPUTE]
 
 
@@ -238,13 +240,14 @@ def sends_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats, are_single:
     """The seconds by which passes lengthen a stage's send of an activation and its send of a
     gradient together, for each candidate; each send alone takes ``send_s`` seconds.
 
-    With a single micro-batch, only the time between its two passes (a "turn") can lengthen its
-    sends.
+    A single micro-batch's activation is sent beside the time between its two passes (a "turn"), its
+    gradient beside no pass. This counts as if both were as late.
     """
-    turns = [beside[name] for name in TURNS if name in beside]
-    alone_s = sum((one.late_alone_s(send_s) for one in turns), np.zeros_like(send_s))
     later_s = sum((beside[phase].later_s(send_s) for phase in STEADY), np.zeros_like(send_s))
-    return np.where(are_single, np.minimum(alone_s, later_s), later_s)
+    if TURN_BACK not in beside:
+        return np.where(are_single, 0.0, later_s)
+    of_turn_s = beside[TURN_BACK].late_alone_s(send_s)
+    return np.where(are_single, 2 * np.minimum(of_turn_s, later_s), later_s)
 
 
 def further_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats) -> Floats:
@@ -319,15 +322,6 @@ def slots_beside_sends(
         late_s = np.maximum(until_s - over_s, 0.0)
         sums[3], sums[4], sums[5] = longest_s - usual_s, over_s, late_s
     return sums
-
-
-def sends_beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats, Floats]:
-    """The factors by which a send lengthens arithmetic and arithmetic a send, and the share of the
-    time of their overlap by which both are delayed, for each strategy.
-    """
-    computing, sending = beside_arithmetic(seconds)
-    lost = sending * (1 - 1 / computing) + sending - 1
-    return computing, sending, np.minimum(lost, 1.0)
 
 
 def longest_slots(seconds: TaskSeconds, alone: Floats) -> Floats:
@@ -408,10 +402,10 @@ class OutsidePasses(ColumnSet):
     embedding table, and averages weights at the end. Its embedding's passes take ``embedded_s`` and
     ``embedded_back_s``; meanwhile the next layer is ``gathered_s`` and ``reduced_s`` (once).
 
-    ``computing_slowed``, ``send_slowed`` and ``together_slowed`` say how much sends and arithmetic
-    slow each other down.
-    ``in_place`` is a mask of the stages whose gradients are still being reduced when the last
-    backward pass has computed, ``in_each`` of those that reduce them in each backward pass.
+    The factors from ``slowed_by_sends`` say how much sends slow arithmetic and copies to the host,
+    and these the sends. After its last backward pass a stage still reduces gradients for
+    ``left_reduced_s`` and copies them to its host for ``left_copied_s``; ``in_place`` is a mask of
+    the stages of which reductions of several layers may be left.
     """
 
     received_s: Floats
@@ -419,13 +413,33 @@ class OutsidePasses(ColumnSet):
     computing_slowed: Floats
     send_slowed: Floats
     together_slowed: Floats
+    copying_slowed: Floats
+    copied_slowed: Floats
     embedded_s: Floats
     embedded_back_s: Floats
     gathered_s: Floats
     reduced_s: Floats
     after_s: Floats
+    left_reduced_s: Floats
+    left_copied_s: Floats
     in_place: Bools
-    in_each: Bools
+
+    def last_late_s(self, rest_s: Floats, step_s: Floats) -> tuple[Floats, Floats]:
+        """The seconds by which a stage's last gradient arrives later, and its iteration ends later,
+        because the gradient is sent beside reductions (``rest_s``), copies and optimizer steps.
+        """
+        # A send and a reduction get half of the link each.
+        late_s = np.clip(rest_s, 0.0, self.received_s)
+        ends_s, left_s = late_s.copy(), self.received_s - late_s
+        for beside_s, slowed, sending in (
+            (self.left_copied_s, self.copying_slowed, self.copied_slowed),
+            (step_s, self.computing_slowed, self.send_slowed),
+        ):
+            both_s = np.minimum(beside_s * slowed, left_s * sending)
+            late_s = late_s + both_s * (1 - 1 / sending)
+            ends_s = ends_s + both_s * (1 - 1 / slowed)
+            left_s = left_s - both_s / sending
+        return late_s, ends_s
 
 
 def beside_embedding_s(seconds: TaskSeconds, kinds: Ints, counts: Floats) -> Floats:
@@ -447,6 +461,33 @@ def beside_embedding_s(seconds: TaskSeconds, kinds: Ints, counts: Floats) -> Flo
     return beside_s * np.reshape(counts[rows].any(axis=0), (-1, 1))
 
 
+def left_by_last(seconds: TaskSeconds, kinds: Ints, summed: Sums) -> Floats:
+    """The seconds for which each candidate reduces gradients, and copies them to its host, after
+    its last backward pass: each by itself.
+    """
+    is_below = (kinds[:, HERE] == NOTHING) & (kinds[:, UPPER] != NOTHING)
+    (left_s,) = SlotWork(seconds, kinds[is_below]).alone(("last_backward",)).swapaxes(0, 1)
+    return summed([(left_s[[LINK, _TO_HOST]], is_below)])
+
+
+def slowed_by_sends(seconds: TaskSeconds) -> Mapping[str, Floats]:
+    """The factors by which sends lengthen arithmetic and copies to the host, and these a send, for
+    each strategy; and the share of the time of their overlap by which a send and arithmetic are
+    both delayed. Their names are fields of ``OutsidePasses``.
+    """
+    slowed = _slowed_by(seconds)
+    copying, copied = slowed.table[[_TO_HOST, LINK]][:, slowed.first + _WITH_COPY]
+    computing, sending = beside_arithmetic(seconds)
+    lost = sending * (1 - 1 / computing) + sending - 1
+    return {
+        "computing_slowed": computing,
+        "send_slowed": sending,
+        "together_slowed": np.minimum(lost, 1.0),
+        "copying_slowed": copying,
+        "copied_slowed": copied,
+    }
+
+
 def sent_over(steps: Ints, previous_s: Floats, next_s: Floats) -> Floats:
     """The seconds of each stage's send, which goes to the previous stage, to the next stage or, in
     no time, to the stage itself.
@@ -461,6 +502,7 @@ def times_beside_sends(
     outside: OutsidePasses,
     in_flight: Ints,
     rest_s: Floats,
+    step_s: Floats,
 ) -> Mapping[str, Floats]:
     """The pass times of stages, lengthened where a stage's sends run at the same time as its next
     pass.
@@ -468,9 +510,9 @@ def times_beside_sends(
     A pass is slowed by the send of the pass before it; no gradient is sent before the first forward
     pass. The passes that overlap with a stage's sends to the next stage and back are assumed to be
     equal on both stages. The last micro-batch's gradient is sent while the last gradient reductions
-    still run, for ``rest_s`` (C), so both end later.
+    still run, for ``rest_s`` (C), or optimizer steps, for ``step_s``: these end later too.
     """
-    sent, received, in_place = outside.sent_s, outside.received_s, outside.in_place
+    sent, received = outside.sent_s, outside.received_s
     forward, backward = (beside_sends[phase] for phase in STEADY)
     turned_s, turned_back_s = np.zeros_like(received), np.zeros_like(sent)
     left_s, left_back_s, more_s = received, sent, np.zeros_like(received)
@@ -490,9 +532,6 @@ def times_beside_sends(
         more_s = turned_s + lost_s - forward.lost_s(received)
     within_s, ends_s = times["within_backward_s"], times["delta_backward_s"]
     if backward.is_of_box:
-        # A lower bound for many candidates must not assume that a send overlaps with gradient
-        # reductions.
-        in_place = np.zeros_like(in_place)
         within_s, ends_s = (
             more_s
             + backward.if_usually_longer(np.maximum(more_s, 0.0)).lost_s(left_back_s)
@@ -501,19 +540,16 @@ def times_beside_sends(
         )
     later_s = sends_later_s(beside_sends, sent, in_flight == 1)
     ahead = np.maximum(in_flight - 1, 1)
-    first_late_s = forward.first_late_s(sent, outside.send_slowed, ahead, received)
-    first_late_s = np.maximum(first_late_s - later_s / 2, 0.0)
+    # With a single micro-batch in flight, no other forward pass follows the first one.
+    first_late_s = forward.first_late_s(sent, outside.send_slowed, ahead, received) - later_s / 2
+    first_late_s = np.where(in_flight > 1, first_late_s, 0.0)
     passed_s = times["through_forward_s"], times["through_backward_s"]
     late_in_queue_s = np.zeros_like(sent)
     if (sent > np.minimum(*passed_s)).any():
         late_in_queue_s = queued_late_s(beside_sends, sent, passed_s)
     in_round_s = within_round_s(sent, outside.together_slowed, in_flight)
-    shared_s = np.where(in_place, np.clip(rest_s, 0.0, received), 0.0)
-    # The chain of first activations and last gradients counts as much for both sends already.
-    returned_s = sends_later_s(beside_sends, received, np.zeros_like(in_place))
-    first_back_s = forward.first_late_s(received, outside.send_slowed, in_flight, received)
-    counted_s = returned_s - np.minimum(first_back_s, returned_s / 2)
-    shared_s = np.where(outside.in_each, np.maximum(shared_s - counted_s, 0.0), shared_s)
+    # A lower bound must not assume that a send overlaps with anything after the last pass.
+    last_s = (0.0, 0.0) if backward.is_of_box else outside.last_late_s(rest_s, step_s)
     sends = sent + received > 0
     return {
         **times,
@@ -528,61 +564,18 @@ def times_beside_sends(
         "late_backward_s": sends * late_back_s,
         "late_turned_s": sends * late_turned_s,
         "delta_forward_s": times["delta_forward_s"] - turned_s - lost_s,
-        "delta_backward_s": ends_s + shared_s,
-        "within_backward_s": within_s + shared_s,
+        "delta_backward_s": ends_s + last_s[1],
+        "within_backward_s": within_s + last_s[0],
         "point_to_point_s": times["point_to_point_s"] + later_s,
-        # With a single micro-batch in flight, no other forward pass follows the first one.
-        "first_send_late_s": np.where(in_flight > 1, first_late_s, 0.0),
+        "first_send_late_s": np.maximum(first_late_s, 0.0),
+        "end_send_late_s": np.minimum(first_late_s, 0.0),
+        "end_return_late_s": -later_s / 2,
         # The first stage receives no activations, so it is never the second stage of a round trip
         # (a micro-batch's way to the last stage and back).
         "within_round_s": np.where(received > 0, in_round_s, 0.0),
         "queued_late_s": late_in_queue_s,
         "round_late_s": np.where(in_flight > 1, further_later_s(beside_sends, sent), 0.0),
     }
-
-
-# Computes by how much a micro-batch's round trip through the pipeline (to the last stage and back)
-# gets longer because sends and passes slow one another down.
-
-
-def within_round_s(send_s: Floats, slowed: Floats, stages: Ints) -> Floats:
-    """The seconds that one stage adds to a micro-batch's round trip (to the last stage and back)
-    because sends and passes slow each other down, for each candidate.
-
-    In a pipeline bound by its sends, a stage idles between passes. After a gradient has been sent
-    back, the first stage of a round starts its next forward pass at once, and the last stage its
-    backward pass. In between, the gaps differ: with equal stages, each stage's gap before its
-    forward pass is longer than the gap of the stage in front. A pass whose gap is shorter than the
-    send before it overlaps with the rest of the send, and both slow down.
-
-    For K equal stages, in units of one send, with u(i) the gap of stage i before its forward pass,
-    and ``slowed`` the share of their overlap that a pass and a send lose:
-
-        u(0) = 0, u(K) = 2, u(i+1) = u(i) + short + slowed (max(1 - u(i), 0) + max(u(i+1) - 1, 0))
-
-    where a micro-batch takes ``short`` less than both passes and both sends of a stage in sequence.
-    The first stage sends nothing back, and so loses nothing. A round is therefore 2 - K short
-    longer than without interference.
-
-    A round trip that begins at the stage in front contains one stage more than one that begins at
-    this stage, so this stage adds the difference of the two.
-    """
-    return send_s * (_lost(slowed, stages + 1) - _lost(slowed, stages))
-
-
-def _lost(slowed: Floats, stages: Ints) -> Floats:
-    """How much longer a micro-batch's round trip through this many equal stages takes because sends
-    and passes slow each other down, in multiples of one send's seconds.
-    """
-    kept = 1 - slowed
-    # Half of the stages lose time before their forward passes, the other half before their backward
-    # passes; the middle one of an odd number of stages loses time before both.
-    rest = kept ** np.maximum(stages // 2 - 1, 0)
-    both = np.where(stages % 2 == 1, 2 * kept, 1.0)
-    below = both + np.where(stages % 2 == 1, slowed, 0.0) - both * kept * rest
-    loses = (stages > 2) & (slowed > 0)
-    short = slowed * rest * both / np.where(loses, below, 1.0)
-    return np.where(loses, np.maximum(2 - stages * short, 0.0), 0.0)
 
 
 def beside_sends(seconds: TaskSeconds, alone: Floats) -> Bools:

@@ -2,7 +2,7 @@
 that wait for one another, from the last stage to the first.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache, reduce
 from operator import add
@@ -181,40 +181,34 @@ class Chains(Generic[Length]):
     @classmethod
     def of_nothing(cls, nothing: Length) -> Self:
         """The chains of passes after the last stage: all of zero length."""
-        return cls(**dict.fromkeys(CROSSINGS, nothing))
+        return cls(**dict.fromkeys(CHAINS, nothing))
 
-    def from_in_front(self, there_and_back_s: Length, first_late_s: Length) -> Self:
-        """The chains of passes, with the seconds of sends to and from the stage in front added to
-        those chains that contain such sends.
+    def from_in_front(self, stage: PassLengths[Length], *, short: Condition) -> Self:
+        """The chains of passes, with the seconds of sends to and from the ``stage`` in front added.
 
-        The first micro-batch's send takes ``first_late_s`` longer than the others.
+        In ``short`` pipelines, with more stages than micro-batches, passes are far apart, so all
+        sends are like those of the first and the last micro-batch.
         """
-        crossed_s = (None, there_and_back_s * 0.5, there_and_back_s)
-        late_s = (None, crossed_s[1] + first_late_s, crossed_s[2] + first_late_s)
+        both_s, back_late_s = stage.point_to_point_s, stage.end_return_late_s
+        # Each chain needs a single addition: sums of sends are made only once.
+        late_s, one_s = stage.end_send_late_s + back_late_s, both_s * 0.5
+        last_s, both_s = both_s + late_s, both_s + late_s * (1 * short)
         return type(self)(
-            **{
-                name: getattr(self, name)
-                if (more := (late_s if name in OF_FIRST else crossed_s)[count]) is None
-                # The seconds of the sends in both directions are summed only once, above, so that
-                # each chain needs a single addition.
-                else getattr(self, name) + more
-                for name, count in CROSSINGS.items()
-            }
+            nearest=self.nearest + both_s,
+            around=self.around + both_s,
+            around_first=self.around_first + (both_s + stage.first_send_late_s),
+            around_last=self.around_last + last_s,
+            around_begun=self.around_begun + (one_s + back_late_s * (1 * short)),
+            around_ended=self.around_ended + (one_s + stage.end_send_late_s),
+            through=self.through + (last_s + stage.first_send_late_s),
+            through_begun=self.through_begun + (one_s + back_late_s),
+            through_ended=self.through_ended
+            + (one_s + stage.first_send_late_s + stage.end_send_late_s),
+            whole=self.whole,
         )
 
 
 CHAINS = tuple(entry.name for entry in fields(Chains))
-
-# The number of sends between the foremost stage and the stage in front of it that each chain of
-# passes contains, in both directions together.
-CROSSINGS: Mapping[str, int] = {
-    **dict.fromkeys(CHAINS, 2),
-    **dict.fromkeys(("around_begun", "around_ended", "through_begun", "through_ended"), 1),
-    "whole": 0,
-}
-# The names of the chains of passes that contain the first micro-batch's send from the stage in
-# front.
-OF_FIRST = frozenset({"around_first", "through", "through_ended"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -315,13 +309,13 @@ def chained(
         until the last forward is issued      G (hf + hb) - k hb, then for the last gradient
         until the first k forwards are issued k hf, then it runs all passes from the first backward
 
-    The first micro-batch's sends to later stages take longer than others, because the next forward
-    pass runs beside them. Between its first forward and its next pass a stage takes af longer. A
-    chain may also wait for several micro-batches in turn: after a gradient has come back, the stage
-    runs the forward pass of the k-th micro-batch after it. Each such round trip takes around + l -
-    k t longer than the stage's own work meanwhile, so a steady pipeline waits for its sends. Passes
-    of a round trip that overlap with sends lose time (``mistlab.cost.beside_sends``). If one
-    boundary between stages is slower than the others, round trips between its stages may be longer.
+    The first micro-batch is sent beside forward passes, the last one's gradient beside no pass.
+    Between its first forward and its next pass a stage takes af longer. A chain may also wait for
+    several micro-batches in turn: after a gradient has come back, the stage runs the forward pass
+    of the k-th micro-batch after it. Each such round trip takes around + l - k t longer than the
+    stage's own work meanwhile, so a steady pipeline waits for its sends. Passes of a round trip
+    that overlap with sends lose time (``mistlab.cost.beside_sends``). If one boundary between
+    stages is slower than the others, round trips between its stages may be longer.
 
     The first gradient comes back later than after ``around`` if other micro-batches hold it up:
     those that the stage itself runs ahead, or those that queue for the next stage, which runs one
@@ -335,7 +329,7 @@ def chained(
     Without sends this is the published (G - 1) max t + sum t (Mist, EuroSys 2025), which is too
     long for all other pipelines (docs/decisions/0008-pipeline-objective.md).
     """
-    after = after.from_in_front(stage.point_to_point_s, stage.first_send_late_s)
+    after = after.from_in_front(stage, short=counts.is_short)
     longest, begin, end = algebra.longest, stage.begin_s, stage.end_s + stage.left_backward_s
     forward, backward = stage.through_forward_s, stage.through_backward_s
     first, last = forward + stage.within_forward_s, backward + stage.within_backward_s

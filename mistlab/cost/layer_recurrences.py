@@ -523,7 +523,7 @@ def queued_reductions(
     if seconds.model.template.depth != 1:
         return None
     sizes, of_runs = types.runs(dict(zip(types.columns, stages.columns, strict=True)))
-    rows = np.flatnonzero((stay_reduced(seconds)[0] & keep_all(seconds))[strategy])
+    rows = np.flatnonzero((stay_reduced(seconds) & keep_all(seconds))[strategy])
     last_s = np.zeros((2, len(strategy)))
     if not len(rows):
         return last_s

@@ -282,7 +282,12 @@ class _PassSeconds:
         # so sends queue.
         fastest = np.minimum(times.through_forward_s, times.through_backward_s)
         self.sends_queue = bool((times.point_to_point_s / 2).max() > fastest.min())
-        self.first_late_s = [plain(one.first_send_late_s) for one in of_part]
+        self.late_by_phase = {
+            "first_forward": [
+                plain(one.first_send_late_s + one.end_send_late_s) for one in of_part
+            ],
+            "last_backward": [plain(one.end_return_late_s) for one in of_part],
+        }
         self.within_s = [
             (plain(one.within_forward_s), plain(one.within_backward_s)) for one in of_part
         ]
@@ -329,17 +334,14 @@ class _PassSeconds:
         return self.alone_s[part], self.crossed_s[part]
 
     def late_s(self, stage_pass: StagePass) -> Any:
-        """The seconds by which the input of a first forward pass arrives late, because the sender's
-        next pass slows the send.
+        """The seconds by which the input of a first forward or last backward pass arrives later
+        than other inputs, since other passes of the sender slow the send, or none.
         """
-        source = stage_pass.comes_from
-        if (
-            stage_pass.phase != "first_forward"
-            or source is None
-            or source.stage == stage_pass.stage
-        ):
+        source, late_s = stage_pass.comes_from, self.late_by_phase.get(stage_pass.phase)
+        if late_s is None or source is None or source.stage == stage_pass.stage:
             return 0.0
-        return self.first_late_s[self.parts[StageChunk(source.stage, source.chunk)]]
+        lower = source if stage_pass.kind == "F" else stage_pass
+        return late_s[self.parts[StageChunk(lower.stage, lower.chunk)]]
 
     def part(self, stage_pass: StagePass) -> int:
         """The index of the part of the model that a pass computes."""
@@ -356,6 +358,7 @@ OF_PARTS = (
     *("within_forward_s", "within_backward_s", "begin_s", "end_s", "gone_backward_s"),
 )
 OF_CHUNKS = (*OF_PARTS, "issued_s")
+OF_SENDS = "point_to_point_s", "end_send_late_s", "end_return_late_s"
 
 
 def order_bound_s(
@@ -394,7 +397,8 @@ def order_bound_s(
     goes_s = of_chunks.way_out_s(stages) if goes_back else np.zeros_like(stages.end_s)
     passed_s = before_s + stages.all_s + np.maximum(stages.end_s, goes_s)
     issued_s = stages.issued_within_s(steps_apart=steps_apart) + goes_s
-    sent_s = before_s + stages.first_s + of_chunks.sends_s() * np.asarray(micro_batches)[..., None]
+    further = np.asarray(micro_batches)[..., None] - 1
+    sent_s = before_s + stages.first_s + of_chunks.sends_s(further)
     if steps_apart:
         # Where stages begin their iterations independently, the receiver of the last send may have
         # started later, so sends give no lower bound.
@@ -495,6 +499,14 @@ def in_front_s(
     return replace(nothing, through=through_s, through_begun=begun_s, whole=whole_s)
 
 
+def least_sends_of(times: StageTimes) -> Sequence[Floats]:
+    """The least seconds of any micro-batch's send to the next stage and of its gradient's send
+    back, for each candidate stage.
+    """
+    both_s, *late_s = (getattr(times, name) for name in OF_SENDS)
+    return [both_s / 2 + one_way_s for one_way_s in late_s]
+
+
 class _OfChunks:
     """The times of the model's parts that stages hold: a table for each chunk of the stages, a
     column for each stage.
@@ -503,29 +515,27 @@ class _OfChunks:
     def __init__(self, times: StageTimes, placement: Placement, issued_s: Floats | None) -> None:
         num_stages = placement.num_stages
         assert placement.stages[:num_stages] == (*range(num_stages),), "the first parts are first"
-        of = {name: getattr(times, name) for name in (*OF_PARTS, "point_to_point_s")}
+        of = {name: getattr(times, name) for name in OF_PARTS}
         of["issued_s"] = np.zeros_like(times.forward_s) if issued_s is None else issued_s
-        self.chunks = [
-            {name: table[:, parts] for name, table in of.items()}
-            for parts in (
-                [placement.of_stage(stage)[chunk] for stage in range(num_stages)]
-                for chunk in range(placement.chunks)
-            )
+        parts_of = [
+            [placement.of_stage(stage)[chunk] for stage in range(num_stages)]
+            for chunk in range(placement.chunks)
         ]
-        self.crossed_s = [
-            chunk["point_to_point_s"] / 2 if num_stages > 1 else chunk["forward_s"] * 0.0
-            for chunk in self.chunks
-        ]
+        self.chunks = [{name: table[:, parts] for name, table in of.items()} for parts in parts_of]
+        self.each_s, self.least_s = times.point_to_point_s / 2, least_sends_of(times)
+        several = float(num_stages > 1)
+        self.crossed_s = [[several * one[:, parts] for one in self.least_s] for parts in parts_of]
         self.last_stage, self.placement = placement.last_stage, placement
-        self.point_to_point_s = times.point_to_point_s
 
-    def sends_s(self) -> Floats:
-        """The seconds in which each stage sends one micro-batch's activations and gradients."""
-        sends_s: Floats = np.zeros_like(self.crossed_s[0])
+    def sends_s(self, further: Floats) -> Floats:
+        """The least seconds in which each stage sends the activations and gradients of the first or
+        the last micro-batch, and of ``further`` ones (C, 1).
+        """
+        sends_s: Floats = np.zeros_like(self.crossed_s[0][0])
         for part, (here, there) in enumerate(pairwise(self.placement.stages)):
             if here != there:
-                for stage in (here, there):
-                    sends_s[:, stage] += self.point_to_point_s[:, part] / 2
+                for stage, least_s in zip((here, there), self.least_s, strict=True):
+                    sends_s[:, stage] += (further * self.each_s + least_s)[:, part]
         return sends_s
 
     def way_in_s(self, stages: InOrder) -> Floats:
@@ -533,7 +543,7 @@ class _OfChunks:
         start.
         """
         ready_s = stages.begin_s.copy()
-        passed_s = stages.first_s + self.crossed_s[0]
+        passed_s = stages.first_s + self.crossed_s[0][0]
         for stage in range(1, ready_s.shape[1]):
             comes_s = ready_s[:, stage - 1] + passed_s[:, stage - 1]
             ready_s[:, stage] = np.maximum(ready_s[:, stage], comes_s)
@@ -544,7 +554,7 @@ class _OfChunks:
         it are finished.
         """
         goes_s = np.zeros_like(stages.end_s)
-        passed_s = self.crossed_s[0] + stages.last_s
+        passed_s = self.crossed_s[0][1] + stages.last_s
         for stage in range(1, goes_s.shape[1]):
             left_s = np.maximum(stages.end_s[:, stage - 1], goes_s[:, stage - 1])
             goes_s[:, stage] = passed_s[:, stage - 1] + left_s
@@ -556,5 +566,6 @@ class _OfChunks:
         """
         names = ("through_forward_s", "within_forward_s", "through_backward_s")
         passed_s = sum(one[name].sum(axis=1) for one in self.chunks for name in names)
-        sent_s = 2 * sum(crossed.sum(axis=1) for crossed in self.crossed_s)
-        return np.asarray(passed_s + sent_s - 2 * self.crossed_s[-1][:, self.last_stage])
+        sent_s = sum(each_s.sum(axis=1) for both_s in self.crossed_s for each_s in both_s)
+        of_last_s = sum(each_s[:, self.last_stage] for each_s in self.crossed_s[-1])
+        return np.asarray(passed_s + sent_s - of_last_s)

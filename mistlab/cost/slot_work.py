@@ -318,12 +318,11 @@ def reduces_each_pass(seconds: TaskSeconds) -> Bools:
     return np.asarray(seconds.zero >= SHARDED_GRADIENTS)
 
 
-def stay_reduced(seconds: TaskSeconds) -> tuple[Bools, Bools]:
-    """Masks of the strategies whose gradients stay on GPUs: of those that reduce them without
-    holding up any layer, and of those whose layers wait for reductions in each pass.
+def stay_reduced(seconds: TaskSeconds) -> Bools:
+    """A mask of the strategies whose gradients stay on GPUs, and are reduced without holding up any
+    layer.
     """
-    stay, waits = seconds.columns["offload_gradients"] == 0, reduces_each_pass(seconds)
-    return stay & ~waits, stay & waits
+    return np.asarray((seconds.columns["offload_gradients"] == 0) & ~reduces_each_pass(seconds))
 
 
 def steps_in_turn(seconds: TaskSeconds) -> bool:

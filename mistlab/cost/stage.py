@@ -25,9 +25,10 @@ from mistlab.cost.beside_sends import (
     OutsidePasses,
     Pass,
     beside_embedding_s,
+    left_by_last,
     longest_beside_sends,
-    sends_beside_arithmetic,
     sent_over,
+    slowed_by_sends,
     times_beside_sends,
 )
 from mistlab.cost.chains import ISSUED
@@ -378,11 +379,10 @@ class StageTimeModel:
         }
         exposed_s = times["forward_s"] + times["backward_s"] - passes.computing
         rest_s = passes.inside["last_backward"] + passes.last_closing - passes.last_computed
-        sharded_s = np.where(outside.in_each, passes.last_closing, passes.reducing)
-        rest_s = np.where(in_place, rest_s, sharded_s)
+        rest_s = np.where(in_place, rest_s, np.maximum(passes.reducing, outside.left_reduced_s))
         if passes.beside_sends:
-            outside = replace(outside, in_place=rest_s > 0)
-            times = times_beside_sends(times, passes.beside_sends, outside, batch.in_flight, rest_s)
+            after = batch.in_flight, rest_s, passes.inside["step"]
+            times = times_beside_sends(times, passes.beside_sends, outside, *after)
         elif blocking:
             # Reductions slow the last gradient's send as they slow arithmetic.
             slowed, names = outside.computing_slowed, ("delta_backward_s", "within_backward_s")
@@ -465,22 +465,20 @@ class StageSlots:
         # ends last.
         ties = batch.has_embedding * (1 - batch.shares_table) > batch.has_head
         averaged_s = seconds.averaging_s(self.tasks.types.counts(batch.columns), of_strategy)
-        computing_slowed, send_slowed, together_slowed = sends_beside_arithmetic(seconds)
         gathered_s, reduced_s = beside_embedding_s(seconds, self.kinds, self.counts)
-        in_place, in_each = stay_reduced(seconds)
+        left_reduced_s, left_copied_s = left_by_last(seconds, self.kinds, self.summed)
         return OutsidePasses(
             received_s=np.where(batch.has_embedding, 0.0, sent_over(batch.comes_from, *ways)),
             sent_s=np.where(batch.has_head, 0.0, sent_over(batch.goes_to, *ways)),
-            computing_slowed=computing_slowed[of_strategy],
-            send_slowed=send_slowed[of_strategy],
-            together_slowed=together_slowed[of_strategy],
+            **{name: each[of_strategy] for name, each in slowed_by_sends(seconds).items()},
             embedded_s=(seconds.alone("F", "") + seconds.tensor_s["forward"])[0, of_strategy],
             embedded_back_s=(seconds.alone("B", "") + seconds.tensor_s["backward"])[0, of_strategy],
             gathered_s=gathered_s[self.stages.index, of_strategy],
             reduced_s=reduced_s[self.stages.index, of_strategy],
             after_s=np.where(ties, seconds.tied_s[of_strategy], 0.0) + averaged_s,
-            in_place=in_place[of_strategy],
-            in_each=in_each[of_strategy],
+            left_reduced_s=left_reduced_s,
+            left_copied_s=left_copied_s,
+            in_place=stay_reduced(seconds)[of_strategy],
         )
 
     def every(self) -> tuple["StageSlots", Rows]:

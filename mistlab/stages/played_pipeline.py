@@ -131,10 +131,11 @@ def _free_again_s(free_s: float, end_s: float, taken: PassTimes) -> float:
 
 # Times of pipeline stages by name, each with an entry for each stage.
 Columns = Mapping[str, Sequence[float]]
+ENDS_LATE = "first_send_late_s", "end_send_late_s", "end_return_late_s"
 PLAYED_TIMES = (
     *("forward_s", "backward_s", "through_forward_s", "through_backward_s"),
     *("within_forward_s", "within_backward_s", "left_backward_s"),
-    *("point_to_point_s", "first_send_late_s", "begin_s", "end_s"),
+    *("point_to_point_s", "begin_s", "end_s", *ENDS_LATE),
 )
 # Times that the closed form of an iteration does without: of passes that differ from others of
 # their kind, of what they leave, a send beside no pass, and how much a whole pass, and what it
@@ -143,7 +144,12 @@ TIMES_OF_KINDS = "again_forward_s", "again_backward_s", *MOVED, "stepped_s", "st
 FURTHER_TIMES = *TIMES_OF_KINDS, "sent_s", *LATE
 
 
-def times_of_passes(times: Columns, of_kinds_s: Sequence[Sequence[float]]) -> list[PassTimes]:
+def times_of_passes(
+    times: Columns,
+    of_kinds_s: Sequence[Sequence[float]],
+    *,
+    at_ends: bool = True,
+) -> list[PassTimes]:
     """How long each kind of pass of a 1F1B pipeline takes, a row for each stage and kind.
 
     The kinds tell passes by what their stage ran before. ``of_kinds_s`` are ``TIMES_OF_KINDS`` of
@@ -151,11 +157,15 @@ def times_of_passes(times: Columns, of_kinds_s: Sequence[Sequence[float]]) -> li
     backward pass (mostly less than zero, as the backward pass leaves gradients to reduce), and how
     much longer a backward pass takes after a backward pass than after a forward pass. The extra
     time of a stage's last backward pass delays its send too, even one that waits for an earlier
-    send: the last gradients are sent while the last reductions run.
+    send: the last gradients are sent while the last reductions run. Unless ``at_ends``, sends of
+    first and last micro-batches count as others.
     """
     rows = []
     columns = (times[name] for name in PLAYED_TIMES[:7])
     sent_s = [both_s / 2 for both_s in times["point_to_point_s"]]
+    first_late_s, late_of_end_s, late_back_s = (
+        times[name] if at_ends else [0.0] * len(sent_s) for name in ENDS_LATE
+    )
     late_s = 0.0
     for stage, (of_stage, of_kinds) in enumerate(
         zip(zip(*columns, strict=True), of_kinds_s, strict=True)
@@ -168,17 +178,19 @@ def times_of_passes(times: Columns, of_kinds_s: Sequence[Sequence[float]]) -> li
         again_s = back_s + more_s - moved_left_s
         # Where optimizer steps lengthen a first pass, it has a time of its own.
         first_s = through_s if within_s else idle_s
-        sent, returned = sent_s[stage], sent_s[max(0, stage - 1)]
+        before = max(0, stage - 1)
+        sent, returned = sent_s[stage], sent_s[before]
+        last_sent = returned + last_s + late_back_s[before]
         rows += [
             PassTimes(forward_s, first_s + late_s, within_s, after_s, ahead_s, sent),
             PassTimes(forward_s + less_s, idle_s, 0.0, 0.0, 0.0, sent),
             PassTimes(forward_s + moved_s, idle_s, 0.0, 0.0, 0.0, sent),
             PassTimes(turned_s, through_back_s, 0.0, left_s, 0.0, returned),
             PassTimes(again_s, through_back_s, 0.0, left_s, 0.0, returned),
-            PassTimes(turned_s, through_back_s, 0.0, whole_left_s, 0.0, returned + last_s),
-            PassTimes(again_s, through_back_s, 0.0, whole_left_s, 0.0, returned + last_s),
+            PassTimes(turned_s, through_back_s, 0.0, whole_left_s, 0.0, last_sent),
+            PassTimes(again_s, through_back_s, 0.0, whole_left_s, 0.0, last_sent),
         ]
-        late_s = times["first_send_late_s"][stage]
+        late_s = first_late_s[stage] + late_of_end_s[stage]
     return rows
 
 
@@ -538,14 +550,15 @@ def _played_s(
     of_kinds_s = [of_stage[:kinds] for of_stage in further_s]
     groups = _groups(stages)
     played = micro_batches - max(0, micro_batches // stages - groups) * stages
-    first_s, of_passes = free_at_first(times), times_of_passes(times, of_kinds_s)
-    walk = walked(first_s, of_passes, played)
     alone_s, late_s = (
         [of_stage[kinds] for of_stage in further_s],
         [of_stage[kinds + 1 :] for of_stage in further_s],
     )
+    of_passes = times_of_passes(times, of_kinds_s)
+    first_s = free_at_first(times)
+    walk = walked(first_s, of_passes, played)
     if any(map(any, late_s)) and _outlast(alone_s, times):
-        beside = times_of_passes({**times, "first_send_late_s": [0.0] * stages}, of_kinds_s)
+        beside = times_of_passes(times, of_kinds_s, at_ends=False)
         for _ in range(_WALKED_AGAIN):
             sends_s = sends_beside_passes(walk, first_s, beside, late_s, alone_s)
             walk = walked(first_s, beside, played, sends_s)

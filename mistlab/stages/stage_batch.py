@@ -329,12 +329,12 @@ class StageTimes(ColumnSet):
     ``point_to_point_s`` is a send to the next stage and one back, unless sends are part of passes;
     ``received_s`` is a send from the previous stage, and as long as one to it. Passes and sends
     that overlap slow one another. ``first_send_late_s`` is what the first micro-batch's send takes
-    beyond half of ``point_to_point_s``. A round trip to the last stage and back, in a pipeline
-    bound by sends, gets longer by ``within_round_s`` at this stage's passes and by ``round_late_s``
-    at sends that outlast a pass. ``queued_late_s`` is how much longer a micro-batch's passes take
-    if its send waited for the previous one. Where a send blocks both stages, ``held_forward_s`` and
-    ``held_backward_s`` are the sends after a forward and a backward pass: parts of the steady
-    passes, and the second one a part of ``left_backward_s``.
+    beyond half of ``point_to_point_s``; not above zero are ``end_send_late_s``, what the first and
+    the last one's do if less, and ``end_return_late_s``, what the last gradient does. A round trip
+    there and back, in a pipeline bound by sends, gets longer by ``within_round_s`` at the stage's
+    passes, and by ``round_late_s`` at sends that outlast one. ``queued_late_s`` is how much longer
+    a micro-batch's passes take if its send waited. Where sends block both stages, those after
+    passes are ``held_forward_s`` and ``held_backward_s``, parts of the steady passes.
 
     The ``issued`` times are those of the host, which issues passes without waiting for the GPU: the
     seconds to issue a forward and a backward pass; the least seconds from then until the GPU has
@@ -353,6 +353,8 @@ class StageTimes(ColumnSet):
     delta_backward_s: Floats = field(metadata=_EDGE)
     point_to_point_s: Floats = field(metadata=_SENT)
     first_send_late_s: Floats = field(metadata=_SENT_FIRST)
+    end_send_late_s: Floats = field(metadata=_SENT_FIRST)
+    end_return_late_s: Floats = field(metadata=_SENT_FIRST)
     received_s: Floats = field(metadata=_WAIT)
     within_round_s: Floats = field(metadata=_WAIT)
     round_late_s: Floats = field(metadata=_SENT_IN_ROUNDS)

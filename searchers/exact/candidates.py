@@ -157,9 +157,10 @@ def _of_sends(times: StageTimes) -> list[Column]:
     """Further columns by which candidates are compared if their sends differ: a copy to the host
     that outlasts its pass delays the send.
     """
-    late = times.first_send_late_s, times.round_late_s, times.queued_late_s
+    late = times.first_send_late_s, times.end_send_late_s, times.end_return_late_s
+    waits = times.round_late_s, times.queued_late_s, times.received_s
     held = times.held_forward_s, times.held_backward_s
-    sends = times.point_to_point_s, *late, times.received_s, *held
+    sends = times.point_to_point_s, *late, *waits, *held
     columns = [column for column in sends if (column != column[:1]).any()]
     return [*columns, times.forward_s - held[0]] if held[0].any() else columns
 

@@ -15,6 +15,7 @@ from typing import Self
 import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
+from mistlab.cost.order_path import least_sends_of
 from mistlab.cost.pipeline import iteration_s
 from mistlab.plan.space import SearchSpace
 from mistlab.stages.stage_batch import TIMES, StageTimes
@@ -144,7 +145,7 @@ class RangeTimes:
         """
         times, stage = self.times, self.divisions.asked[:, 0]
         inside_s = times.through_forward_s + times.within_forward_s + times.through_backward_s
-        sent_s = (stage < self.divisions.num_stages - 1) * times.point_to_point_s
+        sent_s = (stage < self.divisions.num_stages - 1) * sum(least_sends_of(times))
         beside_s = (stage == 0) * (times.begin_s + times.end_s)
         return np.where(self.fits, inside_s + sent_s + beside_s, np.inf)
 

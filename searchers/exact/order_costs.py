@@ -8,14 +8,14 @@ evaluated separately, and each time is the least of all evaluations.
 Axes: C candidates.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mistlab.core.arrays import Floats, Ints, Rows
 from mistlab.cost.chains import Chains
-from mistlab.cost.order_path import OF_CHUNKS, InOrder, in_front_s
+from mistlab.cost.order_path import OF_CHUNKS, OF_SENDS, InOrder, in_front_s, least_sends_of
 from mistlab.cost.pipeline import prepended
 from mistlab.engines.engine import ENGINES
 from mistlab.job.search import FEWEST_ALIKE
@@ -40,7 +40,7 @@ Bounds = Callable[[StageBatch, StageBatch], StageSeconds]
 
 # The times of a chunk (a stage's part of the model) for which the least value over a set of
 # memory-saving strategies is a lower bound of the stage.
-ADDED = (*OF_CHUNKS, "point_to_point_s")
+ADDED = (*OF_CHUNKS, *OF_SENDS)
 
 # The columns, apart from the number of recomputed blocks, in which the chunks (parts of the model)
 # of one stage may differ.
@@ -106,14 +106,16 @@ class OrderTraits:
             for chunk in range(self.chunks)
         ]
         stage = InOrder.of(chunks, self.micro_batches, goes_back=self.goes_back)
-        sent_s = chunks[0]["point_to_point_s"]
-        return replace(costs, seconds=self._as_times(stage, sent_s, costs.seconds))
+        sends_s = {name: chunks[0][name] for name in OF_SENDS}
+        return replace(costs, seconds=self._as_times(stage, sends_s, costs.seconds))
 
-    def _as_times(self, stage: InOrder, sent_s: Floats, seconds: StageSeconds) -> StageSeconds:
+    def _as_times(
+        self, stage: InOrder, sends_s: Mapping[str, Floats], seconds: StageSeconds
+    ) -> StageSeconds:
         """Stores lower bounds in the fields of ``StageSeconds``: the forward time stands for all
         passes, and ``after_first_s`` for the host's time.
         """
-        nothing = np.zeros_like(sent_s)
+        nothing = np.zeros_like(stage.all_s)
         each_s = stage.all_s / self.micro_batches
         return replace(
             seconds,
@@ -125,7 +127,7 @@ class OrderTraits:
                 "delta_forward_s": stage.begin_s + stage.first_s - each_s + stage.issued_s,
                 "delta_backward_s": stage.end_s,
                 "after_first_s": stage.issued_s,
-                "point_to_point_s": sent_s,
+                **sends_s,
             },
         )
 
@@ -143,10 +145,10 @@ class OrderTraits:
             begin_s=times.begin_s,
             end_s=times.end_s,
         )
-        each_way_s = times.point_to_point_s / 2
+        there_s, back_s = least_sends_of(times)
         return in_front_s(
             stage,
-            (each_way_s, each_way_s if self.goes_back else np.zeros_like(each_way_s)),
+            (there_s, back_s if self.goes_back else np.zeros_like(back_s)),
             behind,
             is_last=is_last,
             steps_apart=self.steps_apart,

@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from mistlab.core.arrays import Floats, Rows
+from mistlab.cost.order_path import least_sends_of
 from mistlab.cost.pipeline import no_stages, prepended
 from mistlab.graph.library import graph_of
 from mistlab.job.search import Problem
@@ -496,7 +497,8 @@ def _columns(menus: BoxMenus, limit_s: float, front: Floats) -> tuple[Sequence[M
     for options, of_place in menus.least(positions, limit_s):
         times = options.times
         passed_s = times.through_forward_s + times.within_forward_s + times.through_backward_s
-        stage_s = np.stack([passed_s, times.point_to_point_s, times.forward_s, times.backward_s])
+        sent_s = sum(least_sends_of(times))
+        stage_s = np.stack([passed_s, sent_s, times.forward_s, times.backward_s])
         end = np.array(ends, dtype=np.intp)[of_place]
         in_order = np.argsort(end, kind="stable")
         first = np.flatnonzero(np.diff(end[in_order], prepend=-1))

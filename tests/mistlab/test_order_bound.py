@@ -51,6 +51,8 @@ def drawn_times(draw: np.random.Generator, parts: int) -> StageTimes:
         within_backward_s=draw.uniform(0, 0.4, shape) * (once["delta_backward_s"] > 0),
         after_first_s=np.zeros(shape),
         first_send_late_s=np.zeros(shape),
+        end_send_late_s=np.zeros(shape),
+        end_return_late_s=np.zeros(shape),
         received_s=np.zeros(shape),
         within_round_s=np.zeros(shape),
         round_late_s=np.zeros(shape),

@@ -26,8 +26,14 @@ def times_of(
 ) -> StageTimes:
     nothing = np.zeros_like(forward)
     names = ("delta_forward_s", "delta_backward_s", "within_forward_s", "within_backward_s")
-    sends = "first_send_late_s", "received_s", "within_round_s", "round_late_s", "queued_late_s"
-    waits = "held_forward_s", "held_backward_s", "left_backward_s"
+    sends = (
+        "first_send_late_s",
+        "end_send_late_s",
+        "end_return_late_s",
+        "received_s",
+        "within_round_s",
+    )
+    waits = "round_late_s", "queued_late_s", "held_forward_s", "held_backward_s", "left_backward_s"
     nothings = dict.fromkeys((*names, "after_first_s", *sends, *waits, *ISSUED), nothing)
     return StageTimes(
         **{
@@ -85,8 +91,10 @@ def test_1f1b_is_near_its_formula(spread: float, short: float, long: float) -> N
             within_forward_s=draw.uniform(0, 0.3, shape),
             within_backward_s=draw.uniform(0, 0.3, shape),
             after_first_s=draw.uniform(0, 0.3, shape),
-            point_to_point_s=draw.uniform(0, 0.5, shape),
-            first_send_late_s=draw.uniform(0, 0.3, shape),
+            point_to_point_s=(sends_s := draw.uniform(0, 0.5, shape)),
+            first_send_late_s=draw.uniform(0, 0.3, shape) * (later := draw.random(shape) < 0.5),
+            end_send_late_s=draw.uniform(-0.2, 0, shape) * sends_s * ~later,
+            end_return_late_s=draw.uniform(-0.2, 0, shape) * sends_s,
         )
         passes = passes_of(named_order("1f1b", stages, micro_batches))
         path_s = order_iteration_s(times, passes)

@@ -8,9 +8,8 @@ import pytest
 
 from mistlab import catalog
 from mistlab.core.values import InputError
-from mistlab.cost.beside_sends import sends_later_s
 from mistlab.cost.side_by_side import overlapped
-from mistlab.cost.stage import StageSlots, StageTimeModel
+from mistlab.cost.stage import StageTimeModel
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.engines.engine import ENGINES
 from mistlab.machine.cluster import Cluster
@@ -210,21 +209,25 @@ def with_barriers(batch: StageBatch) -> StageBatch:
     return batch.with_columns(**stays, offload_weights=weights)
 
 
+LINK, TO_HOST = STREAMS.index("gpu_to_gpu"), STREAMS.index("device_to_host")
 OTHERS = [stream for stream in STREAMS if stream != "gpu_to_gpu"]
 
 
-def counted_for_sends(model: StageTimeModel, batch: StageBatch) -> np.ndarray:
-    """The seconds by which the chain of first activations and last gradients is longer than their
-    sends alone, for each candidate; first sends' own part is counted apart.
+def late_by_last_send(
+    last: SlotTimes,
+    below: Iterable[int],
+    factors: np.ndarray,
+    sent_s: float,
+    reduced_s: float | None,
+) -> float:
+    """By how much a stage ends later because its last gradient is sent beside reductions (those
+    ``below`` the layers if not given), then beside copies to the host.
     """
-    slots = StageSlots.of(model.tasks, batch)
-    of_passes, outside = slots.sums(sends=True).passes().beside_sends, slots.outside_passes()
-    received_s = outside.received_s
-    both_s = sends_later_s(of_passes, received_s, np.zeros(len(batch), dtype=bool))
-    first_s = of_passes["forward"].first_late_s(
-        received_s, outside.send_slowed, batch.in_flight, received_s
-    )
-    return both_s - np.minimum(first_s, both_s / 2)
+    left_s = sum((last[at].alone[0] for at in below), np.zeros(len(STREAMS)))
+    reduced_s = min(sent_s, left_s[LINK] if reduced_s is None else reduced_s)
+    slowed = factors[(1 << LINK) + (1 << TO_HOST)]
+    beside_s = min(left_s[TO_HOST] * slowed[TO_HOST], (sent_s - reduced_s) * slowed[LINK])
+    return float(reduced_s + beside_s * (1 - 1 / slowed[TO_HOST]))
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -232,7 +235,6 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
     batch = candidates(60) if depth > 1 else with_barriers(candidates(60))
     model = model_of(depth=depth)
     found = model(batch)
-    counted_s = counted_for_sends(model, batch)
     for row in range(len(batch)):
         seconds = seconds_of(model, batch, row)
         ((_, factors),) = seconds.factors()
@@ -299,13 +301,11 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
             + 3 * forwards
             + 2 * gradients
         )
-        # The last gradients are sent beside what is left of reductions in place.
+        reduced_s = None
         if batch.zero[row] < 2 and batch.offload_gradients[row] == 0:
             computed = sum(float(overlapped(last[at].alone, factors, OTHERS)[0]) for at in inside)
-            whole += min(received_s, lasting((*inside, *below), last) - computed)
-        elif batch.offload_gradients[row] == 0:
-            # Reductions of all passes lengthen all sends, which are counted.
-            whole += max(0.0, min(received_s, lasting(below, last)) - counted_s[row])
+            reduced_s = lasting((*inside, *below), last) - computed
+        whole += late_by_last_send(last, below, factors, received_s, reduced_s)
         whole += sum(
             min(0.0, float(overlapped(first[at].alone, factors, STAYING)[0]) - lasting([at], first))
             for at in inside

@@ -177,7 +177,7 @@ def test_undominated_rows_are_those_that_no_other_beats_everywhere() -> None:
         assert (row in kept) == (not beaten)
 
 
-@pytest.mark.parametrize("name", ["point_to_point_s", "first_send_late_s"])
+@pytest.mark.parametrize("name", ["point_to_point_s", "first_send_late_s", "end_send_late_s"])
 def test_a_slower_candidate_whose_sends_are_shorter_stays(name: str) -> None:
     """Copies of different lengths keep sends waiting for different times."""
     columns = {time: np.zeros(3) for time in TIMES}
@@ -197,6 +197,8 @@ def test_chains_of_a_menu_are_those_of_its_times() -> None:
     for name in (
         "point_to_point_s",
         "first_send_late_s",
+        "end_send_late_s",
+        "end_return_late_s",
         "within_round_s",
         "round_late_s",
         "queued_late_s",

@@ -294,6 +294,8 @@ def test_the_objective_is_not_shorter_than_the_longest_chain() -> None:
             after_first_s=zero,
             point_to_point_s=zero,
             first_send_late_s=zero,
+            end_send_late_s=zero,
+            end_return_late_s=zero,
             received_s=zero,
             within_round_s=zero,
             round_late_s=zero,

@@ -41,6 +41,8 @@ EXTRAS = (
     *("within_forward_s", "within_backward_s", "after_first_s", "point_to_point_s"),
     *(
         "first_send_late_s",
+        "end_send_late_s",
+        "end_return_late_s",
         "received_s",
         "within_round_s",
         "round_late_s",
