@@ -281,12 +281,14 @@ def test_pipelines_with_hosts_are_not_played() -> None:
 
 def test_long_pipelines_are_played_only_if_sends_share_links() -> None:
     work, h100 = workload_of("gpt3-1.3b", 1024, 32, "bf16"), catalog.hardware("h100-80gb")
-    for stages, is_short in ((12, True), (24, False)):
-        plan = Plan(micro_batches=32, stages=alike(stages, data_parallel=1, micro_batch=1))
-        cluster = Cluster(hardware=h100, nodes=3, gpus_per_node=stages // 3)
+    for stages, is_short in ((24, True), (40, False)):
+        layers = with_layers(*[1] * stages, data_parallel=1, micro_batch=1)
+        plan = Plan(micro_batches=32, stages=layers)
+        work = replace(work, model=replace(work.model, layers=stages))
+        cluster = Cluster(hardware=h100, nodes=stages // 8, gpus_per_node=8)
         assert is_played(plan, work, cluster) == is_short
-    wide = replace(plan, stages=alike(24, data_parallel=8, micro_batch=1))
-    a_node_each = Cluster(hardware=h100, nodes=24, gpus_per_node=8, inter_node_gbytes_per_s=1.0)
+    wide = replace(plan, stages=with_layers(*[1] * 40, data_parallel=8, micro_batch=1))
+    a_node_each = Cluster(hardware=h100, nodes=40, gpus_per_node=8, inter_node_gbytes_per_s=1.0)
     assert is_played(wide, replace(work, global_batch=256), a_node_each)
 
 
