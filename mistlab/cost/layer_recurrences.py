@@ -5,7 +5,7 @@ gradients leave (and their lower bounds), and of last backward passes whose redu
 Axes: C candidates or cases, S strategies, J sets of layers, R rows of equal layers, L layers.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Self
@@ -64,6 +64,7 @@ from mistlab.cost.slot_work import (
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.graph.layer_types import EMBEDDING
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
+from mistlab.schedule.slots import Phase
 
 # Computes the time of layers whose weights are copied from the host and then gathered from ranks.
 
@@ -506,43 +507,74 @@ def least_in_windows(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> Floats
     return of_prices
 
 
-# Computes the last backward pass where gradient reductions of different blocks queue.
+# Computes first forward and last backward passes where the gathers and reductions of different
+# blocks queue.
 
 
-def queued_reductions(
+def queued_collectives(
     seconds: TaskSeconds, strategies: Distinct, stages: Distinct, kept: Kept
 ) -> Floats | None:
-    """The seconds of last backward passes until all layers have computed, and until all gradients
-    but the last layer's are reduced, for each candidate (2, C).
+    """The seconds of first forward passes with the gathers before them; of last backward passes
+    until all layers have computed; and until all gradients but the last layer's are reduced (3, C).
 
-    Zero for candidates that copy to or from the host, or whose layers wait for reductions; None in
-    engines that gather more than one layer ahead, or none. If a block's reduction takes longer than
-    the next block's computation, further blocks are slowed too.
+    Zero for candidates that copy to or from the host, or whose layers wait for reductions, and of
+    first passes with optimizer steps; None in engines that gather more than one layer ahead, or
+    none. If a block's reduction takes longer than the next block's computation, further blocks are
+    slowed too; blocks that take long to gather are gathered while several others compute.
     """
-    types, strategy, stage = seconds.model.types, strategies.index, stages.index
-    if seconds.model.template.depth != 1:
+    template, types = seconds.model.template, seconds.model.types
+    if template.depth != 1:
         return None
+    strategy, stage = strategies.index, stages.index
     sizes, of_runs = types.runs(dict(zip(types.columns, stages.columns, strict=True)))
     rows = np.flatnonzero((stay_reduced(seconds) & keep_all(seconds))[strategy])
-    last_s = np.zeros((2, len(strategy)))
+    queued_s = np.zeros((3, len(strategy)))
     if not len(rows):
-        return last_s
+        return queued_s
     strategy, stage = strategy[rows], stage[rows]
-    computed_s = seconds.alone("B", "") + seconds.tensor_s["backward"]
-    reduced_s = seconds.alone("R", "")
 
-    def of_layers_s() -> Iterator[tuple[Floats, Floats]]:
-        for size, of_type in zip(sizes[::-1], of_runs[::-1], strict=True):
+    def of_layers_s(phase: Phase) -> Iterator[tuple[Floats, Floats]]:
+        compute, link = _QUEUED[phase]
+        computed_s = seconds.alone(compute, "") + seconds.tensor_s[phase]
+        linked_s, way = seconds.alone(link, ""), 1 if phase == "forward" else -1
+        for size, of_type in zip(sizes[::way], of_runs[::way], strict=True):
             kinds, layers = (of_type[stage], strategy), size[stage]
             for layer in range(int(layers.max())):
                 has = layers > layer
-                yield computed_s[kinds] * has, reduced_s[kinds] * has
+                yield computed_s[kinds] * has, linked_s[kinds] * has
 
     slowed = seconds.slowed_by(kept).chosen(strategy)
     both = np.full(len(rows), (1 << COMPUTE) + LINK_BIT, dtype=np.uint8)
-    computing, reducing = slowed.table[[COMPUTE, LINK]][:, slowed.place(both) + both]
-    last_s[:, rows] = link_behind(of_layers_s(), computing, reducing)
-    return last_s
+    factors = slowed.table[[COMPUTE, LINK]][:, slowed.place(both) + both]
+    queued_s[1:, rows] = link_behind(of_layers_s("backward"), *factors)
+    if {task.kind for task in template.phases["first_forward"]} == {*_QUEUED["forward"]}:
+        gathers = seconds.zero[strategy] > 0
+        ahead_s = link_ahead([*of_layers_s("forward")], *factors)
+        queued_s[0, rows] = np.where(gathers, ahead_s, 0.0)
+    return queued_s
+
+
+# The task of a pass that computes, and the one that uses the link between GPUs.
+_QUEUED = {"forward": ("F", "U"), "backward": ("B", "R")}
+
+
+def link_ahead(
+    tasks: Sequence[tuple[Floats, Floats]], computing: Floats, linking: Floats
+) -> Floats:
+    """The seconds until the last of several tasks in a row has computed (C), if each waits for work
+    of the link between GPUs, which does its work for one after another.
+
+    The arguments are those of ``link_behind``, but the link's work comes before the task.
+    """
+    elapsed, done, needed = np.zeros((3, len(computing)))
+    whole = np.add.reduce([link for _, link in tasks])
+    for compute, link in tasks:
+        needed = needed + link
+        elapsed, done = elapsed + np.maximum(needed - done, 0.0), np.maximum(needed, done)
+        beside = np.minimum(compute * computing, (whole - done) * linking)
+        elapsed = elapsed + beside + np.maximum(compute - beside / computing, 0.0)
+        done = done + beside / linking
+    return elapsed
 
 
 def link_behind(

@@ -530,12 +530,11 @@ class PassSums:
         first = replace(first, late=np.where(begun > 0, begun_s, late))
         inside_s["first_forward"] = np.where(begun == 0, first_s, begun_s - first_opening)
         if self.queued is not None:
-            last_computed, inside_s["last_backward"] = (
-                np.where(queued_s > 0, queued_s, of_slots)
-                for queued_s, of_slots in zip(
-                    self.queued, (last_computed, inside_s["last_backward"]), strict=True
-                )
+            of_slots = first_opening + inside_s["first_forward"], last_computed
+            whole_s, last_computed, inside_s["last_backward"] = np.where(
+                self.queued > 0, self.queued, [*of_slots, inside_s["last_backward"]]
             )
+            inside_s["first_forward"] = whole_s - first_opening
         windows = np.array([*islice(sums, 2 * self.prices)]).reshape(2, self.prices, len(computing))
         passes = PassSeconds(
             inside=inside_s,

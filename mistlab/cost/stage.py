@@ -36,7 +36,7 @@ from mistlab.cost.kernels import of_ranks
 from mistlab.cost.layer_recurrences import (
     first_pass_s,
     leaving_s,
-    queued_reductions,
+    queued_collectives,
 )
 from mistlab.cost.links import is_never_ahead, left_by_steps, longer_again, peculiar_s
 from mistlab.cost.pass_seconds import (
@@ -448,7 +448,7 @@ class StageSlots:
         if kept == "own":
             leaving = leaving_s(*of_stages) if leave_passes(self.seconds).any() else None
         if len(self.tasks.types.kinds) > 1:
-            queued = queued_reductions(*of_stages, kept)
+            queued = queued_collectives(*of_stages, kept)
         slots = self.kinds, self.counts, self.summed
         ahead = stepped_ahead_s(self.seconds, slots, *of_stages[1:], kept)
         return replace(sums, queued=queued, first=first, ahead=ahead, leaving=leaving)
