@@ -413,7 +413,7 @@ class PassSeconds:
         They take at least what their lower bounds say.
         """
         forward_s, back_s, last_s, over_s, reducing_s, turned_s, turned_back_s, *again = simulated
-        inside, least_s = dict(self.inside), self.windows.max(axis=1)
+        inside, least_s, closing_s = dict(self.inside), self.windows.max(axis=1), self.last_closing
         least_back_s, (leave, leave_back) = least_s[1], least_s > 0
         both_s = turned_s + turned_back_s - self.turn_at_first_layer - self.turn_at_last_layer
         of_forward_s = np.where(
@@ -423,7 +423,6 @@ class PassSeconds:
         )
         forward = np.where(leave, np.maximum(of_forward_s, least_s[0]), inside["forward"])
         backward = np.maximum(both_s - forward, least_back_s)
-        whole_s = np.maximum(over_s, backward + self.last_closing)
         last = np.where(leave_back, backward + last_s - back_s, inside["last_backward"])
         through = np.where(leave, np.maximum(forward_s, least_s[0]), inside["forward"])
         through_back = np.where(leave_back, np.minimum(back_s, backward), self.through["backward"])
@@ -439,7 +438,7 @@ class PassSeconds:
             self,
             inside=inside,
             through={"forward": through, "backward": through_back},
-            last_closing=np.where(leave_back, whole_s - last, self.last_closing),
+            last_closing=np.where(leave_back, np.maximum(over_s, backward) - last, closing_s),
             reducing=reducing_s,
             again=np.stack([*again, *np.where(leave | leave_back, moved, 0.0)]),
             opening=np.where(leave | leave_back, opening, self.opening),
@@ -457,7 +456,9 @@ class PassSeconds:
             inside[phase], through[phase] = least, np.minimum(through[phase], least)
         inside["last_backward"] = np.where(leave_back, least_s[1], inside["last_backward"])
         beside = self._beside(inside, (leave, leave_back), BesideSend.without_copies)
-        return replace(self, inside=inside, through=through, beside_sends=beside)
+        closing_s = self.last_closing - leave_back * (inside["backward"] - through["backward"])
+        passes = replace(self, inside=inside, through=through, beside_sends=beside)
+        return replace(passes, last_closing=np.maximum(closing_s, 0.0))
 
     def _beside(
         self,

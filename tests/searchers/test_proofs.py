@@ -53,7 +53,6 @@ def parts_that_matter(costs: StageCosts) -> dict[str, NDArray[np.float64]]:
         "all of last backward": s.backward_s + s.within_backward_s,
         "with its end": s.backward_s + np.maximum(s.delta_backward_s, s.within_backward_s),
         "begun": np.maximum(first, s.forward_s + s.delta_forward_s),
-        "ended": last + ended_s,
         "sends": s.point_to_point_s,
         "first send": s.point_to_point_s / 2 + s.first_send_late_s,
         "last sends": s.point_to_point_s + s.end_send_late_s + s.end_return_late_s,
