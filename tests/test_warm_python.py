@@ -54,6 +54,11 @@ def test_it_ends_alike(code: str, status: int, warm_python: str) -> None:
     assert subprocess.run(command, capture_output=True, check=False).returncode == status
 
 
+def test_it_prints_lines_at_once_where_asked(warm_python: str) -> None:
+    command = [warm_python, "-u", "-c", "import os; print('at once'); os._exit(0)"]
+    assert subprocess.run(command, capture_output=True, check=True).stdout == b"at once\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_it(number: signal.Signals, warm_python: str) -> None:
     if signal.getsignal(number) == signal.SIG_IGN:

@@ -161,6 +161,14 @@ def tiny_plans(tmp_path: Path, gpus: int, checks: Sequence[int], timed: Sequence
     return [plan for plan in plans_of(gpus, tmp_path / "plans.yaml") if plan.gpus > 1]
 
 
+@pytest.fixture
+def warm_ranks(monkeypatch: pytest.MonkeyPatch, warm_python: str) -> None:
+    """torchrun and its ranks are processes that have imported torch already."""
+    monkeypatch.setattr(plan_runs, "TORCHRUN", (warm_python, *plan_runs.TORCHRUN[1:]))
+    # The program by which torchrun starts its ranks.
+    monkeypatch.setenv("PYTHON_EXEC", warm_python)
+
+
 def reported(tmp_path: Path, plans: Sequence[PlanOfReport]) -> Mapping[str, Any]:
     """What a report says whose plans ran under torchrun on this machine's CPU."""
     pytest.importorskip("torch")
@@ -172,6 +180,7 @@ def reported(tmp_path: Path, plans: Sequence[PlanOfReport]) -> Mapping[str, Any]
     return figures_of(out, plans, RunRows(path=out / "runs.jsonl").said).summary
 
 
+@pytest.mark.usefixtures("warm_ranks")
 def test_a_report_on_two_processes_comes_from_real_runs(tmp_path: Path) -> None:
     (timed,) = tiny_plans(tmp_path, 2, checks=(), timed=(0,))
     summary = reported(tmp_path, [timed])
@@ -186,6 +195,7 @@ def test_a_report_on_two_processes_comes_from_real_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_ranks")
 def test_all_plans_of_two_processes_agree(tmp_path: Path) -> None:
     summary = reported(tmp_path, tiny_plans(tmp_path, 2, checks=range(5), timed=range(7)))
     assert summary["failed_checks"] == summary["differences"] == []
@@ -196,6 +206,7 @@ def test_all_plans_of_two_processes_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_ranks")
 def test_a_report_on_eight_processes_comes_from_real_runs(tmp_path: Path) -> None:
     plans = tiny_plans(tmp_path, 8, checks=range(6), timed=(0, 1, 7, 10))
     summary = reported(tmp_path, plans)

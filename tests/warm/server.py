@@ -140,7 +140,7 @@ def _asked(asker: socket.socket) -> Asked:
 
 def become(asked: Asked) -> None:
     """Take the place of a process that ``python`` would have started: run a module (``-m``), code
-    (``-c``) or a file, under ``-W`` if there is one."""
+    (``-c``) or a file, under ``-W`` and ``-u`` if they are given."""
     for number, stream in enumerate(asked.streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -148,9 +148,13 @@ def become(asked: Asked) -> None:
     os.environ.update(asked.environment)
     os.chdir(asked.folder)
     words = list(asked.words)
-    while words[0] == "-W":
-        warnings.simplefilter(words[1])  # type: ignore[arg-type]
-        words = words[2:]
+    while words[0] in ("-W", "-u"):
+        if words[0] == "-W":
+            warnings.simplefilter(words[1])  # type: ignore[arg-type]
+            words = words[2:]
+        else:
+            sys.stdout = open(1, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
+            words = words[1:]
     added = asked.environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = ["", *(path for path in added if path and path not in sys.path)]
     _import_site(added)
