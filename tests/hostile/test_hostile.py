@@ -28,8 +28,8 @@ CASE = Case(
 ANSWER = {"iteration_s": 2.0, "tokens_per_s": 2048.0, "stages": [{"peak_allocated_bytes": 1}]}
 
 
-def test_hostile_inputs_are_refused_or_answered_as_they_should_be() -> None:
-    command = [sys.executable, "-m", "tests.hostile", "--inputs", str(INPUTS), "--seed", "1"]
+def test_hostile_inputs_are_refused_or_answered_as_they_should_be(warm_python: str) -> None:
+    command = [warm_python, "-m", "tests.hostile", "--inputs", str(INPUTS), "--seed", "1"]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.stdout == ""
