@@ -56,14 +56,14 @@ def test_groups_have_neighbours_in_the_same_places_of_each_node() -> None:
     assert TWO_NODES.groups(4) == [[*range(8)]]
 
 
-def test_two_nodes_fill_the_tables_of_the_first_one(tmp_path: Path) -> None:
+def test_two_nodes_fill_the_tables_of_the_first_one(tmp_path: Path, warm_python: str) -> None:
     tables = tables_of(tmp_path / "tables", 1)
     words = [*COMMAND[2:], "--only", "measure", "--tables", str(tables), "--out", "unused.yaml"]
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29643", "LOCAL_WORLD_SIZE": "1"}
     meeting |= {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"}
     nodes = [
         subprocess.Popen(
-            [sys.executable, "-c", SMALL, *words],
+            [warm_python, "-c", SMALL, *words],
             env={**os.environ, **meeting, "RANK": str(rank)},
             cwd=tmp_path if rank else None,
         )
