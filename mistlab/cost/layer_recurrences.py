@@ -1,6 +1,6 @@
 """Computes the times of passes layer by layer: of layers whose weights are copied from the host and
 gathered, of first forward passes with optimizer steps, of passes from which activations or
-gradients leave (and their lower bounds), and of last backward passes whose reductions queue.
+gradients leave (and their lower bounds), and of first and last passes whose collectives queue.
 
 Axes: C candidates or cases, S strategies, J sets of layers, R rows of equal layers, L layers.
 """
@@ -64,7 +64,6 @@ from mistlab.cost.slot_work import (
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.graph.layer_types import EMBEDDING
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
-from mistlab.schedule.slots import Phase
 
 # Computes the time of layers whose weights are copied from the host and then gathered from ranks.
 
@@ -533,10 +532,8 @@ def queued_collectives(
         return queued_s
     strategy, stage = strategy[rows], stage[rows]
 
-    def of_layers_s(phase: Phase) -> Iterator[tuple[Floats, Floats]]:
-        compute, link = _QUEUED[phase]
-        computed_s = seconds.alone(compute, "") + seconds.tensor_s[phase]
-        linked_s, way = seconds.alone(link, ""), 1 if phase == "forward" else -1
+    def in_turn(tables: Iterable[Floats], way: int) -> Iterator[tuple[Floats, Floats]]:
+        computed_s, linked_s = tables
         for size, of_type in zip(sizes[::way], of_runs[::way], strict=True):
             kinds, layers = (of_type[stage], strategy), size[stage]
             for layer in range(int(layers.max())):
@@ -546,16 +543,16 @@ def queued_collectives(
     slowed = seconds.slowed_by(kept).chosen(strategy)
     both = np.full(len(rows), (1 << COMPUTE) + LINK_BIT, dtype=np.uint8)
     factors = slowed.table[[COMPUTE, LINK]][:, slowed.place(both) + both]
-    queued_s[1:, rows] = link_behind(of_layers_s("backward"), *factors)
-    if {task.kind for task in template.phases["first_forward"]} == {*_QUEUED["forward"]}:
-        gathers = seconds.zero[strategy] > 0
-        ahead_s = link_ahead([*of_layers_s("forward")], *factors)
-        queued_s[0, rows] = np.where(gathers, ahead_s, 0.0)
+    last_s = seconds.alone("B", "") + seconds.tensor_s["backward"], seconds.alone("R", "")
+    queued_s[1:, rows] = link_behind(in_turn(last_s, -1), *factors)
+    if {task.name for task in template.phases["first_forward"]} == {*_GATHERED}:
+        first_s = of_pass(seconds, "first_forward", _GATHERED)
+        queued_s[0, rows] = link_ahead([*in_turn(first_s, 1)], *factors)
     return queued_s
 
 
-# The task of a pass that computes, and the one that uses the link between GPUs.
-_QUEUED = {"forward": ("F", "U"), "backward": ("B", "R")}
+# The rows of the tasks of first forward passes without optimizer steps.
+_GATHERED = {"F": 0, "U": 1}
 
 
 def link_ahead(

@@ -457,7 +457,7 @@ _WALKED_AGAIN = 2
 # On fewer nodes, pipelines are played from this many stages on. Of two stages the closed form has
 # all chains: it is short only where data leaves passes in a row, and bounds would not reach longer
 # times. Longer pipelines, whose passes grow with the square of the number of their stages, are
-# played only where sends share links; a walk of these many stages takes five milliseconds.
+# played only where sends share links; a walk of 32 stages takes five milliseconds.
 FEWEST_STAGES_PLAYED, _MOST_STAGES_PLAYED = 3, 32
 
 

@@ -43,6 +43,9 @@ def drawn_stage(draw: np.random.Generator, spread: float) -> PassLengths[float]:
     slower = float(draw.choice([1.0, 1.0, spread]))
     lengths = {name: slower * seconds for name, seconds in lengths.items()}
     lengths["point_to_point_s"] *= float(draw.choice([0.0, 1.0, 3.0 * spread]))
+    # Sends at the ends of an iteration take less than others, but some time.
+    for name in ("end_send_late_s", "end_return_late_s"):
+        lengths[name] = -0.4 * float(draw.uniform()) * lengths["point_to_point_s"]
     return PassLengths(**lengths)
 
 

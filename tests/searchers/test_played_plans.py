@@ -24,8 +24,19 @@ from tests.searchers.test_every_plan import ENOUGH, Tried, predictor_of, wrong_b
 from tests.searchers.test_unlike_blocks import tried
 
 
+@pytest.fixture(scope="module", autouse=True)
+def longer() -> Iterator[None]:
+    """All plans of three stages and more take 2 % longer as played."""
+    played_s = symbolic.played_iterations_s
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            symbolic, "played_iterations_s", lambda *given: [1.02 * s for s in played_s(*given)]
+        )
+        yield
+
+
 @pytest.fixture(scope="module")
-def whole() -> Tried:
+def whole(longer: None) -> Tried:
     """Plans of three stages of one block, of which each offloads something."""
     return tried(46)
 
@@ -142,7 +153,7 @@ def test_the_best_plan_is_proven_only_if_all_are_predicted(
     fewer = searcher.search(problem, space, ENOUGH, 0)
     assert fewer.status == "FEASIBLE"
     assert fewer.gap is not None
-    assert 0 < fewer.gap < 1e-4
+    assert 0 < fewer.gap < 0.02
 
 
 def test_boxes_end_at_the_best_plan(whole: Tried) -> None:

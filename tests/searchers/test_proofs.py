@@ -56,6 +56,9 @@ def parts_that_matter(costs: StageCosts) -> dict[str, NDArray[np.float64]]:
         "sends": s.point_to_point_s,
         "first send": s.point_to_point_s / 2 + s.first_send_late_s,
         "last sends": s.point_to_point_s + s.end_send_late_s + s.end_return_late_s,
+        "first and last": s.point_to_point_s
+        + (s.first_send_late_s + s.end_send_late_s + s.end_return_late_s),
+        "last send": s.point_to_point_s / 2 + s.end_send_late_s,
         "last return": s.point_to_point_s / 2 + s.end_return_late_s,
         "rounds": s.within_round_s,
         "sends of rounds": s.round_late_s,
