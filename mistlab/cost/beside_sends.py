@@ -18,6 +18,7 @@ import numpy as np
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.core.columns import ColumnSet
 from mistlab.core.distinct import Sums
+from mistlab.cost.kernels import within_round_s
 from mistlab.cost.side_by_side import BESIDE, LINK, SlowedBy, endless
 from mistlab.cost.slot_work import (
     HERE,
@@ -30,7 +31,7 @@ from mistlab.cost.slot_work import (
 )
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.graph.layer_types import EMBEDDING
-from mistlab.machine.slowdowns import COMPUTE, STREAMS, within_round_s
+from mistlab.machine.slowdowns import COMPUTE, STREAMS
 from mistlab.schedule import placement
 from mistlab.schedule.slots import SHARDED_WEIGHTS, Phase
 

@@ -1,5 +1,6 @@
 """Finds the kernels and rates with which an engine runs an operator, counts the floating-point
-operations of a training step, and derives how much streams slow one another down.
+operations of a training step, and derives how much streams slow one another down, and with that a
+pipeline's round trips.
 """
 
 from collections.abc import Iterable, Sequence
@@ -8,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from mistlab.core.arrays import Column, Floats
+from mistlab.core.arrays import Column, Floats, Ints
 from mistlab.core.values import reject
 from mistlab.engines.adapters import BASE_BYTES, Train
 from mistlab.engines.engine import (
@@ -447,3 +448,47 @@ def _influence(measured: Sequence[tuple[int, int]], shape: tuple[int, int]) -> F
 
 def _sizes(shapes: Iterable[tuple[int, int]]) -> Floats:
     return np.array([(gpus / 2, np.log2(nodes)) for gpus, nodes in shapes])
+
+
+# Computes by how much a micro-batch's round trip through the pipeline (to the last stage and back)
+# gets longer because sends and passes slow one another down.
+
+
+def within_round_s(send_s: Floats, slowed: Floats, stages: Ints) -> Floats:
+    """The seconds that one stage adds to a micro-batch's round trip (to the last stage and back)
+    because sends and passes slow each other down, for each candidate.
+
+    In a pipeline bound by its sends, a stage idles between passes. After a gradient has been sent
+    back, the first stage of a round starts its next forward pass at once, and the last stage its
+    backward pass. In between, the gaps differ: with equal stages, each stage's gap before its
+    forward pass is longer than the gap of the stage in front. A pass whose gap is shorter than the
+    send before it overlaps with the rest of the send, and both slow down.
+
+    For K equal stages, in units of one send, with u(i) the gap of stage i before its forward pass,
+    and ``slowed`` the share of their overlap that a pass and a send lose:
+
+        u(0) = 0, u(K) = 2, u(i+1) = u(i) + short + slowed (max(1 - u(i), 0) + max(u(i+1) - 1, 0))
+
+    where a micro-batch takes ``short`` less than both passes and both sends of a stage in sequence.
+    The first stage sends nothing back, and so loses nothing. A round is therefore 2 - K short
+    longer than without interference.
+
+    A round trip that begins at the stage in front contains one stage more than one that begins at
+    this stage, so this stage adds the difference of the two.
+    """
+    return send_s * (_lost(slowed, stages + 1) - _lost(slowed, stages))
+
+
+def _lost(slowed: Floats, stages: Ints) -> Floats:
+    """How much longer a micro-batch's round trip through this many equal stages takes because sends
+    and passes slow each other down, in multiples of one send's seconds.
+    """
+    kept = 1 - slowed
+    # Half of the stages lose time before their forward passes, the other half before their backward
+    # passes; the middle one of an odd number of stages loses time before both.
+    rest = kept ** np.maximum(stages // 2 - 1, 0)
+    both = np.where(stages % 2 == 1, 2 * kept, 1.0)
+    below = both + np.where(stages % 2 == 1, slowed, 0.0) - both * kept * rest
+    loses = (stages > 2) & (slowed > 0)
+    short = slowed * rest * both / np.where(loses, below, 1.0)
+    return np.where(loses, np.maximum(2 - stages * short, 0.0), 0.0)
