@@ -31,7 +31,7 @@ from mistlab.formats import (
 from mistlab.formats.checkpoints import quantised
 from mistlab.formats.content import content_of, settings_of
 from mistlab.formats.launched import command_of
-from mistlab.formats.recipes import bridge_imports, openrlhf, verl
+from mistlab.formats.recipes import bridge_imports, openrlhf, qlora_programs, verl
 from mistlab.huggingface.configurations import KIND
 from mistlab.shell.launch import Launch, launch_of
 from mistlab.shell.session import LaunchFile
@@ -376,6 +376,20 @@ _ROWS = (
         hf_tuners.recognises_megatron,
     ),
     _row("ms-swift", "ms-swift", "accelerate", hf_tuners.read_swift, hf_tuners.recognises_swift),
+    _row(
+        "firefly",
+        "Firefly",
+        "accelerate",
+        qlora_programs.read_firefly,
+        qlora_programs.recognises_firefly,
+    ),
+    _row(
+        "qlora",
+        "qlora.py",
+        "accelerate",
+        qlora_programs.read_qlora,
+        qlora_programs.recognises_qlora,
+    ),
     _row(
         "hf-trainer", "Hugging Face's Trainer", "accelerate", hf_trainer.read, hf_trainer.recognises
     ),

@@ -21,12 +21,21 @@ _OF_SWIFT = ("tuner_type", "train_type")
 # The tuning methods with adapters: plain ones, and adapters on quantised weights.
 _LORA = ("lora", "qlora")
 _RANKS = ("lora_r", "lora_rank", "lora_dim", "peft_lora_r")
-_TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_modules")
-_SWITCHES = ("use_peft", "use_lora", "lora_enable", "use_peft_lora", "q_lora", "qlora")
+_TARGETS = (
+    *("lora_target_modules", "lora_target", "target_modules", "lora_modules"),
+    *("trainable", "lora_trainable"),
+)
+_SWITCHES = (
+    *("use_peft", "use_lora", "lora_enable", "use_peft_lora", "q_lora", "qlora"),
+    *("use_qlora",),
+)
 # The first switches turn adapters on and off, the others quantise their base too.
 _PLAIN_SWITCHES = 4
-_FOUR = ("load_in_4bit", "use_4bit_quantization", "q_lora", "qlora")
+_FOUR = ("load_in_4bit", "use_4bit_quantization", "q_lora", "qlora", "use_qlora")
 _EIGHT = ("load_in_8bit", "use_8bit_quantization")
+# Keys for the bits of frozen weights; 16 and 32 leave them as they are.
+_BITS = ("quantization_bit", "quant_bit", "load_in_kbits", "bits")
+_WHOLE_BITS = (16, 32)
 # Parts of the names of feed-forward layers; below, words that stand for all linear layers of a
 # block.
 _NETWORKS = ("gate", "up_proj", "down_proj", "mlp", "fc", "w1", "w2", "w3", "dense_", "experts")
@@ -54,7 +63,7 @@ KEYS = frozenset(
             "lora_target_linear",
             _BLOCKS,
             _ALONE,
-            "quantization_bit",
+            *_BITS,
             *_SAVED,
         ),
     )
@@ -169,16 +178,19 @@ def _switch(top: Section, name: str) -> bool | None:
 
 
 def _base(top: Section) -> Base:
-    bits = top.whole("quantization_bit")
-    if bits is not None and bits not in (4, 8):
-        reject(f"quantization_bit: {bits} is not supported: give 4 or 8")
+    numbers = {key: bits for key in _BITS if (bits := top.whole(key)) is not None}
+    for key, bits in numbers.items():
+        if bits not in (4, 8, *_WHOLE_BITS):
+            reject(f"{key}: {bits} is not supported: give 4, 8 or 16")
     # Read every switch, even if the first one is on: a setting that nothing reads would be reported
     # as ignored.
-    are_four = [top.switch(name) for name in _FOUR]
-    are_eight = [top.switch(name) for name in _EIGHT]
-    if bits == 4 or any(are_four):
+    are_four = [_switch(top, name) for name in _FOUR]
+    are_eight = [_switch(top, name) for name in _EIGHT]
+    if 8 in numbers.values():
+        return "8bit"
+    if 4 in numbers.values() or any(are_four):
         return "4bit"
-    return "8bit" if bits == 8 or any(are_eight) else "16bit"
+    return "8bit" if any(are_eight) else "16bit"
 
 
 def _check_base(kind: str, base: Base) -> None:

@@ -24,6 +24,10 @@ UNSAID: Mapping[str, str] = {
     "activation_offloading": "activations are predicted to stay on the GPU",
     "torch_compile_mode": "predicted as torch.compile's default mode",
     "use_reentrant_gc": "",
+    "use_dora": "adapters are predicted without DoRA's norms of whole weights",
+    "peft_use_dora": "adapters are predicted without DoRA's norms of whole weights",
+    "lora_use_dora": "adapters are predicted without DoRA's norms of whole weights",
+    "spectrum_config_path": "all weights are predicted as trained",
     "tune_mm_mlp_adapter": "all weights are predicted as trained",
     "freeze_trainable_layers": "all weights are predicted as trained",
     "freeze_backbone": "all weights are predicted as trained",
@@ -96,4 +100,5 @@ PROGRAMS: Mapping[str, str] = {
     "image": "a model of images",
     "dreambooth": "a model of images",
     "distill": "by distillation from another model",
+    "chatbot": "nothing: it answers",
 }

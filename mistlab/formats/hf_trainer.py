@@ -253,8 +253,11 @@ def _refuse_others(top: Section, trainer: Trainer, command: Command | None) -> N
                 f"trains {what}, which is not supported: give a run that trains a decoder by "
                 "next-token prediction"
             )
+    if str(top.get("do_train", default=True)).lower() in ("false", "0"):
+        reject(f"do_train: false trains nothing: give a run of {trainer.title} that trains")
     if command is not None:
-        refuse_program(command)
+        _refuse_coded(command)
+        refuse_program(command, is_told=any(top.has(key) for key in ADAPTERS))
 
 
 def _tell_of_masks(top: Section, command: Command | None, model: ModelSpec) -> None:
@@ -290,10 +293,12 @@ def _refuse_masks(where: str) -> NoReturn:
     )
 
 
-def refuse_program(command: Command) -> None:
-    """Refuse a script whose program trains in an unsupported way."""
+def refuse_program(command: Command, *, is_told: bool = False) -> None:
+    """Refuse a script whose program trains in an unsupported way; ``is_told`` if the run's settings
+    tell of adapters.
+    """
     for program in _programs(command):
-        parts = _parts(program)
+        parts = [part for part in _parts(program) if part not in _ADAPTED or not is_told]
         reason = next((PROGRAMS[word] for word in parts if word in PROGRAMS), None)
         if reason is not None:
             reject(
@@ -307,8 +312,25 @@ def refuse_program(command: Command) -> None:
             )
 
 
-# Words in the names of training programs that train adapters.
+def _refuse_coded(command: Command) -> None:
+    """Refuse a run whose sharding and precision are in the code of another library, though it has
+    arguments of the Trainer's names.
+    """
+    program = command.launch.program
+    library = "ColossalAI" if command.launch.launcher == "colossalai" else ""
+    library = "OLMo-core" if "olmo_core" in program else library
+    if library:
+        reject(
+            f"{program}: trains by {library}, whose sharding and precision are in its code: "
+            "describe the run by mistlab tune --space fsdp --model NAME --sequence-length N "
+            "--global-batch N, or as a configuration of Accelerate"
+        )
+
+
+# Words in the names of training programs that train adapters, and of those whose base has fewer
+# bits than their names tell.
 _ADAPTING = frozenset(("lora", "peft"))
+_ADAPTED = frozenset(("qlora",))
 
 
 def _words(command: Command) -> set[str]:
@@ -362,8 +384,11 @@ def _precision(top: Section, draft: Found) -> None:
 def _batch(top: Section, trainer: Trainer, draft: Found, given: Given) -> None:
     key = next((name for name in _BATCHES if top.has(name)), _BATCHES[0])
     usual = trainer.usual_batch
-    draft.micro_batch = top.whole(key) or usual
-    if not top.has(key):
+    draft.micro_batch = top.whole(key) or given.micro_batch or usual
+    if not top.has(key) and given.micro_batch is None:
+        if top.has("batch_size"):
+            text = f"{top.get('batch_size')} may be the sequences of a process or of a step"
+            ask_for("micro_batch", f"batch_size: {text}: give --micro-batch")
         title = "the Trainer" if trainer is TRAINER else trainer.title
         draft.remark("assumed", "micro_batch", f"{usual}, {title}'s default")
     draft.micro_batches = top.whole("gradient_accumulation_steps") or draft.micro_batches
@@ -440,11 +465,14 @@ def _fused_loss(top: Section, trainer: Trainer, draft: Found) -> None:
         draft.remark("assumed", "loss", text)
 
 
+_FLASH = ("use_flash_attention_2", "flash_attention", "use_flash_attention", "use_flash_attn")
+
+
 def _kernels(top: Section, draft: Found) -> None:
     kind = top.text("attn_implementation") or top.text("attn_impl") or top.text("flash_attn")
     if kind in ("eager", "disabled"):
         draft.attention = "math"
-    elif kind or top.switch("use_flash_attention_2") or top.switch("flash_attention"):
+    elif kind or any(str(top.get(name)).lower() in ("true", "1") for name in _FLASH):
         draft.attention = "flash"
     name = top.text("optim", "adamw_torch").lower()
     if re.search(r"[48]-?bit", name) and "adam" in name:

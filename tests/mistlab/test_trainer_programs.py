@@ -1,0 +1,59 @@
+"""Lines with the Trainer's arguments whose programs train nothing, or by another library, or say
+otherwise how large a micro-batch is.
+"""
+
+import pytest
+
+from mistlab.core.values import InputError
+from tests.mistlab.launch_files import imported, texts
+
+LINE = """
+torchrun --nproc_per_node 2 train.py --model_name_or_path Qwen/Qwen3-8B --bf16 \\
+  --per_device_train_batch_size 4 --max_seq_length 512 --gradient_checkpointing
+"""
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "why"),
+    [
+        ("train.py", "examples/chatbot.py", "trains nothing: it answers"),
+        ("train.py", "olmo_core_finetune.py", "trains by OLMo-core.*mistlab tune --space fsdp"),
+        ("torchrun", "colossalai run", "trains by ColossalAI.*mistlab tune --space fsdp"),
+        ("--bf16", "--bf16 --do_train False --do_predict", "do_train: false trains nothing"),
+    ],
+)
+def test_what_trains_nothing_or_by_another_library_is_refused(was: str, now: str, why: str) -> None:
+    assert imported(LINE, "a.sh").job.plan.stages[0].micro_batch == 4
+    with pytest.raises(InputError, match=why):
+        imported(LINE.replace(was, now), "a.sh")
+
+
+def test_a_batch_of_nobody_knows_whom_is_asked_for() -> None:
+    """A program's own ``batch_size`` is of a process or of a step."""
+    line = LINE.replace("per_device_train_batch_size", "batch_size")
+    with pytest.raises(InputError, match=r"batch_size: 4 may be .*give --micro-batch"):
+        imported(line, "a.sh")
+    found = imported(line, "a.sh", micro_batch=2)
+    assert found.job.plan.stages[0].micro_batch == 2
+    assert found.job.workload.global_batch == 4
+    assert "micro_batch" not in texts(found, "assumed")
+
+
+@pytest.mark.parametrize("name", ["use_flash_attn True", "use_flash_attention 1"])
+def test_flash_attention_has_many_names(name: str) -> None:
+    assert "attention" in texts(imported(LINE, "a.sh"), "assumed")
+    found = imported(LINE.replace("--bf16", f"--bf16 --{name}"), "a.sh")
+    assert "attention" not in texts(found, "assumed")
+    assert not texts(found, "ignored")
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ("--use_peft --use_dora True", "adapters are predicted without DoRA's norms"),
+        ("--spectrum_config_path a.yaml", "all weights are predicted as trained"),
+    ],
+)
+def test_what_plans_cannot_say_is_told(more: str, what: str) -> None:
+    found = imported(LINE.replace("--bf16", f"--bf16 {more}"), "a.sh")
+    assert what in " ".join(texts(found, "ignored").values())
