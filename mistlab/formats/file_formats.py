@@ -31,7 +31,7 @@ from mistlab.formats import (
 from mistlab.formats.checkpoints import quantised
 from mistlab.formats.content import content_of, settings_of
 from mistlab.formats.launched import command_of
-from mistlab.formats.recipes import bridge_imports, openrlhf, qlora_programs, verl
+from mistlab.formats.recipes import bridge_imports, litgpt, openrlhf, qlora_programs, verl
 from mistlab.huggingface.configurations import KIND
 from mistlab.shell.launch import Launch, launch_of
 from mistlab.shell.session import LaunchFile
@@ -364,6 +364,7 @@ _ROWS = (
     _row("nanotron", "nanotron", "megatron", nanotron.read, nanotron.recognises),
     _row("gpt-neox", "gpt-neox", "deepspeed", gpt_neox.read, gpt_neox.recognises),
     _row("openrlhf", "OpenRLHF", "accelerate", openrlhf.read, openrlhf.recognises),
+    _row("litgpt", "LitGPT", "accelerate", litgpt.read, litgpt.recognises),
     _row("verl", "verl", "accelerate", verl.read, verl.recognises),
     *(row for row in REFUSED if row.name == "olmo"),
     _row("llm-foundry", "llm-foundry", "accelerate", llm_foundry.read, llm_foundry.recognises),

@@ -27,6 +27,7 @@ UNSAID: Mapping[str, str] = {
     "use_dora": "adapters are predicted without DoRA's norms of whole weights",
     "peft_use_dora": "adapters are predicted without DoRA's norms of whole weights",
     "lora_use_dora": "adapters are predicted without DoRA's norms of whole weights",
+    "lora_head": "the head is predicted without an adapter",
     "spectrum_config_path": "all weights are predicted as trained",
     "tune_mm_mlp_adapter": "all weights are predicted as trained",
     "freeze_trainable_layers": "all weights are predicted as trained",
