@@ -99,6 +99,8 @@ def test_a_model_of_unknown_sizes_is_none(name: str) -> None:
         ("microsoft/Phi-3.5-mini-instruct", 3_821_079_552, 131_072),
         ("NousResearch/Hermes-3-Llama-3.1-8B", 8_030_261_248, 131_072),
         ("Qwen/Qwen3-Coder-30B-A3B-Instruct", 30_532_122_624, 262_144),
+        ("allenai/Olmo-3-1025-7B", 7_298_011_136, 65_536),
+        ("stabilityai/stablelm-3b-4e1t", 2_795_443_200, None),
         ("Qwen/Qwen-7B", 7_721_324_544, None),
         ("mosaicml/mpt-7b", 6_649_286_656, None),
         ("mosaicml/mpt-30b-instruct", 29_958_295_552, None),
