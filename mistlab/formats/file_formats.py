@@ -253,7 +253,12 @@ def _read_megatron(source: LaunchFile, given: Given) -> Imported:
         refused = refusal_of(launch.program)
         reason = refused or "is not a supported program and has no options of Megatron-LM"
         line = f"line {launch.line}: " if launch.line else ""
-        reject(f"{line}{launch.program} {reason}: give a script that starts one of {_titles()}")
+        words = command_of(source)
+        stated = {} if words is None else {k: w and w.text for k, w in words.options.items()}
+        reject(
+            f"{line}{launch.program} {reason}: give a script that starts one of {_titles()}"
+            f"{_described(stated)}"
+        )
     return megatron_read.read_launch(launch, source, given)
 
 
@@ -457,20 +462,56 @@ def _about_program(text: str) -> str:
 
 
 # Names in programs for the model, the length, the micro-batch and the steps of accumulation.
-_MODEL_NAMES = ("model_name", "pretrained_model_name_or_path", "model_name_or_path", "model_id")
-_LENGTHS = ("max_seq_length", "max_length")
+_MODEL_NAMES = (
+    *("model_name", "pretrained_model_name_or_path", "model_name_or_path", "model_id"),
+    *("model_id_or_path", "llm_backbone", "base_model_name_or_path", "base_model"),
+)
+_LENGTHS = ("max_seq_length", "max_length", "max_seq_len", "seq_len", "cutoff_len")
+# Names in other files that tell of adapters, for their rank, and that tell of a training.
+_ADAPTING = ("lora", "use_lora", "lora_alpha", "lora_r", "lora_rank")
+_RANKS = ("lora_r", "lora_rank", "rank", "r")
+_TRAINING = ("learning_rate", "lr", "batch_size", *_ADAPTING, *_LENGTHS)
+_SMALL = re.compile(r"int4|nf4|bnb\.nf4|4bit", re.IGNORECASE)
 _BATCHES = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 def _sizes(stated: Mapping[str, Any]) -> str:
     """Write the options for model, length and batch with the values that a program states."""
-    name = next((stated[key] for key in _MODEL_NAMES if key in stated), "NAME")
-    length = next((stated[key] for key in _LENGTHS if key in stated), "N")
+    name = next((stated[key] for key in _MODEL_NAMES if stated.get(key)), "NAME")
+    length = next((stated[key] for key in _LENGTHS if stated.get(key)), "N")
     numbers = [stated.get(key, 1) for key in _BATCHES]
     is_known = _BATCHES[0] in stated and all(isinstance(number, int) for number in numbers)
     batch = math.prod(numbers) if is_known else "N"
     name = quantised(str(name)) or name
     return f"--model {name} --sequence-length {length} --global-batch {batch}"
+
+
+def _scalars(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the words and numbers of settings and their sections by key, the first of each."""
+    values, left = dict[str, Any](), [settings]
+    for section in left:
+        for key, value in section.items():
+            if isinstance(value, Mapping):
+                values.setdefault(str(key), True)
+                left.append(value)
+            elif isinstance(value, str | int | float):
+                values.setdefault(str(key), value)
+    return values
+
+
+def _described(stated: Mapping[str, Any]) -> str:
+    """Write the command that describes a training of which a file of no known format tells, as a
+    further remedy; an empty text for a file that tells of none.
+    """
+    if stated.keys().isdisjoint(_TRAINING):
+        return ""
+    options = ""
+    if not stated.keys().isdisjoint(_ADAPTING):
+        rank = next((stated[key] for key in _RANKS if str(stated.get(key)).isdigit()), None)
+        is_small = any(_SMALL.fullmatch(str(value)) for value in stated.values())
+        options = " --train lora" + (f" --rank {rank}" if rank is not None else "")
+        options += " --base 4bit" * (is_small or str(stated.get("load_in_4bit")) == "True")
+    return f"; or describe its training by mistlab tune{options} {_sizes(stated)}"
 
 
 def _constants(text: str) -> dict[str, Any]:
@@ -507,6 +548,6 @@ def format_of(source: LaunchFile) -> Format:
     shown = ", ".join(keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")
     message = (
         f"is in no supported format: its keys are {shown or 'none'}: give a complete file of one "
-        f"of {_titles()}"
+        f"of {_titles()}{_described(_scalars(content.settings))}"
     )
     raise InputError(message)

@@ -195,3 +195,32 @@ def _given() -> Given:
         gpus_per_node=8,
         sequence_length=4096,
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "command"),
+    [
+        (
+            "model_id_or_path: a/b\nlora: {rank: 64}\nseq_len: 4096\nbatch_size: 1\n",
+            "a.yaml",
+            "mistlab tune --train lora --rank 64 --model a/b --sequence-length 4096",
+        ),
+        (
+            "llm_backbone: a/b\narch: {dtype: int4}\ntraining: {lora_r: 4, lr: 1}\n",
+            "a.yaml",
+            "mistlab tune --train lora --rank 4 --base 4bit --model a/b --sequence-length N",
+        ),
+        ("torchrun train.py --lr 1 --rank 0\n", "a.sh", "mistlab tune --model NAME"),
+    ],
+)
+def test_training_in_no_known_format_is_described_by_a_command(
+    text: str, name: str, command: str
+) -> None:
+    with pytest.raises(InputError, match=f"; or describe its training by {command}"):
+        imported(text, name)
+
+
+def test_no_command_describes_a_file_that_tells_of_no_training() -> None:
+    with pytest.raises(InputError) as refused:
+        imported("width: 3\nrank: 2\n", "a.yaml")
+    assert "mistlab tune" not in str(refused.value)
