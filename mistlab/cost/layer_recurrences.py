@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
-from mistlab.core.distinct import Distinct, distinct_rows, numbered
+from mistlab.core.distinct import Cases, Distinct, distinct_rows, numbered
 from mistlab.cost.side_by_side import (
     AHEAD,
     AWAY,
@@ -186,7 +186,7 @@ def first_pass_s(
     alike = distinct_rows([*of_tasks.reshape(-1, len(way)), way, slowed.first])
     *tasks, way, first = alike.columns
     of_tasks, slowed = np.reshape(tasks, (*shape, len(first))), replace(slowed, first=first)
-    cases = _Cases.of((sizes, of_runs), alike.index[strategy[rows]], stage[rows], _OF_RUN)
+    cases = Cases.of((sizes, of_runs), alike.index[strategy[rows]], stage[rows], _OF_RUN)
     first_s, more_s = np.empty(len(cases.strategy)), np.zeros((len(sizes), len(cases.strategy)))
     # Cases are simulated together if their stages have about equally many layers, since these take
     # about equally many steps of the simulation.
@@ -194,7 +194,7 @@ def first_pass_s(
     for begin in range(0, len(in_order), _AT_ONCE):
         chosen = in_order[begin : begin + _AT_ONCE]
         part = cases.chosen(chosen)
-        kinds, of_part = part.kinds(), way[part.strategy]
+        kinds, of_part = part.kinds(NOTHING), way[part.strategy]
         lanes = lanes_of(len(kinds), len(kinds), _WAYS)
         column, last = np.arange(len(chosen)), part.layers - 1
         opens = kinds[0] == types.names.index(EMBEDDING)
@@ -207,72 +207,6 @@ def first_pass_s(
             more_s[run, chosen] = measured_s / MEASURED
     passed_s[rows] = cases.of_rows(first_s, more_s)
     return np.asarray(np.where([is_first, ~is_first], passed_s, 0.0))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Cases:
-    """The distinct pairs of a strategy and a stage's layers, of which long rows of equal layers are
-    simulated in part.
-
-    Of its rows of equal layers (R) a stage has layers of these ``types`` (R, C or R, 1), of which
-    ``simulated`` (R, C) are simulated. For each candidate, ``index`` is its case and ``more`` (R)
-    the number of layers that are left out.
-    """
-
-    strategy: Rows
-    types: Ints
-    simulated: Ints
-    index: Rows
-    more: Floats
-
-    @classmethod
-    def of(cls, runs: tuple[Floats, Ints], strategy: Rows, stage: Rows, most: int) -> Self:
-        """Find the cases of candidates, each with a ``strategy`` and a ``stage`` (indices of
-        ``runs``), of which at most ``most`` layers in a row are simulated.
-        """
-        sizes, types = runs
-        simulated = np.minimum(sizes, most).astype(np.int64)
-        of_stages = [*simulated] if types.shape[1] == 1 else [*simulated, *types]
-        alike = distinct_rows(of_stages)
-        table = np.array(alike.columns)
-        code, index = np.unique(strategy * table.shape[1] + alike.index[stage], return_inverse=True)
-        of_strategy, of_stage = np.divmod(code, table.shape[1])
-        return cls(
-            of_strategy,
-            types if types.shape[1] == 1 else table[len(sizes) :, of_stage],
-            table[: len(sizes), of_stage],
-            index,
-            (sizes - simulated)[:, stage],
-        )
-
-    @property
-    def layers(self) -> Ints:
-        """The number of simulated layers of each case."""
-        return np.asarray(self.simulated.sum(axis=0))
-
-    def chosen(self, rows: Rows) -> Self:
-        """Select the cases with these indices."""
-        types = self.types if self.types.shape[1] == 1 else self.types[:, rows]
-        return replace(
-            self, strategy=self.strategy[rows], types=types, simulated=self.simulated[:, rows]
-        )
-
-    def kinds(self) -> Ints:
-        """The type of each simulated layer (layers L, C); ``NOTHING`` after a case's last layer."""
-        ends = self.simulated.cumsum(axis=0)
-        position = np.arange(int(ends[-1].max()))[:, None, None]
-        run = (position >= ends).sum(axis=1)
-        types = np.broadcast_to(self.types, ends.shape)
-        return np.take_along_axis(np.concatenate([types, np.full_like(ends[:1], NOTHING)]), run, 0)
-
-    def of_rows(self, passed_s: Floats, more_s: Floats) -> Floats:
-        """The seconds of each candidate's pass, from those of its case (C) and those of a further
-        layer in each row of equal layers (R, C).
-        """
-        total_s = passed_s[self.index]
-        for run in np.flatnonzero(self.more.any(axis=1)).tolist():
-            total_s += self.more[run] * more_s[run, self.index]
-        return total_s
 
 
 def _starts(lanes: Lanes, way: Ints, is_first: Bools, gathers: Bools) -> tuple[Ints, Ints]:
@@ -293,7 +227,6 @@ def _starts(lanes: Lanes, way: Ints, is_first: Bools, gathers: Bools) -> tuple[I
 # is sent when the last layer has computed.
 
 
-_FORWARDS, _STEADY, _LAST = range(len(SIMULATED))
 _OF_NEXT_LAYER = [GATHERED, COPIED, FETCHED]
 _OF_OWN_LAYER = [COMPUTED, REDUCED, LEAVES]
 # If what a layer leaves to the next slot changes by less than this share of the slot, all further
@@ -310,73 +243,110 @@ def leaving_s(seconds: TaskSeconds, strategies: Distinct, stages: Distinct) -> F
     the seconds in which its reductions go on; a forward pass after a backward pass, a backward pass
     after a forward pass, and either after a pass of its own kind.
     """
-    types, holds = seconds.model.types, reduces_each_pass(seconds)
-    rows = np.flatnonzero(np.logical_or.reduce(leave_passes(seconds))[strategies.index])
+    types, chosen = seconds.model.types, np.logical_or.reduce(leave_passes(seconds))
+    rows = np.flatnonzero(chosen[strategies.index])
     if not len(rows):
         return None
     sizes, of_runs = types.runs(dict(zip(types.columns, stages.columns, strict=True)))
     of_passes = np.stack([of_pass(seconds, phase, WORK_OF_TASKS) for phase in SIMULATED], axis=2)
-    # Many strategies have the same work in their passes.
-    shape, slowed = of_passes.shape[:-1], seconds.slowed_by()
-    alike = distinct_rows([*of_passes.reshape(-1, len(holds)), holds, slowed.first])
-    *columns, holds, first = alike.columns
-    of_passes = np.reshape(columns, (*shape, len(first)))
-    ways, most = alike.index[strategies.index[rows]], int(sizes.max(initial=0))
-    cases = _Cases.of((sizes, of_runs), ways, stages.index[rows], most)
-    number, phases = cases.strategy, len(SIMULATED)
-    slowed, holds = replace(slowed, first=first[number]), holds[number]
-    # Layers of a backward pass come in the opposite order.
-    of_kinds = zip(
-        *(
-            _not_empty(cases.simulated[::order], cases.types[::order], len(types.names))
-            for order in (1, -1, -1)
-        ),
-        strict=True,
+    # Many strategies have the same work in some of their passes.
+    shared = reduces_each_pass(seconds), seconds.slowed_by().first
+    ways = distinct_rows(
+        [
+            *of_passes[..., chosen].reshape(SLOT_WORK * of_passes.shape[1], -1),
+            *(np.tile(of_strategy[chosen], len(SIMULATED)) for of_strategy in shared),
+            np.repeat([0, 1, 1], np.count_nonzero(chosen)),
+        ]
     )
-    # The cases of a forward, then of a steady backward pass, then of a last one.
-    lengths, kinds = (np.concatenate(of_phases, axis=1) for of_phases in of_kinds)
-    phase = np.repeat(np.arange(phases), len(number))
-    slots = (kinds * phases + phase) * len(first) + np.tile(number, phases)
-    work, every = of_passes.reshape(SLOT_WORK, -1), np.tile(np.arange(len(number)), phases)
-    of_every, before = (slowed.chosen(every), holds[every]), np.zeros((2, len(every)))
-    taken_s, rest = _in_slots(work, slots, lengths, *of_every, before)
-    idle_s, rests = taken_s.reshape(phases, -1), rest.reshape(SLOT_WORK, phases, -1)
-    left_s, reducing_s = _leaving_s(rests[:, _LAST].copy(), slowed)
-    # Steady passes count what sends take from the reductions of each pass.
-    differ = (of_passes[:, :, _STEADY] != of_passes[:, :, _LAST]).any(axis=(0, 1))
-    reducing_s = np.where(differ[number], reducing_s, 0.0)
-    # Passes are alike from the second one on, since what one leaves is gone before the next leaves.
-    both = every[: 2 * len(number)]
-    slots, lengths, slowed = slots[:, : len(both)], lengths[:, : len(both)], slowed.chosen(both)
+    *columns, holds, first, is_back = ways.columns
+    alike = distinct_rows([*ways.index.reshape(len(SIMULATED), -1)])
+    of_rows = alike.index[(chosen.cumsum() - 1)[strategies.index[rows]]], stages.index[rows]
+    cases = Cases.of((sizes, of_runs), *of_rows, int(sizes.max(initial=0)))
+    # Layers of a backward pass come in the opposite order.
+    in_order = (
+        _not_empty(cases.sizes[::step], cases.types[::step], len(types.names)) for step in (1, -1)
+    )
+    lengths, kinds = (np.concatenate(each, axis=1) for each in zip(*in_order, strict=True))
+    every = np.array(alike.columns)[:, cases.strategy] * cases.sizes.shape[1] + cases.stage
+    at, of_cases = numbered(every.ravel())
+    way, stage = np.divmod(every.ravel()[at], cases.sizes.shape[1])
+    stage += is_back[way] * cases.sizes.shape[1]
+    passes = _Passes(
+        np.reshape(columns, (SLOT_WORK, -1)),
+        kinds[:, stage] * len(first) + way,
+        lengths[:, stage],
+        replace(seconds.slowed_by(), first=first[way]),
+        holds[way],
+    )
+    passed_s = _after_another(passes, of_cases.reshape(len(SIMULATED), -1))
+    of_all = np.zeros((len(passed_s), len(strategies.index)))
+    of_all[:, rows] = passed_s[:, cases.index]
+    return of_all
 
-    def after(rest: Floats) -> tuple[Floats, Floats]:
-        """The seconds (2, C) of a forward and of a steady backward pass, and what the latter
-        leaves, after a pass that has left ``rest``.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Passes:
+    """Passes that differ (C), in rows of ``sizes`` equal layers (R, C), of which ``slots`` (R, C)
+    are the columns of ``alone`` with the seconds of each work alone.
+    """
+
+    alone: Floats
+    slots: Ints
+    sizes: Ints
+    slowed: SlowedBy
+    holds: Bools
+
+    def chosen(self, rows: Rows) -> Self:
+        """Select the passes with these indices."""
+        of_layers = self.slots[:, rows], self.sizes[:, rows]
+        return type(self)(self.alone, *of_layers, self.slowed.chosen(rows), self.holds[rows])
+
+
+def _after_another(passes: _Passes, of_cases: Rows) -> Floats:
+    """The seconds of each case's passes (9, C) as in ``leaving_s``; ``of_cases`` (3, C) are the
+    indices of its forward, steady and last backward pass among the ``passes``.
+    """
+    (forward, back, last), begun = of_cases, np.zeros(len(passes.holds), dtype=np.intp)
+    idle_s, idle_rests, of_idle = _in_slots(passes, np.zeros((2, 1)), begun)
+    at, of_last = numbered(of_idle[last])
+    rests, slowed = idle_rests[:, of_idle[last[at]]], passes.slowed.chosen(last[at])
+    left_s, reducing_s = (of_rest[of_last] for of_rest in _leaving_s(rests, slowed))
+
+    def after(rests: Floats, before: Rows, number: Rows) -> tuple[Floats, Floats, Rows]:
+        """The seconds of the passes of these numbers (C), each after one of whose last slot a
+        column of ``rests`` was left, the one ``before`` (C); what they leave, and its columns.
         """
-        opened_s, before = _opened(work, slots[0], rest[:, both], slowed, holds[both])
-        passed_s, rest = _in_slots(work, slots, lengths, slowed, holds[both], before)
-        return (opened_s + passed_s).reshape(2, -1), rest[:, len(number) :]
+        at, opened = numbered(before * passes.alone.shape[1] + passes.slots[0, number])
+        opened_s, left = _opened(passes.chosen(number[at]), rests[:, before[at]])
+        passed_s, of_rests = idle_s[number], of_idle[number]
+        # Mostly nothing is left when the first layer of the next pass computes.
+        rows = np.flatnonzero(np.logical_or.reduce(left > 0)[opened])
+        at, index = numbered(opened[rows] * len(idle_s) + number[rows])
+        again = passes.chosen(number[rows[at]])
+        again_s, rests, of_again = _in_slots(again, left, opened[rows[at]])
+        passed_s[rows], of_rests[rows] = again_s[index], of_again[index] + idle_rests.shape[1]
+        return opened_s[opened] + passed_s, np.concatenate([idle_rests, rests], axis=1), of_rests
 
-    (forward_again_s, back_s), rest_back = after(rests[:, _FORWARDS])
-    (forward_s, back_again_s), _ = after(rest_back)
-    in_turn, again = (forward_s, back_s), (forward_again_s, back_again_s)
-    of_cases = np.stack([*idle_s, idle_s[_LAST] + left_s, reducing_s, *in_turn, *again])
-    of_rows = np.zeros((len(of_cases), len(strategies.index)))
-    of_rows[:, rows] = of_cases[:, cases.index]
-    return of_rows
+    # Passes are alike from the second one on, since what one leaves is gone before the next leaves.
+    both, count = np.concatenate([forward, back]), len(back)
+    first_s, rests, of_rests = after(idle_rests, np.tile(of_idle[forward], 2), both)
+    next_s, *_ = after(rests, np.tile(of_rests[count:], 2), both)
+    # Steady passes count what sends take from the reductions of each pass.
+    reducing_s = np.where(back != last, reducing_s, 0.0)
+    alone_s = *idle_s[of_cases], idle_s[last] + left_s, reducing_s
+    in_turn = next_s[:count], first_s[count:], first_s[:count], next_s[count:]
+    return np.stack([*alone_s, *in_turn])
 
 
-def _opened(
-    alone: Floats, first: Ints, rest: Floats, slowed: SlowedBy, holds: Bools
-) -> tuple[Floats, Floats]:
-    """The seconds of the slot before a pass (C), in which its ``first`` layer is fetched, and what
-    is left afterwards of the reductions and offloads of the pass before (2, C), of whose last slot
+def _opened(passes: _Passes, rest: Floats) -> tuple[Floats, Floats]:
+    """The seconds of the slot before a pass (C), in which its first layer is fetched, and what is
+    left afterwards of the reductions and offloads of the pass before (2, C), of whose last slot
     ``rest`` (8, C) was left.
     """
     work = rest.copy()
     work[COMPUTED] = 0.0
-    work[_OF_NEXT_LAYER] = alone[_OF_NEXT_LAYER].take(first, axis=1)
-    opened_s = slot_after(work, slowed, holds=holds)
+    work[_OF_NEXT_LAYER] = passes.alone[_OF_NEXT_LAYER].take(passes.slots[0], axis=1)
+    opened_s = slot_after(work, passes.slowed, holds=passes.holds)
     return opened_s, np.stack([work[BEFORE] + work[REDUCED], work[LEAVES]])
 
 
@@ -392,21 +362,16 @@ def _not_empty(sizes: Ints, types: Ints, nothing: int) -> tuple[Ints, Ints]:
     return sizes, np.where(sizes > 0, types, nothing)
 
 
-def _in_slots(
-    alone: Floats, slots: Ints, sizes: Ints, slowed: SlowedBy, holds: Bools, before: Floats
-) -> tuple[Floats, Floats]:
-    """The seconds until all layers of each case have computed (C), and what is left of the work of
-    the last one's slot (8, C). The pass before has left ``before`` (2, C) to reduce and offload.
-
-    A case has rows of ``sizes`` equal layers (R, C), of which ``slots`` (R, C) are the columns of
-    ``alone`` with the seconds of each work alone.
+def _in_slots(passes: _Passes, left: Floats, same: Rows) -> tuple[Floats, Floats, Rows]:
+    """The seconds until all layers of each pass have computed (C), what is left of the work of a
+    last slot (8, different ones), and of which one in each pass (C). The pass before a pass has
+    left a column of ``left`` to reduce and offload (2, different ones), the one in ``same`` (C).
     """
+    alone, slots, sizes = passes.alone, passes.slots, passes.sizes
     of_own, of_next = alone[_OF_OWN_LAYER], alone[_OF_NEXT_LAYER]
-    taken_s, rest = np.zeros(sizes.shape[1]), np.zeros((SLOT_WORK, sizes.shape[1]))
+    taken_s, rests, of_rests = np.zeros(len(same)), [np.empty((SLOT_WORK, 0))], np.zeros_like(same)
     going = np.flatnonzero(sizes[0])
-    states = distinct_rows([*before[:, going]])
-    left, same = np.array(states.columns), states.index
-    row, layers = np.zeros(len(going), dtype=np.intp), sizes[0, going]
+    row, layers, same, ended = np.zeros_like(going), sizes[0, going], same[going], 0
     # Slots with the same work before them and in them are simulated once.
     while len(going):
         here, is_last = slots[row, going], layers == 1
@@ -414,11 +379,11 @@ def _in_slots(
         closes = is_last & (sizes[row + 1, going] == 0)
         code = ((same * alone.shape[1] + here) * alone.shape[1] + after) * 2 + closes
         at, index = numbered(code)
-        work, before = np.empty((SLOT_WORK, len(at))), left[:, same[at]]
+        work, before, closing = np.empty((SLOT_WORK, len(at))), left[:, same[at]], closes[at]
         work[_OF_OWN_LAYER], work[[BEFORE, LEFT]] = of_own.take(here[at], axis=1), before
         work[_OF_NEXT_LAYER] = of_next.take(after[at], axis=1)
-        cases = going[at]
-        slot_s = slot_after(work, slowed.chosen(cases), closes=closes[at], holds=holds[cases])
+        slowed, holds = passes.slowed.chosen(going[at]), passes.holds[going[at]]
+        slot_s = slot_after(work, slowed, closes=closing, holds=holds)
         left = work[[BEFORE, LEAVES]]
         left[0] += work[REDUCED]
         is_alike = np.logical_and.reduce(np.abs(left - before) <= _ALIKE * slot_s)
@@ -428,10 +393,11 @@ def _in_slots(
         layers, row, same = layers - slots_alike, row + is_last, index
         layers = np.where(is_last, sizes[row, going], layers)
         if np.logical_or.reduce(closes):
-            rest[:, going[closes]] = work[:, index[closes]]
-            others = np.flatnonzero(~closes)
+            rests.append(work[:, closing])
+            of_rests[going[closes]] = (ended + closing.cumsum() - 1)[index[closes]]
+            others, ended = np.flatnonzero(~closes), ended + int(np.count_nonzero(closing))
             going, row, layers, same = (of_case[others] for of_case in (going, row, layers, same))
-    return taken_s, rest
+    return taken_s, np.concatenate(rests, axis=1), of_rests
 
 
 def _leaving_s(work: Floats, slowed: SlowedBy) -> tuple[Floats, Floats]:
