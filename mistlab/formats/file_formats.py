@@ -253,8 +253,8 @@ def _read_megatron(source: LaunchFile, given: Given) -> Imported:
         refused = refusal_of(launch.program)
         reason = refused or "is not a supported program and has no options of Megatron-LM"
         line = f"line {launch.line}: " if launch.line else ""
-        words = command_of(source)
-        stated = {} if words is None else {k: w and w.text for k, w in words.options.items()}
+        command = None if refused else command_of(source)
+        stated = {} if command is None else {k: w and w.text for k, w in command.options.items()}
         reject(
             f"{line}{launch.program} {reason}: give a script that starts one of {_titles()}"
             f"{_described(stated)}"

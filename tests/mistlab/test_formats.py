@@ -220,7 +220,11 @@ def test_training_in_no_known_format_is_described_by_a_command(
         imported(text, name)
 
 
-def test_no_command_describes_a_file_that_tells_of_no_training() -> None:
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("width: 3\nrank: 2\n", "a.yaml"), ("torchrun train_dpo.py --lr 1 --max_length 2\n", "a.sh")],
+)
+def test_no_command_describes_what_is_no_training_by_next_tokens(text: str, name: str) -> None:
     with pytest.raises(InputError) as refused:
-        imported("width: 3\nrank: 2\n", "a.yaml")
+        imported(text, name)
     assert "mistlab tune" not in str(refused.value)
