@@ -316,10 +316,11 @@ def _refuse_coded(command: Command) -> None:
     """Refuse a run whose sharding and precision are in the code of another library, though it has
     arguments of the Trainer's names.
     """
-    program = command.launch.program
-    library = "ColossalAI" if command.launch.launcher == "colossalai" else ""
-    library = "OLMo-core" if "olmo_core" in program else library
-    if library:
+    for program in _programs(command):
+        library = "ColossalAI" if command.launch.launcher == "colossalai" else ""
+        library = "OLMo-core" if "olmo_core" in program else library
+        if not library:
+            continue
         reject(
             f"{program}: trains by {library}, whose sharding and precision are in its code: "
             "describe the run by mistlab tune --space fsdp --model NAME --sequence-length N "

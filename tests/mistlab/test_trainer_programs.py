@@ -18,6 +18,13 @@ torchrun --nproc_per_node 2 train.py --model_name_or_path Qwen/Qwen3-8B --bf16 \
     [
         ("train.py", "examples/chatbot.py", "trains nothing: it answers"),
         ("train.py", "olmo_core_finetune.py", "trains by OLMo-core.*mistlab tune --space fsdp"),
+        (
+            "train.py",
+            "submit.py --gpus 0 -- python olmo_core_finetune.py",
+            "trains by OLMo-core.*mistlab tune",
+        ),
+        ("train.py", "train_controlnet.py", "trains a model of images"),
+        ("--bf16", "--bf16 --vit_gradient_checkpointing true", "trains a vision-language model"),
         ("torchrun", "colossalai run", "trains by ColossalAI.*mistlab tune --space fsdp"),
         ("--bf16", "--bf16 --do_train False --do_predict", "do_train: false trains nothing"),
     ],
@@ -51,6 +58,7 @@ def test_flash_attention_has_many_names(name: str) -> None:
     ("more", "what"),
     [
         ("--use_peft --use_dora True", "adapters are predicted without DoRA's norms"),
+        ("--use_lisa 1", "all weights are predicted as trained"),
         ("--spectrum_config_path a.yaml", "all weights are predicted as trained"),
     ],
 )
