@@ -181,32 +181,65 @@ def first_pass_s(
     of_tasks, slowed = of_pass(seconds, "first_forward", ROWS), seconds.slowed_by()
     # Where activations stay on the GPU, the task that offloads them (A>) is left out.
     keeps = ~np.logical_or.reduce(seconds.alone("A", ">") > 0)
-    way, shape = 2 * keeps + gathers_each_pass(seconds), of_tasks.shape[:-1]
-    # Many strategies have the same work in their first passes.
-    alike = distinct_rows([*of_tasks.reshape(-1, len(way)), way, slowed.first])
-    *tasks, way, first = alike.columns
-    of_tasks, slowed = np.reshape(tasks, (*shape, len(first))), replace(slowed, first=first)
+    # Many layers have the same work in their first passes, and so have many strategies.
+    way, of_types = 2 * keeps + gathers_each_pass(seconds), np.arange(of_tasks.shape[1])
+    layers_of = distinct_rows(
+        [
+            *of_tasks.reshape(len(of_tasks), -1),
+            *(np.tile(of_strategy, len(of_types)) for of_strategy in (way, slowed.first)),
+            np.repeat(of_types == types.names.index(EMBEDDING), len(way)),
+        ]
+    )
+    alike = distinct_rows([*layers_of.index.reshape(len(of_types), -1)])
     cases = Cases.of((sizes, of_runs), alike.index[strategy[rows]], stage[rows], _OF_RUN)
-    first_s, more_s = np.empty(len(cases.strategy)), np.zeros((len(sizes), len(cases.strategy)))
-    # Cases are simulated together if their stages have about equally many layers, since these take
+    passed_s[rows] = cases.of_rows(*_first_s(cases, np.array(alike.columns), layers_of, slowed))
+    return np.asarray(np.where([is_first, ~is_first], passed_s, 0.0))
+
+
+def _first_s(
+    cases: Cases, layers_of: Ints, layers: Distinct, slowed: SlowedBy
+) -> tuple[Floats, Floats]:
+    """The seconds of the first pass of each case (C), and those of a further layer in each row of
+    equal layers (R, C).
+
+    Each type of layers and strategy has its row of ``layers`` in ``layers_of``: the seconds of its
+    tasks, its way, the place of its slowdown factors and whether it is an embedding.
+    """
+    *tasks, way, first, opens = layers.columns
+    of_tasks, types = np.array(tasks), np.broadcast_to(cases.types, cases.sizes.shape)
+    of_rows = layers_of[types[:, cases.stage], cases.strategy]
+    passes = distinct_rows([*np.concatenate(_joined(cases.simulated, of_rows))])
+    case = np.empty(len(passes.columns[0]), dtype=np.intp)
+    case[passes.index] = np.arange(len(passes.index))
+    ends_s = np.empty((int(cases.layers.max()), len(case)))
+    # Passes are simulated together if their stages have about equally many layers, since these take
     # about equally many steps of the simulation.
-    in_order = np.argsort(cases.layers, kind="stable")
+    in_order = np.argsort(cases.layers[case], kind="stable")
     for begin in range(0, len(in_order), _AT_ONCE):
         chosen = in_order[begin : begin + _AT_ONCE]
-        part = cases.chosen(chosen)
-        kinds, of_part = part.kinds(NOTHING), way[part.strategy]
-        lanes = lanes_of(len(kinds), len(kinds), _WAYS)
-        column, last = np.arange(len(chosen)), part.layers - 1
-        opens = kinds[0] == types.names.index(EMBEDDING)
-        begun = _starts(lanes, of_part, opens, _GATHERS[of_part] & (last > 0))
-        work, of_cases = of_tasks[:, kinds, part.strategy], slowed.chosen(part.strategy)
-        _, ends_s = played(work, of_cases, lanes, of_part, begun, last, part.layers)
-        first_s[chosen] = ends_s[last, column]
-        for run, stop in enumerate(np.maximum(part.simulated.cumsum(axis=0) - 1 - AHEAD, 0)):
-            measured_s = ends_s[stop, column] - ends_s[np.maximum(stop - MEASURED, 0), column]
-            more_s[run, chosen] = measured_s / MEASURED
-    passed_s[rows] = cases.of_rows(first_s, more_s)
-    return np.asarray(np.where([is_first, ~is_first], passed_s, 0.0))
+        part = cases.chosen(case[chosen])
+        rows, last = layers_of[part.kinds(NOTHING), part.strategy], part.layers - 1
+        lanes, of_part = lanes_of(len(rows), len(rows), _WAYS), way[rows[0]]
+        begun = _starts(lanes, of_part, opens[rows[0]], _GATHERS[of_part] & (last > 0))
+        of_passes = of_tasks[:, rows], replace(slowed, first=first[rows[0]])
+        played_s = played(*of_passes, lanes, of_part, begun, last, part.layers)
+        ends_s[: len(rows), chosen] = played_s[1]
+    stops = np.maximum(cases.simulated.cumsum(axis=0) - 1 - AHEAD, 0)
+    measured_s = ends_s[stops, passes.index] - ends_s[np.maximum(stops - MEASURED, 0), passes.index]
+    return ends_s[cases.layers - 1, passes.index], measured_s / MEASURED
+
+
+def _joined(sizes: Ints, kinds: Ints) -> tuple[Ints, Ints]:
+    """The numbers of layers in rows of equal layers, and their kinds (R, C); a row without layers,
+    and one before more of the same kind, is joined to the next.
+    """
+    sizes, kinds = sizes.copy(), np.where(sizes > 0, kinds, NOTHING)
+    for row in range(1, len(sizes)):
+        joins = (sizes[row] == 0) | (kinds[row] == kinds[row - 1])
+        kinds[row] = np.where(joins, kinds[row - 1], kinds[row])
+        sizes[row] += sizes[row - 1] * joins
+        sizes[row - 1, joins], kinds[row - 1, joins] = 0, NOTHING
+    return sizes, kinds
 
 
 def _starts(lanes: Lanes, way: Ints, is_first: Bools, gathers: Bools) -> tuple[Ints, Ints]:
