@@ -29,7 +29,7 @@ BLOCK = 8192
 
 LINK = STREAMS.index("gpu_to_gpu")
 LINK_BIT = np.uint8(1 << LINK)
-_FROM_HOST = STREAMS.index("host_to_device")
+_FROM_HOST, AWAY = STREAMS.index("host_to_device"), STREAMS.index("device_to_host")
 _BIT_OF_STREAM = BITS.astype(np.uint8)[:, None]
 
 
@@ -246,11 +246,6 @@ def sets_of(busy: Bools) -> NDArray[np.uint8]:
     return sets
 
 
-# Computes the times of layers in a row whose data is offloaded as soon as each has computed.
-
-AWAY = STREAMS.index("device_to_host")
-
-
 # Computes the least time in which work on several streams can be done, in any order.
 
 
@@ -357,14 +352,23 @@ def _of_sets() -> tuple[Bools, Bools, Ints]:
 
 
 _RUNNING, _GOING_ON, _BUSY = _of_sets()
+_HALVES = np.where(_RUNNING[REDUCED], _HALF, _SETS & _HALF)
 
 
+@lru_cache(maxsize=256)
+def _factors_of_sets(table: bytes) -> Floats:
+    """The slowdown factors of a slot's work, infinite for work that does not run (8, sets of all
+    groups), from those of the streams by group and set of busy streams, as bytes.
+    """
+    factors = np.frombuffer(table).reshape(len(STREAMS), -1, len(BESIDE))
+    of_work = factors[_STREAM_OF_WORK][..., _BUSY]
+    return np.where(_RUNNING[:, None], of_work, np.inf).reshape(SLOT_WORK, -1)
+
+
+# Nothing times infinity, for work that is done, is no number, which ``fmin`` leaves out.
+@np.errstate(invalid="ignore")
 def slot_after(
-    work: Floats,
-    slowed_by: SlowedBy,
-    *,
-    closes: Bools | bool = False,
-    holds: Bools | bool = True,
+    work: Floats, slowed_by: SlowedBy, *, closes: Bools | bool = False, holds: Bools | bool = True
 ) -> Floats:
     """The seconds of one layer's time slot (C); afterwards ``work`` (8, C) has what is left of it.
 
@@ -377,7 +381,8 @@ def slot_after(
     A slot that ``closes`` a pass ends when its layer has computed. Where reductions do not
     ``hold`` layers up, none waits for the reduction of a layer that offloads nothing.
     """
-    factors, elapsed = slowed_by.table[_STREAM_OF_WORK], np.zeros(work.shape[1])
+    factors, elapsed = _factors_of_sets(slowed_by.table.tobytes()), np.zeros(work.shape[1])
+    offset = slowed_by.first * (len(_SETS) // len(BESIDE))
     ways = len(_SETS) * (2 * np.asarray(closes, dtype=np.intp) + holds)
     begun = np.zeros(work.shape[1], dtype=np.intp)
     while True:
@@ -385,16 +390,14 @@ def slot_after(
         goes_on = _GOING_ON.take(ways + is_left)
         if not np.logical_or.reduce(goes_on):
             return elapsed
-        runs = _RUNNING.take(is_left, axis=1)
-        slowed = factors.take(slowed_by.first + _BUSY.take(is_left), axis=1)
+        slowed = factors.take(offset + is_left, axis=1)
         ahead = work * slowed
-        ahead[~runs] = np.inf
-        step = np.minimum.reduce(ahead)
+        step = np.fmin.reduce(ahead)
         step[~goes_on] = 0.0
-        work -= step / slowed * runs
+        work -= step / slowed
         np.maximum(work, 0.0, out=work)
-        work[ahead <= step] = 0.0
-        begun |= _HALF * runs[REDUCED]
+        np.putmask(work, ahead <= step, 0.0)
+        begun = _HALVES.take(is_left)
         elapsed += step
 
 
