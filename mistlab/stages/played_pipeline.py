@@ -211,20 +211,26 @@ class Walk(NamedTuple):
     """The seconds in an iteration at which passes and sends happen: when each stage is free after
     its last pass, and when each pass ends and its input arrives.
 
-    ``sends_s`` is how long the output of each pass is sent, in the order of ``_in_turn``.
+    ``sends_s`` is how long the output of each pass is sent, or None if that takes as long as its
+    row of ``times`` says.
     """
 
     free_s: list[float]
     ends_s: list[float]
     comes_s: list[float]
-    sends_s: list[float]
+    times: Sequence[PassTimes]
+    sends_s: Sequence[float] | None
+
+    def sent_s(self, index: int, row: int) -> float:
+        """How long the output of a pass with this row of times is sent."""
+        return self.times[row].sent_s if self.sends_s is None else self.sends_s[index]
 
 
 def walked(
     free_s: Sequence[float],
     times: Sequence[PassTimes],
     micro_batches: int,
-    sends_s: list[float] | None = None,
+    sends_s: Sequence[float] | None = None,
 ) -> Walk:
     """When each pass of a 1F1B pipeline ends and its output arrives, if no send slows another.
 
@@ -235,27 +241,26 @@ def walked(
     free, lane_s = [*free_s], [0.0] * len(free_s)
     comes = [-inf] * (2 * micro_batches * len(free))
     ends, turns = comes.copy(), _in_turn(len(free), micro_batches)
-    if sends_s is None:
-        sends_s = [times[row].sent_s for _, _, row, _ in turns]
-    for (stage, index, row, goes_to), sent_s in zip(turns, sends_s, strict=True):
-        pass_s, through_s, once_s, left_s, ahead_s, _ = taken = times[row]
+    for stage, index, row, goes_to in turns:
+        pass_s, through_s, once_s, left_s, ahead_s, sent_s = taken = times[row]
         end_s, waited_s = free[stage] + pass_s, comes[index] + through_s
         end_s = ends[index] = (waited_s if waited_s > end_s else end_s) + once_s
         # Few passes have anything ahead: the others do without the call.
         free[stage] = _free_again_s(free[stage], end_s, taken) if ahead_s else end_s + left_s
         if goes_to >= 0:
+            if sends_s is not None:
+                sent_s = sends_s[index]
             begin_s = lane_s[stage] if lane_s[stage] > end_s else end_s
             lane_s[stage] = comes[goes_to] = begin_s + sent_s
-    return Walk(free, ends, comes, sends_s)
+    return Walk(free, ends, comes, times, sends_s)
 
 
 def sends_of(walk: Walk, micro_batches: int) -> Iterator[tuple[float, float, Route]]:
     """The start and the end of each send of a pipeline, with its stage and direction."""
-    turns = _in_turn(len(walk.free_s), micro_batches)
-    for (stage, _, row, goes_to), sent_s in zip(turns, walk.sends_s, strict=True):
+    for stage, index, row, goes_to in _in_turn(len(walk.free_s), micro_batches):
         if goes_to >= 0:
             end_s = walk.comes_s[goes_to]
-            yield end_s - sent_s, end_s, (stage, row % _KINDS >= _BACKWARD)
+            yield end_s - walk.sent_s(index, row), end_s, (stage, row % _KINDS >= _BACKWARD)
 
 
 def sends_beside_passes(
@@ -266,7 +271,7 @@ def sends_beside_passes(
     alone_s: Sequence[float],
 ) -> list[float]:
     """How long sends take that are beside those passes of their stages which ran beside them in
-    ``walk``, in the order of ``Walk.sends_s``.
+    ``walk``, as in ``Walk.sends_s``.
 
     A whole forward and a whole backward pass of each stage, and the reductions of a backward pass
     before them, make a send ``late_s`` later, and a part of a pass as much less. Sends take at most
@@ -284,14 +289,12 @@ def sends_beside_passes(
             late_of.append(late_of_kind[step.kind] / lasted_s if lasted_s > 0 else 0.0)
             taken = times[stage * _KINDS + step.kind]
             when_s = _free_again_s(when_s, ends_s[index], taken)
-    sends_s = []
-    turns = _in_turn(stages, of_stage // 2)
-    for (stage, index, row, goes_to), sent_s in zip(turns, walk.sends_s, strict=True):
+    sends_s = [0.0] * len(ends_s)
+    for stage, index, row, goes_to in _in_turn(stages, of_stage // 2):
         if goes_to < 0:
-            sends_s.append(0.0)
             continue
         end_s = walk.comes_s[goes_to]
-        begin_s, later_s, beside = end_s - sent_s, 0.0, index + 1
+        begin_s, later_s, beside = end_s - walk.sent_s(index, row), 0.0, index + 1
         while beside < (stage + 1) * of_stage and begins_s[beside] < end_s:
             both_s = min(ends_s[beside], end_s) - max(begins_s[beside], begin_s)
             later_s += late_of[beside] * max(both_s, 0.0)
@@ -299,7 +302,7 @@ def sends_beside_passes(
         is_back = row % _KINDS >= _BACKWARD
         usual_s = times[stage * _KINDS + (_BACKWARD if is_back else _FIRST)].sent_s
         of_last_s, whole_s = times[row].sent_s - usual_s, alone_s[stage - is_back]
-        sends_s.append(whole_s + of_last_s + min(later_s, whole_s))
+        sends_s[index] = whole_s + of_last_s + min(later_s, whole_s)
     return sends_s
 
 
