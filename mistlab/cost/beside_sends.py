@@ -26,11 +26,9 @@ from mistlab.cost.slot_work import (
     UPPER,
     SlotWork,
     in_slots,
-    of_layers,
     shared_turns,
 )
 from mistlab.cost.tasks import Kept, TaskSeconds
-from mistlab.graph.layer_types import EMBEDDING
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
 from mistlab.schedule import placement
 from mistlab.schedule.slots import SHARDED_WEIGHTS, Phase
@@ -400,8 +398,8 @@ def _slowed_by(seconds: TaskSeconds, kept: Kept = "own") -> SlowedBy:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OutsidePasses(ColumnSet):
     """What each candidate stage does outside its passes: it sends and receives, reduces a tied
-    embedding table, and averages weights at the end. Its embedding's passes take ``embedded_s`` and
-    ``embedded_back_s``; meanwhile the next layer is ``gathered_s`` and ``reduced_s`` (once).
+    embedding table, and averages weights at the end. Its embedding's forward pass takes
+    ``embedded_s``.
 
     The factors from ``slowed_by_sends`` say how much sends slow arithmetic and copies to the host,
     and these the sends. After its last backward pass a stage still reduces gradients for
@@ -417,9 +415,6 @@ class OutsidePasses(ColumnSet):
     copying_slowed: Floats
     copied_slowed: Floats
     embedded_s: Floats
-    embedded_back_s: Floats
-    gathered_s: Floats
-    reduced_s: Floats
     after_s: Floats
     left_reduced_s: Floats
     left_copied_s: Floats
@@ -441,25 +436,6 @@ class OutsidePasses(ColumnSet):
             ends_s = ends_s + both_s * (1 - 1 / slowed)
             left_s = left_s - both_s / sending
         return late_s, ends_s
-
-
-def beside_embedding_s(seconds: TaskSeconds, kinds: Ints, counts: Floats) -> Floats:
-    """The seconds in which the layer after an embedding is gathered in the first forward pass, and
-    reduced in the last backward pass (2, J, S), from the ``kinds`` and ``counts`` of slots; zero
-    without an embedding or a host, and in engines that gather more than one layer ahead.
-    """
-    template = seconds.model.template
-    beside_s = np.zeros((2, counts.shape[1], len(seconds.zero)))
-    rows = np.flatnonzero(kinds[:, HERE] == seconds.model.types.names.index(EMBEDDING))
-    if seconds.model.host is None or template.depth != 1 or not len(rows):
-        return beside_s
-    after = kinds[rows[counts[rows].argmax(axis=0)], UPPER]
-    tasks = [(0, task) for task in template.phases["first_forward"] if task.kind == "U"]
-    tasks += [(1, task) for task in template.phases["last_backward"] if task.kind == "R"]
-    for way, task in tasks:
-        of_type = seconds.alone(task.kind, "") * (seconds.zero >= task.from_zero)
-        beside_s[way] += of_layers(of_type, after)
-    return beside_s * np.reshape(counts[rows].any(axis=0), (-1, 1))
 
 
 def left_by_last(seconds: TaskSeconds, kinds: Ints, summed: Sums) -> Floats:

@@ -510,7 +510,7 @@ def least_in_windows(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> Floats
 
 
 def queued_collectives(
-    seconds: TaskSeconds, strategies: Distinct, stages: Distinct, kept: Kept
+    seconds: TaskSeconds, strategies: Distinct, stages: Distinct, kept: Kept, pace: Floats
 ) -> Floats | None:
     """The seconds of first forward passes with the gathers before them; of last backward passes
     until all layers have computed; and until all gradients but the last layer's are reduced (3, C).
@@ -541,7 +541,7 @@ def queued_collectives(
 
     slowed = seconds.slowed_by(kept).chosen(strategy)
     both = np.full(len(rows), (1 << COMPUTE) + LINK_BIT, dtype=np.uint8)
-    factors = slowed.table[[COMPUTE, LINK]][:, slowed.place(both) + both]
+    factors = *slowed.table[[COMPUTE, LINK]][:, slowed.place(both) + both], pace[rows]
     last_s = seconds.alone("B", "") + seconds.tensor_s["backward"], seconds.alone("R", "")
     queued_s[1:, rows] = link_behind(in_turn(last_s, -1), *factors)
     if {task.name for task in template.phases["first_forward"]} == {*_GATHERED}:
@@ -555,7 +555,7 @@ _GATHERED = {"F": 0, "U": 1}
 
 
 def link_ahead(
-    tasks: Sequence[tuple[Floats, Floats]], computing: Floats, linking: Floats
+    tasks: Sequence[tuple[Floats, Floats]], computing: Floats, linking: Floats, pace: Floats
 ) -> Floats:
     """The seconds until the last of several tasks in a row has computed (C), if each waits for work
     of the link between GPUs, which does its work for one after another.
@@ -568,29 +568,32 @@ def link_ahead(
         needed = needed + link
         elapsed, done = elapsed + np.maximum(needed - done, 0.0), np.maximum(needed, done)
         beside = np.minimum(compute * computing, (whole - done) * linking)
-        elapsed = elapsed + beside + np.maximum(compute - beside / computing, 0.0)
-        done = done + beside / linking
+        lasting = beside + np.maximum(compute - beside / computing, 0.0)
+        held = np.maximum(compute * pace - lasting, 0.0)
+        elapsed = elapsed + lasting + held
+        done = np.minimum(done + beside / linking + held, whole)
     return elapsed
 
 
 def link_behind(
-    tasks: Iterable[tuple[Floats, Floats]], computing: Floats, linking: Floats
+    tasks: Iterable[tuple[Floats, Floats]], computing: Floats, linking: Floats, pace: Floats
 ) -> Floats:
-    """The seconds until the last of several tasks in a row has computed, and until the link between
-    GPUs has done the work that follows each of the tasks but the last.
-
-    The result is (2, C).
+    """The seconds (2, C) until the last of several tasks in a row has computed, and until the link
+    between GPUs has done the work that follows each of the tasks but the last.
 
     ``tasks`` are computed one after another; each is a pair of times (C): of its computation alone,
     and of the link's work after it. While both run, the computation is slowed by the factor
-    ``computing`` (C), and the link by ``linking`` (C).
+    ``computing`` (C), and the link by ``linking`` (C). A computation lasts at least ``pace`` (C)
+    times as long as alone; in what its host adds the link runs by itself.
     """
     elapsed = np.zeros_like(computing)
     left, after = np.zeros_like(computing), np.zeros_like(computing)
     for compute, link in tasks:
         left = left + np.where(compute > 0, after, 0.0)
         beside = np.minimum(compute * computing, left * linking)
-        elapsed += beside + np.maximum(compute - beside / computing, 0.0)
-        left = np.maximum(left - beside / linking, 0.0)
+        lasting = beside + np.maximum(compute - beside / computing, 0.0)
+        held = np.maximum(compute * pace - lasting, 0.0)
+        elapsed += lasting + held
+        left = np.maximum(left - beside / linking - held, 0.0)
         after = np.where(compute > 0, link, after)
     return np.stack([elapsed, elapsed + left])

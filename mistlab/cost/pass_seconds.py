@@ -183,19 +183,11 @@ class PassSlots:
     def arithmetic(self) -> Floats:
         """The seconds of each layer's arithmetic: in both steady passes, and in its optimizer step.
 
-        Shape (2, K', S); if a host issues passes, also of a forward and of a backward pass with the
-        collectives that layers wait for (4, K', S).
+        Shape (2, K', S).
         """
         seconds, here = self._seconds, self._kinds[self.is_inside, HERE]
         passes_s = seconds.alone("F", "") + seconds.alone("B", "")
-        alone_s = [passes_s[here], seconds.alone("S", "")[here]]
-        if seconds.model.host is None:
-            return np.stack(alone_s)
-        computed_s = [
-            (seconds.alone(kind, "") + seconds.tensor_s[phase])[here]
-            for kind, phase in (("F", "forward"), ("B", "backward"))
-        ]
-        return np.stack([*alone_s, *computed_s])
+        return np.stack([passes_s[here], seconds.alone("S", "")[here]])
 
     def of_steps(self) -> Floats:
         """The parts of ``first_slots`` for each layer, if it offloads any weights or states."""
@@ -345,6 +337,9 @@ class FirstPass:
         return np.where(self.stepped > 0, passed_s - forward_s, np.zeros_like(forward_s))
 
 
+# The rows of ``PassSums.values`` with a last pass until its layers have computed, a backward pass
+# until its gradient can be sent, and each phase.
+OF_PASSES = np.arange(5, 7 + len(PHASES))[:, None]
 # The number of fields of ``FirstPass`` that are sums over layers: all but ``late``.
 PARTS = len(fields(FirstPass)) - 1
 
@@ -365,10 +360,9 @@ class PassSeconds:
     stage sends meanwhile.
 
     ``computing`` and ``step_computing`` are the times of arithmetic alone, in steady passes and in
-    the optimizer step; ``computed_forward`` and ``computed_backward`` are those of steady passes
-    with the collectives that layers wait for. ``windows`` are bounds of passes from which data
-    leaves, ``again`` (6, C) their times after a pass of their own kind and by how much the others
-    differ where they are simulated (``MOVED``); zero for others.
+    the optimizer step. ``windows`` are bounds of passes from which data leaves, ``again`` (6, C)
+    their times after a pass of their own kind and by how much the others differ where they are
+    simulated (``MOVED``); zero for others.
     """
 
     inside: Mapping[Phase, Floats]
@@ -384,8 +378,6 @@ class PassSeconds:
     beside_sends: Mapping[Pass, BesideSend]
     computing: Floats
     step_computing: Floats
-    computed_forward: Floats
-    computed_backward: Floats
     windows: Floats
     again: Floats
 
@@ -485,7 +477,7 @@ ONCE = (
     *("last_computed", "reducing", "opening", "first_opening", "last_closing"),
     *("turn_at_first_layer", "turn_at_last_layer"),
 )
-ALONE = "computing", "step_computing", "computed_forward", "computed_backward"
+ALONE = "computing", "step_computing"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -493,11 +485,12 @@ class PassSums:
     """Sums over the layers of each candidate stage, from which its pass times are computed.
 
     ``queued``, ``first``, ``ahead`` and ``leaving`` are of ``mistlab.cost.layer_recurrences``.
+    Under a host ``slots`` (7, K', S) are the terms of the sums ``OF_PASSES``.
     """
 
     values: Floats
     steps: bool
-    computed: bool
+    slots: Floats | None = None
     prices: int = 0
     queued: Floats | None = None
     first: Floats | None = None
@@ -508,17 +501,15 @@ class PassSums:
         """Select the candidates with these indices."""
         tables = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         chosen = {name: table.take(rows, -1) for name, table in tables.items() if np.ndim(table)}
-        return replace(self, **chosen)
+        return replace(self, **{**chosen, "slots": None})
 
     def passes(self) -> PassSeconds:
         """Compute the pass times of each candidate from the sums over its layers."""
         sums = iter(self.values)
         opening, first_opening, last_closing, at_first_layer, at_last_layer = islice(sums, 5)
-        last_computed, computing, step_computing = islice(sums, 3)
-        nothing = np.zeros_like(computing)
-        computed_forward, computed_backward = islice(sums, 2) if self.computed else [nothing] * 2
-        through_backward_s = next(sums)
+        last_computed, through_backward_s = islice(sums, 2)
         inside_s = dict(zip(PHASES, islice(sums, len(PHASES)), strict=True))
+        computing, step_computing = islice(sums, 2)
         # Only stages that offload weights or optimizer states have these sums.
         parts = islice(sums, PARTS) if self.steps else np.zeros((PARTS, 1))
         begun, late = np.zeros((2, 1)) if self.first is None else self.first
@@ -542,7 +533,7 @@ class PassSums:
             first=first,
             through={"forward": inside_s["forward"], "backward": through_backward_s},
             last_computed=last_computed,
-            reducing=nothing,
+            reducing=np.zeros_like(computing),
             opening=opening,
             first_opening=first_opening,
             last_closing=last_closing,
@@ -551,8 +542,6 @@ class PassSums:
             beside_sends=_beside_sends(inside_s, [*sums]),
             computing=computing,
             step_computing=step_computing,
-            computed_forward=computed_forward,
-            computed_backward=computed_backward,
             windows=windows,
             again=np.zeros((6, len(computing))),
         )
@@ -569,8 +558,8 @@ def pass_sums(
     """
     slots = PassSlots(seconds, kinds, kept)
     steps = slots.of_steps()
-    backward = slots.through_backward()[None]
-    inside = [slots.last_computed()[None], slots.arithmetic(), backward, slots.inside, steps]
+    of_passes = [slots.last_computed()[None], slots.through_backward()[None], slots.inside]
+    inside = [*of_passes, slots.arithmetic(), steps]
     windows = slots.least_in_windows() if slots.leave.any() else slots.inside[:0]
     lost, turns = slots.beside_sends() if sends else ((), ())
     inside += [windows, *lost]
@@ -580,8 +569,8 @@ def pass_sums(
         (np.concatenate(inside), slots.is_inside),
     ]
     lengths += zip(turns, (slots.is_below, slots.is_above), strict=bool(turns))
-    is_timed = seconds.model.host is not None
-    return PassSums(summed(lengths), len(steps) > 0, is_timed, len(windows) // 2)
+    held = None if seconds.model.host is None else np.concatenate(of_passes)
+    return PassSums(summed(lengths), len(steps) > 0, held, len(windows) // 2)
 
 
 def _beside_sends(

@@ -21,10 +21,10 @@ from mistlab.core.distinct import (
     summed_slots,
 )
 from mistlab.cost.beside_sends import (
+    STEADY,
     BesideSend,
     OutsidePasses,
     Pass,
-    beside_embedding_s,
     left_by_last,
     longest_beside_sends,
     sent_over,
@@ -41,13 +41,21 @@ from mistlab.cost.layer_recurrences import (
 from mistlab.cost.links import is_never_ahead, left_by_steps, longer_again, peculiar_s
 from mistlab.cost.pass_seconds import (
     ALONE,
+    OF_PASSES,
     ONCE,
     FirstPass,
     PassSeconds,
     PassSums,
     pass_sums,
 )
-from mistlab.cost.slot_work import leave_passes, slot_counts, stay_reduced, stepped_ahead_s
+from mistlab.cost.slot_work import (
+    HERE,
+    NOTHING,
+    leave_passes,
+    slot_counts,
+    stay_reduced,
+    stepped_ahead_s,
+)
 from mistlab.cost.tasks import Kept, TaskModel, TaskSeconds, task_columns
 from mistlab.engines.engine import HostTime
 from mistlab.graph.treatments import TREATMENTS
@@ -133,8 +141,8 @@ def held_by_host(
     cluster: Cluster,
     outside: OutsidePasses,
 ) -> tuple[PassSeconds, Issued]:
-    """The times of passes, lengthened where the host is never ahead of its GPU, and the issue times
-    of the other hosts, which launch the first stage's first two layers before these compute.
+    """The times of passes, and the issue times of hosts that may be ahead of their GPU, which
+    launch the first stage's first two layers before these compute.
 
     ``ends`` are the candidates or, for lower bounds over given ranges of choices, the ends of the
     ranges with the fewest and the most recomputed blocks.
@@ -145,12 +153,9 @@ def held_by_host(
     forward_s, backward_s = np.minimum.reduce([issued_by_pass(host, end) for end in ends])
     waits = is_never_ahead(host, batch, cluster)
     if waits.any():
-        held = (
-            with_host(passes, host, batch, cluster, outside)
-            if len(ends) == 1
-            else least_with_host(passes, host, ends, cluster)
-        )
-        passes = _where(waits, held, passes)
+        if len(ends) > 1:
+            longest_s = np.maximum.reduce([issued_s(host, end, cluster) for end in ends])
+            passes = least_with_host(passes, waits & (longest_s > passes.computing))
         forward_s, backward_s = (np.where(waits, 0.0, own) for own in (forward_s, backward_s))
     ends_s = host.end_s * (batch.has_embedding + batch.has_head)
     of_block_s = (forward_s - ends_s) / np.maximum(batch.layers, 1)
@@ -160,87 +165,20 @@ def held_by_host(
     return passes, Issued(forward_s=forward_s, backward_s=backward_s)
 
 
-def with_host(
-    passes: PassSeconds, host: HostTime, batch: StageBatch, cluster: Cluster, outside: OutsidePasses
-) -> PassSeconds:
-    """The times of passes that take at least as long as their host needs to issue them.
-
-    A host cannot run a pass ahead if the ranks of a block wait for the slowest of their hosts, as
-    on a cluster with a profile, or if hosts wait for each message of a pipeline. A forward and a
-    backward pass together then take the longer of two times: the host's for both passes, and the
-    GPU's.
-
-    The host's time is divided among layers in proportion to their computation. While weights are
-    gathered or gradients reduced during a layer's passes, the layer's slot takes the longer of this
-    and the host's time. Only a layer without such collectives waits for its host in every case. The
-    collectives beside an embedding, which is short, are longer than its time even so.
-    """
-    inside = dict(passes.inside)
-    slots = np.maximum(batch.layers + batch.has_embedding + batch.has_head, 1)
-    computed_s: Mapping[Phase, Floats] = {
-        "forward": passes.computed_forward,
-        "backward": passes.computed_backward,
-    }
-    both_s = passes.computed_forward + passes.computed_backward
-    pace = np.maximum(issued_s(host, batch, cluster) / np.where(both_s > 0, both_s, np.inf), 1.0)
-    held_s = {phase: np.maximum(inside[phase], pace * computed_s[phase]) for phase in computed_s}
-    phase: Phase
-    once: Phase
-    for once, phase, beside_s, embedded_s in (
-        ("first_forward", "forward", outside.gathered_s, outside.embedded_s),
-        ("last_backward", "backward", outside.reduced_s, outside.embedded_back_s),
-    ):
-        beside_nothing = inside[once] + (pace - 1) * computed_s[phase] / slots
-        late_s = batch.has_embedding * np.maximum(beside_s - pace * embedded_s, 0.0)
-        of_host_s = np.maximum(held_s[phase], pace * computed_s[phase] + late_s)
-        inside[once] = np.maximum(beside_nothing, of_host_s)
-    through = {
-        phase: np.maximum(own_s, pace * computed_s[phase])
-        for phase, own_s in passes.through.items()
-    }
-    inside |= held_s
-    last_computed = np.maximum(passes.last_computed, inside["backward"])
-    return replace(passes, inside=inside, through=through, last_computed=last_computed)
-
-
-def least_with_host(
-    passes: PassSeconds, host: HostTime, ends: Sequence[StageBatch], cluster: Cluster
-) -> PassSeconds:
-    """Lower bounds of the times of passes that take at least their host's time, for all candidates
-    in given ranges of choices.
-
-    ``ends`` are the ends of the ranges with the fewest and the most recomputed blocks.
+def least_with_host(passes: PassSeconds, may_wait: Bools) -> PassSeconds:
+    """Lower bounds of the times of passes, some of which may wait for their host.
 
     A steady pass may get longer by waiting for its host; what a first or last pass takes beyond
     it may then fall to zero.
     """
     inside = dict(passes.inside)
-    forward, backward = inside["forward"], inside["backward"]
-    longest = np.maximum.reduce([issued_s(host, batch, cluster) for batch in ends])
-    may_wait = longest > forward + backward
 
-    def beyond(once: Floats, steady: Floats) -> Floats:
-        return np.where(may_wait, np.minimum(once, steady), once)
+    def beyond(once: Floats, steady: Phase) -> Floats:
+        return np.where(may_wait, np.minimum(once, inside[steady]), once)
 
-    inside["first_forward"] = beyond(inside["first_forward"], forward)
-    inside["last_backward"] = beyond(inside["last_backward"], backward)
-    return replace(passes, inside=inside, last_computed=beyond(passes.last_computed, backward))
-
-
-def _where(waits: Bools, held: PassSeconds, passes: PassSeconds) -> PassSeconds:
-    """Select the times ``held`` for stages that wait for their host, ``passes`` for others."""
-
-    def either(
-        waiting: Mapping[Phase, Floats], others: Mapping[Phase, Floats]
-    ) -> dict[Phase, Floats]:
-        return {phase: np.where(waits, waiting[phase], own) for phase, own in others.items()}
-
-    return replace(
-        passes,
-        inside=either(held.inside, passes.inside),
-        through=either(held.through, passes.through),
-        last_computed=np.where(waits, held.last_computed, passes.last_computed),
-    )
+    inside["first_forward"] = beyond(inside["first_forward"], "forward")
+    inside["last_backward"] = beyond(inside["last_backward"], "backward")
+    return replace(passes, inside=inside, last_computed=beyond(passes.last_computed, "backward"))
 
 
 def issued_s(host: HostTime, batch: StageBatch, cluster: Cluster) -> Floats:
@@ -444,14 +382,47 @@ class StageSlots:
         """
         sums = pass_sums(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
         leaving, queued, of_stages = None, None, (self.seconds, self.strategies, self.stages)
+        sums, pace = self._at_pace(sums) if kept == "own" else (sums, np.ones(len(self.batch)))
         first = first_pass_s(*of_stages, kept) if self.seconds.alone("P", ">").any() else None
         if kept == "own":
             leaving = leaving_s(*of_stages) if leave_passes(self.seconds).any() else None
         if len(self.tasks.types.kinds) > 1:
-            queued = queued_collectives(*of_stages, kept)
+            queued = queued_collectives(*of_stages, kept, pace)
         slots = self.kinds, self.counts, self.summed
         ahead = stepped_ahead_s(self.seconds, slots, *of_stages[1:], kept)
         return replace(sums, queued=queued, first=first, ahead=ahead, leaving=leaving)
+
+    def _at_pace(self, sums: PassSums) -> tuple[PassSums, Floats]:
+        """The sums where no layer computes faster than a host that is never ahead issues it, and by
+        how much longer layers then compute than alone, at least (C).
+
+        A host cannot run a pass ahead if the ranks of a block wait for the slowest of their hosts,
+        as on a cluster with a profile, or if hosts wait for each message of a pipeline. Its time is
+        divided among layers in proportion to their computation; a layer's collectives go on
+        meanwhile.
+        """
+        host, cluster, pace = self.tasks.host, self.tasks.cluster, np.ones(len(self.batch))
+        if host is None or sums.slots is None:
+            return sums, pace
+        rows = np.flatnonzero(is_never_ahead(host, self.batch, cluster))
+        inside = self.kinds[:, HERE] != NOTHING
+        both = [self.seconds.alone(kind, "") for kind in ("F", "B")] + np.stack(
+            [self.seconds.tensor_s[phase] for phase in STEADY]
+        )
+        computed = both[:, self.kinds[inside, HERE]]
+        both_s = self.summed([(computed, inside)]).sum(axis=0)[rows]
+        issuing_s = issued_s(host, self.batch.chosen(rows), cluster)
+        pace[rows] = np.maximum(issuing_s / np.where(both_s > 0, both_s, np.inf), 1.0)
+        values, rows = sums.values.copy(), np.flatnonzero(pace > 1)
+        values[OF_PASSES, rows] = 0.0
+        # Of the sums, those of backward passes come first, then those of forward passes.
+        ways = np.array([1, 1, 0, 0, 1, 1])
+        strategy, stage = self.strategies.index[rows], self.stages.index[rows]
+        for kind, count in enumerate(self.counts[inside]):
+            held_s = sums.slots[:, kind, strategy]
+            held_s[:-1] = np.maximum(held_s[:-1], pace[rows] * computed[:, kind, strategy][ways])
+            values[OF_PASSES, rows] += count[stage] * held_s
+        return replace(sums, values=values), pace
 
     def longest_beside_sends(self) -> Mapping[Pass, Floats]:
         """Upper bounds of the seconds of passes beside a send, for this and lesser work."""
@@ -465,16 +436,12 @@ class StageSlots:
         # ends last.
         ties = batch.has_embedding * (1 - batch.shares_table) > batch.has_head
         averaged_s = seconds.averaging_s(self.tasks.types.counts(batch.columns), of_strategy)
-        gathered_s, reduced_s = beside_embedding_s(seconds, self.kinds, self.counts)
         left_reduced_s, left_copied_s = left_by_last(seconds, self.kinds, self.summed)
         return OutsidePasses(
             received_s=np.where(batch.has_embedding, 0.0, sent_over(batch.comes_from, *ways)),
             sent_s=np.where(batch.has_head, 0.0, sent_over(batch.goes_to, *ways)),
             **{name: each[of_strategy] for name, each in slowed_by_sends(seconds).items()},
             embedded_s=(seconds.alone("F", "") + seconds.tensor_s["forward"])[0, of_strategy],
-            embedded_back_s=(seconds.alone("B", "") + seconds.tensor_s["backward"])[0, of_strategy],
-            gathered_s=gathered_s[self.stages.index, of_strategy],
-            reduced_s=reduced_s[self.stages.index, of_strategy],
             after_s=np.where(ties, seconds.tied_s[of_strategy], 0.0) + averaged_s,
             left_reduced_s=left_reduced_s,
             left_copied_s=left_copied_s,
@@ -490,12 +457,15 @@ class StageSlots:
         if prod(table) > rows:
             return self, np.arange(rows)
         strategy, stage = np.indices(table).reshape(2, -1)
+        code, any_row = strategies.index * table[1] + stages.index, np.zeros(prod(table), np.intp)
+        any_row[code] = np.arange(rows)
         every = replace(
             self,
+            batch=self.batch if self.tasks.host is None else self.batch.chosen(any_row),
             strategies=replace(strategies, index=strategy),
             stages=replace(stages, index=stage),
         )
-        return every, strategies.index * table[1] + stages.index
+        return every, code
 
     def summed(self, lengths: Sequence[Lengths]) -> Floats:
         """Sum up seconds over the layers of each candidate."""

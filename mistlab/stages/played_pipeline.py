@@ -10,8 +10,6 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-import numpy as np
-
 from mistlab.core.arrays import Floats
 from mistlab.network.shared_sends import (
     LinksInUse,
@@ -510,8 +508,6 @@ def played_iterations_s(
     the closed form still hold.
     """
     uses = [*map(_shared_uses, places)]
-    # Hosts are not played, so nor are pipelines under hosts whose sends do not meet.
-    are_exact = np.logical_not(times.issued_backward_s.any(axis=1)).tolist()
     tables = {name: getattr(times, name) for name in PLAYED_TIMES}
     return [
         _played_s(
@@ -519,13 +515,10 @@ def played_iterations_s(
             further_s[row].tolist(),
             count,
             of_sends,
-            is_exact=is_exact,
         )
-        if of_sends or (is_exact and len(further_s[row]) <= _MOST_STAGES_PLAYED)
+        if of_sends or len(further_s[row]) <= _MOST_STAGES_PLAYED
         else 0.0
-        for row, (count, of_sends, is_exact) in enumerate(
-            zip(micro_batches, uses, are_exact, strict=True)
-        )
+        for row, (count, of_sends) in enumerate(zip(micro_batches, uses, strict=True))
     ]
 
 
@@ -546,8 +539,6 @@ def _played_s(
     further_s: Sequence[Sequence[float]],
     micro_batches: int,
     uses: Mapping[Route, Uses],
-    *,
-    is_exact: bool,
 ) -> float:
     stages, kinds = len(further_s), len(TIMES_OF_KINDS)
     of_kinds_s = [of_stage[:kinds] for of_stage in further_s]
@@ -568,10 +559,8 @@ def _played_s(
     if uses and sends_meet(sends_of(walk, played), uses):
         shared = _Play(first_s, of_passes, _sendings(times, alone_s, uses), played)
         free_s, ends_s = shared.free_s, [end_s for _, end_s in shared.spans[-1]]
-    elif is_exact:
-        free_s, ends_s = walk.free_s, walk.ends_s[-2 * played :]
     else:
-        return 0.0
+        free_s, ends_s = walk.free_s, walk.ends_s[-2 * played :]
     longest_s = max(map(sum, zip(free_s, times["end_s"], strict=True)))
     if played < micro_batches:
         of_group = 2 * stages

@@ -116,7 +116,24 @@ CASES = {
         ),
         workload_of("llama3.2-1b", 512, 32, "bf16"),
         Cluster(hardware=catalog.hardware("h200-141gb"), nodes=4, gpus_per_node=8),
-        0.02,
+        0.015,
+    ),
+    # The first stage's backward passes in a row reduce, under a host that gets ahead of them.
+    "backward passes in a row reduce, and a host issues them": Case(
+        Plan(
+            engine="fsdp-eager",
+            micro_batches=8,
+            stages=with_layers(5, 4, 4, 3, micro_batch=2, zero=3),
+        ),
+        workload_of("llama3.2-1b", 512, 32, "bf16"),
+        Cluster(
+            hardware=catalog.hardware("h200-141gb"),
+            nodes=2,
+            gpus_per_node=4,
+            intra_node_gbytes_per_s=32.0,
+        ),
+        0.06,
+        near=0.002,
     ),
     # The last gradients but one are sent beside a stage's last reductions, and delay the last one.
     "a queued gradient waits for sends beside the last reductions": Case(
@@ -268,15 +285,6 @@ def test_sends_between_unlike_meshes_take_as_long_as_from_their_sender() -> None
         inter_node_gbytes_per_s=1.0,
     )
     assert abs(difference(workload_of("gpt3-1.3b", 1024, 16), cluster, plan)) <= 0.01
-
-
-def test_pipelines_with_hosts_are_not_played() -> None:
-    """The play does not know hosts, so it would be too short."""
-    plan, work, cluster, *_ = CASES["sends of both directions queue"]
-    copying = replace(plan.stages[1], offload=Offload(activations=0.5))
-    for stages in (plan.stages, (plan.stages[0], copying, *plan.stages[2:])):
-        assert is_played(replace(plan, engine="mistlab", stages=stages), work, cluster)
-    assert not is_played(replace(plan, engine="fsdp-eager"), work, cluster)
 
 
 def test_long_pipelines_are_played_only_if_sends_share_links() -> None:
