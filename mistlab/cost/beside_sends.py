@@ -166,6 +166,11 @@ class BesideSend:
         """How much sends slow the arithmetic of passes, for the candidates in ``where``."""
         return replace(self, longer_s=np.where(where, 0.0, self.longer_s))
 
+    def held_for(self, held_s: Floats) -> Self:
+        """The lower bounds for passes that may idle for ``held_s``, while a send runs by itself."""
+        assert self.most_sent_s is not None, "only of boxes"
+        return replace(self, most_sent_s=self.most_sent_s + held_s)
+
     def if_usually_longer(self, longer_s: Floats) -> Self:
         """The lower bounds for a pass that takes ``longer_s`` seconds more, even without a send,
         than the one that these bounds are for.
@@ -249,16 +254,21 @@ def sends_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats, are_single:
     return np.where(are_single, 2 * np.minimum(of_turn_s, later_s), later_s)
 
 
-def further_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats) -> Floats:
+def further_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats, apart_s: Floats) -> Floats:
     """The seconds by which sends get longer in the second pass that they overlap with, summed over
     a stage's send of an activation and its send of a gradient, for each candidate.
 
     A send of ``send_s`` seconds may outlast the pass that starts with it. It then overlaps with a
-    second pass, which is of the other direction (backward after forward, or the reverse).
+    second pass, which is of the other direction (backward after forward, or the reverse). The
+    forward pass beside a gradient's send begins ``apart_s`` after it, as the stage in front waits
+    as long between its passes.
     """
     forward, backward = (beside[phase] for phase in STEADY)
     there_s = forward.later_s(backward.left_s(send_s))
-    return np.asarray(there_s + backward.later_s(forward.left_s(send_s)))
+    if forward.is_of_box:
+        return there_s
+    left_s = np.maximum(forward.left_s(send_s) - apart_s, 0.0)
+    return np.asarray(there_s + backward.later_s(left_s))
 
 
 def queued_late_s(
@@ -321,6 +331,26 @@ def slots_beside_sends(
         late_s = np.maximum(until_s - over_s, 0.0)
         sums[3], sums[4], sums[5] = longest_s - usual_s, over_s, late_s
     return sums
+
+
+def beside_send_at_pace(
+    slots: Floats, usual_s: Floats, computed_s: Floats, least_s: Floats
+) -> Floats:
+    """The numbers of ``slots_beside_sends`` of a layer (6, C) that computes for ``computed_s``, but
+    not for less than its host's ``least_s``. In what the host adds, the send runs by itself.
+    """
+    longer_s, sent_s, busy, elapsed_longer_s, over_s, late_s = slots
+    slowed_s, elapsed_s = computed_s + longer_s, usual_s + elapsed_longer_s
+    return np.stack(
+        [
+            np.maximum(slowed_s - least_s, 0.0),
+            sent_s + np.maximum(least_s - slowed_s, 0.0),
+            busy,
+            np.maximum(elapsed_s, least_s) - np.maximum(usual_s, least_s),
+            over_s + busy * np.maximum(least_s - elapsed_s, 0.0),
+            late_s,
+        ]
+    )
 
 
 def longest_slots(seconds: TaskSeconds, alone: Floats) -> Floats:
@@ -524,6 +554,8 @@ def times_beside_sends(
     late_in_queue_s = np.zeros_like(sent)
     if (sent > np.minimum(*passed_s)).any():
         late_in_queue_s = queued_late_s(beside_sends, sent, passed_s)
+    apart_s = times["forward_s"] - times["through_forward_s"] + times["left_backward_s"]
+    round_late_s = further_later_s(beside_sends, sent, apart_s)
     in_round_s = within_round_s(sent, outside.together_slowed, in_flight)
     # A lower bound must not assume that a send overlaps with anything after the last pass.
     last_s = (0.0, 0.0) if backward.is_of_box else outside.last_late_s(rest_s, step_s)
@@ -551,7 +583,7 @@ def times_beside_sends(
         # (a micro-batch's way to the last stage and back).
         "within_round_s": np.where(received > 0, in_round_s, 0.0),
         "queued_late_s": late_in_queue_s,
-        "round_late_s": np.where(in_flight > 1, further_later_s(beside_sends, sent), 0.0),
+        "round_late_s": np.where(in_flight > 1, round_late_s, 0.0),
     }
 
 

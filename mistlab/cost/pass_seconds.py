@@ -337,9 +337,10 @@ class FirstPass:
         return np.where(self.stepped > 0, passed_s - forward_s, np.zeros_like(forward_s))
 
 
-# The rows of ``PassSums.values`` with a last pass until its layers have computed, a backward pass
-# until its gradient can be sent, and each phase.
-OF_PASSES = np.arange(5, 7 + len(PHASES))[:, None]
+# The number of the first rows of ``PassSums.values``, with the time between passes. Then come a
+# last pass until its layers have computed, a backward pass until its gradient can be sent, and each
+# phase.
+BETWEEN = 5
 # The number of fields of ``FirstPass`` that are sums over layers: all but ``late``.
 PARTS = len(fields(FirstPass)) - 1
 
@@ -485,11 +486,13 @@ class PassSums:
     """Sums over the layers of each candidate stage, from which its pass times are computed.
 
     ``queued``, ``first``, ``ahead`` and ``leaving`` are of ``mistlab.cost.layer_recurrences``.
-    Under a host ``slots`` (7, K', S) are the terms of the sums ``OF_PASSES``.
+    Under a host ``slots`` are the terms of the sums from row ``BETWEEN`` on: of passes (7, K', S),
+    and where passes overlap with ``sends`` those of ``slots_beside_sends`` too.
     """
 
     values: Floats
     steps: bool
+    sends: bool
     slots: Floats | None = None
     prices: int = 0
     queued: Floats | None = None
@@ -506,9 +509,10 @@ class PassSums:
     def passes(self) -> PassSeconds:
         """Compute the pass times of each candidate from the sums over its layers."""
         sums = iter(self.values)
-        opening, first_opening, last_closing, at_first_layer, at_last_layer = islice(sums, 5)
+        opening, first_opening, last_closing, at_first_layer, at_last_layer = islice(sums, BETWEEN)
         last_computed, through_backward_s = islice(sums, 2)
         inside_s = dict(zip(PHASES, islice(sums, len(PHASES)), strict=True))
+        lost = [*islice(sums, 2 * SUMS * self.sends)]
         computing, step_computing = islice(sums, 2)
         # Only stages that offload weights or optimizer states have these sums.
         parts = islice(sums, PARTS) if self.steps else np.zeros((PARTS, 1))
@@ -539,7 +543,7 @@ class PassSums:
             last_closing=last_closing,
             turn_at_first_layer=at_first_layer,
             turn_at_last_layer=at_last_layer,
-            beside_sends=_beside_sends(inside_s, [*sums]),
+            beside_sends=_beside_sends(inside_s, [*lost, *sums]),
             computing=computing,
             step_computing=step_computing,
             windows=windows,
@@ -559,10 +563,10 @@ def pass_sums(
     slots = PassSlots(seconds, kinds, kept)
     steps = slots.of_steps()
     of_passes = [slots.last_computed()[None], slots.through_backward()[None], slots.inside]
-    inside = [*of_passes, slots.arithmetic(), steps]
     windows = slots.least_in_windows() if slots.leave.any() else slots.inside[:0]
     lost, turns = slots.beside_sends() if sends else ((), ())
-    inside += [windows, *lost]
+    of_passes = [*of_passes, *lost]
+    inside = [*of_passes, slots.arithmetic(), steps, windows]
     lengths = [
         (slots.below, slots.is_below),
         (slots.above, slots.is_above),
@@ -570,7 +574,7 @@ def pass_sums(
     ]
     lengths += zip(turns, (slots.is_below, slots.is_above), strict=bool(turns))
     held = None if seconds.model.host is None else np.concatenate(of_passes)
-    return PassSums(summed(lengths), len(steps) > 0, held, len(windows) // 2)
+    return PassSums(summed(lengths), len(steps) > 0, sends, held, len(windows) // 2)
 
 
 def _beside_sends(

@@ -22,9 +22,11 @@ from mistlab.core.distinct import (
 )
 from mistlab.cost.beside_sends import (
     STEADY,
+    SUMS,
     BesideSend,
     OutsidePasses,
     Pass,
+    beside_send_at_pace,
     left_by_last,
     longest_beside_sends,
     sent_over,
@@ -41,7 +43,7 @@ from mistlab.cost.layer_recurrences import (
 from mistlab.cost.links import is_never_ahead, left_by_steps, longer_again, peculiar_s
 from mistlab.cost.pass_seconds import (
     ALONE,
-    OF_PASSES,
+    BETWEEN,
     ONCE,
     FirstPass,
     PassSeconds,
@@ -61,7 +63,7 @@ from mistlab.engines.engine import HostTime
 from mistlab.graph.treatments import TREATMENTS
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED
-from mistlab.schedule.slots import IN_TURN, Phase
+from mistlab.schedule.slots import IN_TURN, PHASES, Phase
 from mistlab.stages.stage_batch import LATE, LOST, SENDS, StageBatch, StageSeconds
 
 # Computes the time in which a host issues passes, and the time of passes that wait for their host
@@ -155,7 +157,8 @@ def held_by_host(
     if waits.any():
         if len(ends) > 1:
             longest_s = np.maximum.reduce([issued_s(host, end, cluster) for end in ends])
-            passes = least_with_host(passes, waits & (longest_s > passes.computing))
+            held_s = np.where(waits & (longest_s > passes.computing), longest_s, 0.0)
+            passes = least_with_host(passes, held_s)
         forward_s, backward_s = (np.where(waits, 0.0, own) for own in (forward_s, backward_s))
     ends_s = host.end_s * (batch.has_embedding + batch.has_head)
     of_block_s = (forward_s - ends_s) / np.maximum(batch.layers, 1)
@@ -165,20 +168,24 @@ def held_by_host(
     return passes, Issued(forward_s=forward_s, backward_s=backward_s)
 
 
-def least_with_host(passes: PassSeconds, may_wait: Bools) -> PassSeconds:
-    """Lower bounds of the times of passes, some of which may wait for their host.
+def least_with_host(passes: PassSeconds, held_s: Floats) -> PassSeconds:
+    """Lower bounds of the times of passes, some of which may wait for their host, ``held_s`` at
+    most.
 
     A steady pass may get longer by waiting for its host; what a first or last pass takes beyond
-    it may then fall to zero.
+    it may then fall to zero, and a send beside it runs by itself meanwhile.
     """
-    inside = dict(passes.inside)
+    inside, may_wait = dict(passes.inside), held_s > 0
 
     def beyond(once: Floats, steady: Phase) -> Floats:
         return np.where(may_wait, np.minimum(once, inside[steady]), once)
 
     inside["first_forward"] = beyond(inside["first_forward"], "forward")
     inside["last_backward"] = beyond(inside["last_backward"], "backward")
-    return replace(passes, inside=inside, last_computed=beyond(passes.last_computed, "backward"))
+    last_computed = beyond(passes.last_computed, "backward")
+    beside = dict(passes.beside_sends)
+    beside |= {phase: beside[phase].held_for(held_s) for phase in STEADY if phase in beside}
+    return replace(passes, inside=inside, last_computed=last_computed, beside_sends=beside)
 
 
 def issued_s(host: HostTime, batch: StageBatch, cluster: Cluster) -> Floats:
@@ -382,7 +389,7 @@ class StageSlots:
         """
         sums = pass_sums(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
         leaving, queued, of_stages = None, None, (self.seconds, self.strategies, self.stages)
-        sums, pace = self._at_pace(sums) if kept == "own" else (sums, np.ones(len(self.batch)))
+        sums, pace = self.at_pace(sums) if kept == "own" else (sums, np.ones(len(self.batch)))
         first = first_pass_s(*of_stages, kept) if self.seconds.alone("P", ">").any() else None
         if kept == "own":
             leaving = leaving_s(*of_stages) if leave_passes(self.seconds).any() else None
@@ -392,7 +399,7 @@ class StageSlots:
         ahead = stepped_ahead_s(self.seconds, slots, *of_stages[1:], kept)
         return replace(sums, queued=queued, first=first, ahead=ahead, leaving=leaving)
 
-    def _at_pace(self, sums: PassSums) -> tuple[PassSums, Floats]:
+    def at_pace(self, sums: PassSums) -> tuple[PassSums, Floats]:
         """The sums where no layer computes faster than a host that is never ahead issues it, and by
         how much longer layers then compute than alone, at least (C).
 
@@ -414,14 +421,12 @@ class StageSlots:
         issuing_s = issued_s(host, self.batch.chosen(rows), cluster)
         pace[rows] = np.maximum(issuing_s / np.where(both_s > 0, both_s, np.inf), 1.0)
         values, rows = sums.values.copy(), np.flatnonzero(pace > 1)
-        values[OF_PASSES, rows] = 0.0
-        # Of the sums, those of backward passes come first, then those of forward passes.
-        ways = np.array([1, 1, 0, 0, 1, 1])
+        held = np.ix_(np.arange(BETWEEN, BETWEEN + len(sums.slots)), rows)
+        values[held] = 0.0
         strategy, stage = self.strategies.index[rows], self.stages.index[rows]
         for kind, count in enumerate(self.counts[inside]):
-            held_s = sums.slots[:, kind, strategy]
-            held_s[:-1] = np.maximum(held_s[:-1], pace[rows] * computed[:, kind, strategy][ways])
-            values[OF_PASSES, rows] += count[stage] * held_s
+            of_kind = sums.slots[:, kind, strategy], computed[:, kind, strategy]
+            values[held] += count[stage] * _at_pace(*of_kind, pace[rows])
         return replace(sums, values=values), pace
 
     def longest_beside_sends(self) -> Mapping[Pass, Floats]:
@@ -470,6 +475,21 @@ class StageSlots:
     def summed(self, lengths: Sequence[Lengths]) -> Floats:
         """Sum up seconds over the layers of each candidate."""
         return summed_slots(lengths, self.counts, self.strategies, self.stages)
+
+
+def _at_pace(slots: Floats, computed: Floats, pace: Floats) -> Floats:
+    """The terms of ``PassSums.slots`` of a layer (..., C) if it computes for at least ``pace`` (C)
+    times the seconds ``computed`` (2, C) that a forward and a backward pass would take alone.
+    """
+    held, of_passes = slots.copy(), 2 + len(PHASES)
+    # Of the sums, those of backward passes come first, then those of forward passes.
+    held[:6] = np.maximum(slots[:6], (pace * computed)[[1, 1, 0, 0, 1, 1]])
+    for way, row in enumerate((3, 4)):
+        beside = slice(of_passes + way * SUMS, of_passes + (way + 1) * SUMS)
+        if len(slots) > of_passes:
+            least = computed[way], pace * computed[way]
+            held[beside] = beside_send_at_pace(slots[beside], slots[row], *least)
+    return held
 
 
 def _recomputing(batch: StageBatch, other: StageBatch, rows: Rows) -> StageBatch:
