@@ -554,6 +554,8 @@ def test_a_gpu_may_be_called_without_its_memory(
         "2",
         "--global-batch",
         "4",
+        "--space",
+        "3d",
         "--out",
         str(out),
     )
