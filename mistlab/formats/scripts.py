@@ -56,6 +56,8 @@ def read_deepspeed(source: LaunchFile, given: Given) -> Imported:
     command = command_of(source)
     if command is None:
         return deepspeed_read.read(source.text, given)
+    # Before anything is asked for that would not help.
+    refuse_program(command)
     draft, path = Found(), command.text(*_NAMES) or ""
     given = _checked(command, path, given)
     take_ranks(command, source, draft, given)
@@ -70,6 +72,8 @@ def read_deepspeed(source: LaunchFile, given: Given) -> Imported:
 def read_accelerate(source: LaunchFile, given: Given) -> Imported:
     """Import an Accelerate configuration, or a script that passes one, as a job."""
     command = command_of(source)
+    if command is not None:
+        refuse_program(command)
     settings = accelerate_settings(command, source)
     near = with_files(source, command)
     if command is None or settings is None:
@@ -92,9 +96,8 @@ def read_accelerate(source: LaunchFile, given: Given) -> Imported:
 
 def _checked(command: Command, path: str, given: Given) -> Given:
     """Return the user's options, completed by the model that a script's arguments name; refuses a
-    program whose name tells that it trains only adapters, or something else than its model.
+    configuration whose name tells that it trains only adapters, and masks of an unknown model.
     """
-    refuse_program(command)
     if re.search(r"(^|[_\-./])(q?lora|peft)([_\-./]|$)", path.lower()):
         reject(
             f"{path}: its name says that it trains adapters, which is not supported: give a script "

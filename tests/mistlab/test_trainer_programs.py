@@ -65,3 +65,16 @@ def test_flash_attention_has_many_names(name: str) -> None:
 def test_what_plans_cannot_say_is_told(more: str, what: str) -> None:
     found = imported(LINE.replace("--bf16", f"--bf16 {more}"), "a.sh")
     assert what in " ".join(texts(found, "ignored").values())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "deepspeed --num_gpus 8 run_glue_classifier.py --deepspeed_config $1/glue.json",
+        "accelerate launch --config_file $1/a.yaml run_glue_classifier.py",
+    ],
+)
+def test_nothing_is_asked_for_that_would_not_help(line: str) -> None:
+    """A classifier is refused whatever its configuration says."""
+    with pytest.raises(InputError, match=r"run_glue_classifier.py: trains a classifier"):
+        imported(line, "a.sh")
