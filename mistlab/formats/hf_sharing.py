@@ -141,9 +141,12 @@ def read_sharing(
             "script that starts it, with the launcher's configuration"
         )
         draft.remark("assumed", "zero", text)
-    if draft.precision is None:
+    if draft.precision is None and given.precision is None:
         draft.precision = "fp32"
-        draft.remark("assumed", "precision", f"fp32, because the run of {title} gives no other")
+        text = f"fp32, because the run of {title} gives no other"
+        if command is None:
+            text += ": if its launcher does, give --precision"
+        draft.remark("assumed", "precision", text)
     _tensor_cores(top)
     return of_tuners(engines)
 

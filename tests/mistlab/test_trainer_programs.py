@@ -78,3 +78,13 @@ def test_nothing_is_asked_for_that_would_not_help(line: str) -> None:
     """A classifier is refused whatever its configuration says."""
     with pytest.raises(InputError, match=r"run_glue_classifier.py: trains a classifier"):
         imported(line, "a.sh")
+
+
+def test_a_precision_that_the_file_leaves_to_its_launcher_contradicts_nothing() -> None:
+    recipe = "model_name_or_path: Qwen/Qwen3-8B\nlearning_rate: 1\nmax_seq_length: 512\n"
+    recipe += "per_device_train_batch_size: 1\n"
+    assumed = texts(imported(recipe, gpus_per_node=8), "assumed")
+    assert assumed["precision"].endswith("if its launcher does, give --precision")
+    given = imported(recipe, gpus_per_node=8, precision="bf16")
+    assert given.job.workload.precision == "bf16"
+    assert "precision" not in {**texts(given, "assumed"), **texts(given, "contradicting")}
