@@ -13,7 +13,7 @@ from typing import Any
 from mistlab.core.values import reject
 from mistlab.engines.engine import Precision
 from mistlab.export.found import Found, Section, checked_whole, harmless_names, parse_json
-from mistlab.export.given import Given, Imported
+from mistlab.export.given import Given, Imported, ask_for
 from mistlab.export.nearest import canonical, notes_on_training
 from mistlab.export.rules import (
     EQUAL_NODES,
@@ -107,9 +107,10 @@ def _precision(top: Section, given: Given) -> Precision:
     automatic = [name for name in HALVES if sections[name].content.get("enabled") == "auto"]
     if automatic and not enabled:
         if given.precision is None:
-            reject(
-                f"{automatic[0]}.enabled: auto leaves the precision to the training script: give "
-                "--precision bf16, fp16 or fp32"
+            text = "auto leaves the precision to the training script"
+            ask_for(
+                "precision",
+                f"{automatic[0]}.enabled: {text}: give --precision bf16, fp16 or fp32",
             )
         return given.precision
     if top.section("amp").switch("enabled"):

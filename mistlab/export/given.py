@@ -170,6 +170,7 @@ def stand_in(choice: str, given: Given) -> Given:
         "model": catalog.model("llama3-8b"),
         "gpus_per_node": given.hardware.node.gpus,
         "sequence_length": 2048,
+        "precision": "fp16",
     }
     return replace(given, **{choice: values.get(choice, 1)})
 

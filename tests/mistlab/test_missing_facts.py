@@ -41,6 +41,16 @@ def imported_error(text: str, **given: object) -> str:
             ],
         ),
         (
+            DEEPSPEED[:-1] + ', "bf16": {"enabled": "auto"}}',
+            [
+                "bf16.enabled: auto .* give --precision",
+                "model: .* give --model",
+                "gpus_per_node: .* give --gpus-per-node",
+                "micro_batch: .* --micro-batch, or train_micro_batch_size_per_gpu in the file",
+                "sequence_length: .* give --sequence-length",
+            ],
+        ),
+        (
             AXOLOTL,
             [
                 "base_model: 'me/mine' is not the name of a known model: give --model",
