@@ -17,7 +17,10 @@ class ColumnSet:
     """
 
     def chosen(self, rows: NDArray[Any] | slice) -> Self:
-        """Select the candidates with these indices."""
+        """Select the candidates with these indices, or those in a mask."""
+        if isinstance(rows, np.ndarray) and rows.dtype == bool:
+            # A mask takes several times as long as the indices in it, for each column.
+            rows = np.flatnonzero(rows)
         columns = {}
         for name in self.__dataclass_fields__:
             part = getattr(self, name)
