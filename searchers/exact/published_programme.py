@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mistlab.core.arrays import Floats
+from mistlab.core.arrays import Floats, Rows
 from mistlab.cost.chains import Numbers
 from mistlab.cost.pipeline import Published, extra_s, in_front, passes_of, steady_s
 from mistlab.plan.plan import Plan
@@ -36,16 +36,19 @@ ALMOST = 1 + 1e-6
 Pick = Callable[[Options], Options]
 
 
-def best_by_weights(options: Options, *, share: float = 1.0, weights: int = WEIGHTS) -> Options:
+def best_by_weights(options: Options, *, weights: int = WEIGHTS) -> Options:
     """For each of a number of weights, the candidate with the least weighted sum of steady time and
     extra time per iteration.
     """
-    if not len(options):
-        return options
-    steady, extra = times_of(options)
+    return options.chosen(_least(times_of(options), 1.0, weights)) if len(options) else options
+
+
+def _least(times: tuple[Floats, Floats], share: float, weights: int) -> Rows:
+    """The candidates with the least weighted sum of steady time and a share of extra time."""
+    steady, extra = times
     of_steady = np.linspace(0, 1, weights + 2)[1:-1, None]
     sums = of_steady * steady + (1 - of_steady) * share * extra
-    return options.chosen(np.unique(sums.argmin(axis=1)))
+    return np.unique(sums.argmin(axis=1))
 
 
 def samples_of(micro_batches: int, weights: int = WEIGHTS) -> Pick:
@@ -57,9 +60,13 @@ def samples_of(micro_batches: int, weights: int = WEIGHTS) -> Pick:
         if not len(options):
             return options
         cell = np.unique(options.counts, axis=0, return_inverse=True)[1].reshape(-1)
-        every = (options.chosen(cell == own) for own in range(cell.max() + 1))
-        share = 1 / micro_batches
-        return Options.joined([best_by_weights(own, share=share, weights=weights) for own in every])
+        steady, extra = times_of(options)
+        of_cells = [np.flatnonzero(cell == number) for number in range(cell.max() + 1)]
+        least = [
+            rows[_least((steady[rows], extra[rows]), 1 / micro_batches, weights)]
+            for rows in of_cells
+        ]
+        return options.chosen(np.concatenate(least))
 
     return picked
 
