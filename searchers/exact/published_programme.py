@@ -59,7 +59,9 @@ def samples_of(micro_batches: int, weights: int = WEIGHTS) -> Pick:
     def picked(options: Options) -> Options:
         if not len(options):
             return options
-        cell = np.unique(options.counts, axis=0, return_inverse=True)[1].reshape(-1)
+        shape = options.counts.max(axis=0) + 1
+        code = np.ravel_multi_index(tuple(options.counts.T), tuple(shape))
+        cell = np.unique(code, return_inverse=True)[1]
         steady, extra = times_of(options)
         of_cells = [np.flatnonzero(cell == number) for number in range(cell.max() + 1)]
         least = [
