@@ -288,8 +288,6 @@ def _vertices(factors: bytes) -> Floats:
 
 
 _SINGULAR, _ROUNDING = 1e-9, 1e-9
-
-
 # Of prices that differ by no more than this, one is tried.
 _NEAR = 1 / 64
 
@@ -328,6 +326,7 @@ _STREAM_OF_WORK = np.array([COMPUTE, LINK, LINK, LINK, _FROM_HOST, _FROM_HOST, A
 # Sets of work that is not done, twice: in the second half, the layer's own reduction has begun.
 _HALF = 1 << SLOT_WORK
 _SETS = np.arange(2 * _HALF)
+_BIT_OF_WORK = (1 << np.arange(SLOT_WORK, dtype=np.uint8))[::-1, None]
 
 
 def _of_sets() -> tuple[Bools, Bools, Ints]:
@@ -337,7 +336,7 @@ def _of_sets() -> tuple[Bools, Bools, Ints]:
     The cases: the slot closes the pass (no, yes), and for each of both, reductions hold layers up
     (no, yes).
     """
-    is_left: Bools = _SETS >> np.arange(SLOT_WORK)[::-1, None] & 1 > 0
+    is_left: Bools = (_SETS & _BIT_OF_WORK) > 0
     computes, reduces, gathers, reduced, copies, fetches, leaves, _ = is_left
     runs = is_left.copy()
     # No gather interrupts a reduction.
@@ -386,7 +385,7 @@ def slot_after(
     ways = len(_SETS) * (2 * np.asarray(closes, dtype=np.intp) + holds)
     begun = np.zeros(work.shape[1], dtype=np.intp)
     while True:
-        is_left = np.packbits(work > 0, axis=0)[0] + begun
+        is_left = np.bitwise_or.reduce((work > 0) * _BIT_OF_WORK) + begun
         goes_on = _GOING_ON.take(ways + is_left)
         if not np.logical_or.reduce(goes_on):
             return elapsed
