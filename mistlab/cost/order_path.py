@@ -96,7 +96,7 @@ class OrderPath:
         ends = self.at_end
         nothing_s = np.zeros_like(ends.gathers_s)
         first_s = nothing_s if self.split is None else self.split.first_s
-        of_parts = (ends.gathers_s, ends.reductions_s, first_s)
+        of_parts = (ends.gathers_s, ends.reductions_s, ends.steady_s(self.turned), first_s)
         return [*map(PartCollectives, *map(columns_of, of_parts))]
 
 

@@ -227,14 +227,15 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
     splits = any(of_stage.splits_backward for of_stage in passes)
     split, turned = _gradient_times(model, batch, with_turns.turned_s, shape, splits=splits)
     apart = ENGINES[played.engine].steps_apart
+    at_end = _end_times(model, batch, shape)
     path = OrderPath(
         times=times,
         passes=passes,
         split=split,
         host=host,
-        at_end=_end_times(model, batch, shape),
+        at_end=at_end,
         turned=turned,
-        slowed=_slowed_times(model, batch, seconds, split, shape),
+        slowed=_slowed_times(model, batch, seconds, split, at_end.steady_s(turned), shape),
         steps_apart=apart,
     )
     iteration_s = partial(_played_s, path, _networks(model, plans, order.placement))
@@ -373,10 +374,11 @@ def _slowed_times(
     batch: StageBatch,
     seconds: StageSeconds,
     split: SplitTimes | None,
+    reduced_s: Floats,
     shape: tuple[int, int],
 ) -> Mapping[PassKind, SlowedTimes]:
     """How much longer each kind of pass takes while its stage sends; empty if no send runs beside
-    passes.
+    passes. Weight-gradient passes wait for reductions of ``reduced_s``, which share the link.
     """
     if not (model.sends_overlap and seconds.point_to_point_s.any()):
         return {}
@@ -394,7 +396,12 @@ def _slowed_times(
     }
     if split is not None:
         backward_s = np.maximum(backward_s + left_s - split.less_s, 0.0)
-        passes_s |= {"B": (backward_s, lost_s[1]), "W": (split.weights_s, np.zeros(shape))}
+        # Reductions begin when the first layer has computed, which the send slows.
+        sent_s = np.maximum(seconds.sent_s, seconds.received_s).reshape(shape)
+        shared_s = np.clip(sent_s - computing * split.first_s, 0.0, reduced_s)
+        # What a whole backward pass loses to reductions beside a send is lost by the W pass.
+        lost_back_s = np.maximum(lost_s[1] - shared_s, 0.0)
+        passes_s |= {"B": (backward_s, lost_back_s), "W": (split.weights_s, shared_s)}
     return {
         kind: SlowedTimes(
             share=1 - 1 / computing,

@@ -188,11 +188,13 @@ class PartCollectives(NamedTuple):
 
     ``gather_s`` is the gather of one block's weights before the part's first forward pass;
     ``reductions_s`` are the reductions of all its gradients, which begin when the first block has
-    computed in the last pass: in a weight-gradient pass after ``first_block_s``.
+    computed in the last pass: in a weight-gradient pass after ``first_block_s``. If every pass
+    reduces gradients, it does so for ``steady_s``.
     """
 
     gather_s: Any
     reductions_s: Any
+    steady_s: Any
     first_block_s: Any
 
 
@@ -228,13 +230,14 @@ class BusyLinks:
             late_s = self._beside(sent_s, self.reduced[stage] - end)
             self.reduced[stage] += late_s
         after = self.next.get(stage_pass.key)
-        if after is None or after.phase not in ("first_forward", "last_backward"):
+        if after is None:
             return late_s
         part = self.parts[StageChunk(stage, after.chunk)]
-        gather_s, reductions_s, first_block_s = self.of_parts[part]
-        if after.kind == "F":
+        gather_s, last_s, steady_s, first_block_s = self.of_parts[part]
+        if after.phase == "first_forward":
             return self.maximum(late_s, self._beside(sent_s, gather_s))
         if after.kind == "W":
+            reductions_s = last_s if after.phase == "last_backward" else steady_s
             return self.maximum(late_s, self._beside(sent_s - first_block_s, reductions_s))
         return late_s
 

@@ -114,6 +114,14 @@ class EndTimes:
     tied_s: Floats
     steps_s: Floats
 
+    def steady_s(self, turned: TurnTimes | None) -> Floats:
+        """The seconds for which each part reduces gradients in every pass; zero if only in the last
+        one.
+        """
+        if turned is None:
+            return np.zeros_like(self.reductions_s)
+        return np.where(turned.left_s > 0, self.reductions_s, 0.0)
+
     def rests_s(self, times: StageTimes, split: SplitTimes | None) -> Floats:
         """The seconds of gradient reductions that are left when the last backward pass of each part
         of the model has computed.

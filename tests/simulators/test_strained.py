@@ -220,6 +220,14 @@ def on_slow_network(stages: int, micro_batches: int, gbytes: float) -> tuple[Clu
     return cluster, plan
 
 
+def test_sends_beside_passes_that_wait_for_their_host_slow_them_only_beyond_it() -> None:
+    cluster = replace(H100, nodes=2, gpus_per_node=2, inter_node_gbytes_per_s=2.0)
+    workload = replace(SMALL, sequence_length=1024, global_batch=16)
+    stage = StagePlan(layers=12, data_parallel=2, tensor_parallel=1, micro_batch=2, zero=1)
+    plan = Plan(engine="megatron-core", micro_batches=4, stages=(stage,) * 2)
+    assert abs(difference(workload, cluster, plan)) < 0.001
+
+
 def test_the_first_send_is_beside_all_passes_that_run_ahead() -> None:
     """The second of four stages gathers weights for two more passes meanwhile."""
     cluster, plan = on_slow_network(stages=4, micro_batches=4, gbytes=2.0)
@@ -248,6 +256,8 @@ V_PLANS = {
     "one stage a node": ("gpt3-2.7b", "a100-40gb", 4, 8, "dualpipe-v", 4, 8, 2, 1),
     # Gradients are reduced from the first layer of the last pass for weights on.
     "reductions": ("gpt3-2.7b", "a100-80gb", 4, 8, "v-half", 2, 2, 1, 1),
+    # Every pass for weights reduces gradients, beside the send of the pass before it.
+    "reductions of every pass": ("gpt3-2.7b", "a100-40gb", 4, 8, "v-half", 4, 8, 2, 2),
 }
 
 
