@@ -501,10 +501,11 @@ class PassSums:
     leaving: Floats | None = None
 
     def chosen(self, rows: Rows) -> "PassSums":
-        """Select the candidates with these indices."""
-        tables = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        """Select the candidates with these indices, without the terms of the sums."""
+        sums = replace(self, slots=None)
+        tables = {entry.name: getattr(sums, entry.name) for entry in fields(sums)}
         chosen = {name: table.take(rows, -1) for name, table in tables.items() if np.ndim(table)}
-        return replace(self, **{**chosen, "slots": None})
+        return replace(sums, **chosen)
 
     def passes(self) -> PassSeconds:
         """Compute the pass times of each candidate from the sums over its layers."""

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.core.distinct import FEW_ROWS
 from mistlab.engines.engine import ENGINES, HostTime
 from mistlab.engines.nanotron import NANOTRON
 from mistlab.machine.cluster import Cluster, Profile
@@ -298,3 +300,23 @@ def test_only_the_last_stages_of_nanotron_may_lack_blocks() -> None:
         plan(4, (4, 0, 4, 0))
     with pytest.raises(ValueError, match=r"stages\[3\].layers: 0 is too small"):
         replace(plan(4, (4, 4, 0, 0)), engine="megatron", stages=plan(4, (3, 3, 2, 0)).stages)
+
+
+@pytest.mark.parametrize("engine", ["megatron-core", "fsdp-eager"])
+def test_many_candidates_take_as_long_as_each_alone(engine: str) -> None:
+    """Times of many stages are from a table of strategies and sets of layers."""
+    draw, rows = np.random.default_rng(0), 2 * FEW_ROWS
+    stages = StageBatch(
+        layers=draw.integers(2, 5, rows),
+        data_parallel=2 ** draw.integers(0, 3, rows),
+        tensor_parallel=2 ** draw.integers(0, 2, rows),
+        micro_batch=draw.integers(1, 3, rows),
+        zero=draw.integers(0, 4, rows),
+        has_embedding=draw.integers(0, 2, rows),
+    )
+    late = Profile(name="late", block_ms=0.5, source="made up")
+    predictor = SymbolicPredictor(workload=WORKLOAD, cluster=replace(CLUSTER, profile=late))
+    many_s = predictor.stage_costs(stages, engine=engine).seconds.stable_s
+    for row in range(0, rows, 100):
+        alone = predictor.stage_costs(stages.chosen(np.array([row])), engine=engine)
+        assert many_s[row] == pytest.approx(alone.seconds.stable_s[0], rel=1e-14)
