@@ -389,19 +389,23 @@ class StageSlots:
         """
         sums = pass_sums(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
         leaving, queued, of_stages = None, None, (self.seconds, self.strategies, self.stages)
-        sums, pace = self.at_pace(sums) if kept == "own" else (sums, np.ones(len(self.batch)))
-        first = first_pass_s(*of_stages, kept) if self.seconds.alone("P", ">").any() else None
+        pace = np.ones(len(self.batch))
         if kept == "own":
+            sums, pace, held_s = self.at_pace(sums)
             leaving = leaving_s(*of_stages) if leave_passes(self.seconds).any() else None
+            if leaving is not None:
+                leaving = _leaving_at_pace(leaving, held_s, sums.values[BETWEEN - 2 : BETWEEN])
+        first = first_pass_s(*of_stages, kept) if self.seconds.alone("P", ">").any() else None
         if len(self.tasks.types.kinds) > 1:
             queued = queued_collectives(*of_stages, kept, pace)
         slots = self.kinds, self.counts, self.summed
         ahead = stepped_ahead_s(self.seconds, slots, *of_stages[1:], kept)
         return replace(sums, queued=queued, first=first, ahead=ahead, leaving=leaving)
 
-    def at_pace(self, sums: PassSums) -> tuple[PassSums, Floats]:
-        """The sums where no layer computes faster than a host that is never ahead issues it, and by
-        how much longer layers then compute than alone, at least (C).
+    def at_pace(self, sums: PassSums) -> tuple[PassSums, Floats, Floats]:
+        """The sums where no layer computes faster than a host that is never ahead issues it; by how
+        much longer layers then compute than alone, at least (C); and for how long the host issues a
+        forward and a backward pass (2, C), zero where it holds up none.
 
         A host cannot run a pass ahead if the ranks of a block wait for the slowest of their hosts,
         as on a cluster with a profile, or if hosts wait for each message of a pipeline. Its time is
@@ -410,14 +414,15 @@ class StageSlots:
         """
         host, cluster, pace = self.tasks.host, self.tasks.cluster, np.ones(len(self.batch))
         if host is None or sums.slots is None:
-            return sums, pace
+            return sums, pace, np.zeros((2, len(pace)))
         rows = np.flatnonzero(is_never_ahead(host, self.batch, cluster))
         inside = self.kinds[:, HERE] != NOTHING
         both = [self.seconds.alone(kind, "") for kind in ("F", "B")] + np.stack(
             [self.seconds.tensor_s[phase] for phase in STEADY]
         )
         computed = both[:, self.kinds[inside, HERE]]
-        both_s = self.summed([(computed, inside)]).sum(axis=0)[rows]
+        computed_s = self.summed([(computed, inside)])
+        both_s = computed_s.sum(axis=0)[rows]
         issuing_s = issued_s(host, self.batch.chosen(rows), cluster)
         pace[rows] = np.maximum(issuing_s / np.where(both_s > 0, both_s, np.inf), 1.0)
         values, rows = sums.values.copy(), np.flatnonzero(pace > 1)
@@ -427,7 +432,7 @@ class StageSlots:
         for kind, count in enumerate(self.counts[inside]):
             of_kind = sums.slots[:, kind, strategy], computed[:, kind, strategy]
             values[held] += count[stage] * _at_pace(*of_kind, pace[rows])
-        return replace(sums, values=values), pace
+        return replace(sums, values=values), pace, pace * (pace > 1) * computed_s
 
     def longest_beside_sends(self) -> Mapping[Pass, Floats]:
         """Upper bounds of the seconds of passes beside a send, for this and lesser work."""
@@ -490,6 +495,15 @@ def _at_pace(slots: Floats, computed: Floats, pace: Floats) -> Floats:
             least = computed[way], pace * computed[way]
             held[beside] = beside_send_at_pace(slots[beside], slots[row], *least)
     return held
+
+
+def _leaving_at_pace(leaving: Floats, held_s: Floats, turns_s: Floats) -> Floats:
+    """The seconds of ``leaving_s`` (9, C), if a host issues passes for ``held_s`` (2, C): at least
+    these, and the ``turns_s`` (2, C) before a forward and before a backward pass of another kind.
+    """
+    forward_s, back_s = held_s
+    least_s = [forward_s, *[back_s] * 3, 0 * back_s, *held_s + turns_s * (held_s > 0), *held_s]
+    return np.where(leaving > 0, np.maximum(leaving, least_s), leaving)
 
 
 def _recomputing(batch: StageBatch, other: StageBatch, rows: Rows) -> StageBatch:

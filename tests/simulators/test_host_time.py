@@ -10,11 +10,12 @@ from mistlab.core.distinct import FEW_ROWS
 from mistlab.engines.engine import ENGINES, HostTime
 from mistlab.engines.nanotron import NANOTRON
 from mistlab.machine.cluster import Cluster, Profile
-from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.stages.stage_batch import StageBatch
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
 MODEL = ModelSpec.of(family="llama", hidden=2048, layers=8, heads=16, ffn=8192, vocab=32000)
 WORKLOAD = Workload(
@@ -320,3 +321,22 @@ def test_many_candidates_take_as_long_as_each_alone(engine: str) -> None:
     for row in range(0, rows, 100):
         alone = predictor.stage_costs(stages.chosen(np.array([row])), engine=engine)
         assert many_s[row] == pytest.approx(alone.seconds.stable_s[0], rel=1e-14)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 8])
+def test_passes_that_activations_leave_wait_for_their_host(micro_batches: int) -> None:
+    """Four stages, whose ranks wait for the slowest of their hosts."""
+    late = Profile(name="late", block_ms=2.0, source="made up")
+    cluster = replace(CLUSTER, nodes=4, gpus_per_node=2, profile=late)
+    work = workload_of("gpt3-1.3b", 256, micro_batches, "bf16", layers=16)
+    stage = StagePlan(
+        layers=4,
+        data_parallel=1,
+        tensor_parallel=2,
+        micro_batch=1,
+        offload=Offload(activations=1.0),
+    )
+    one = Plan(engine="fsdp-eager", micro_batches=micro_batches, stages=(stage,) * 4)
+    closed = SymbolicPredictor(workload=work, cluster=cluster).predict(one).iteration_s
+    played = EventSimulator(workload=work, cluster=cluster).simulate(one).iteration_s
+    assert closed == pytest.approx(played, rel=0.02)
