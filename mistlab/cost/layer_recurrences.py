@@ -506,25 +506,24 @@ def least_in_windows(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> Floats
 
 
 # Computes first forward and last backward passes where the gathers and reductions of different
-# blocks queue.
+# layers queue.
 
 
 def queued_collectives(
     seconds: TaskSeconds, strategies: Distinct, stages: Distinct, kept: Kept, pace: Floats
-) -> Floats | None:
+) -> Floats:
     """The seconds of first forward passes with the gathers before them; of last backward passes
     until all layers have computed; and until all gradients but the last layer's are reduced (3, C).
 
     Zero for candidates that copy to or from the host, or whose layers wait for reductions, and of
-    first passes with optimizer steps; None in engines that gather more than one layer ahead, or
-    none. If a block's reduction takes longer than the next block's computation, further blocks are
-    slowed too; blocks that take long to gather are gathered while several others compute.
+    first passes with optimizer steps. The engine gathers one layer ahead. If a layer's reduction
+    takes longer than the next layer's computation, further layers are slowed too; layers that take
+    long to gather are gathered while several others compute.
     """
     template, types = seconds.model.template, seconds.model.types
-    if template.depth != 1:
-        return None
     strategy, stage = strategies.index, stages.index
     sizes, of_runs = types.runs(dict(zip(types.columns, stages.columns, strict=True)))
+    of_runs = np.broadcast_to(of_runs, sizes.shape)
     rows = np.flatnonzero((stay_reduced(seconds) & keep_all(seconds))[strategy])
     queued_s = np.zeros((3, len(strategy)))
     if not len(rows):

@@ -53,6 +53,7 @@ from mistlab.cost.pass_seconds import (
 from mistlab.cost.slot_work import (
     HERE,
     NOTHING,
+    keep_all,
     leave_passes,
     slot_counts,
     stay_reduced,
@@ -396,7 +397,7 @@ class StageSlots:
             if leaving is not None:
                 leaving = _leaving_at_pace(leaving, held_s, sums.values[BETWEEN - 2 : BETWEEN])
         first = first_pass_s(*of_stages, kept) if self.seconds.alone("P", ">").any() else None
-        if len(self.tasks.types.kinds) > 1:
+        if self.tasks.template.depth == 1 and keep_all(self.seconds).any():
             queued = queued_collectives(*of_stages, kept, pace)
         slots = self.kinds, self.counts, self.summed
         ahead = stepped_ahead_s(self.seconds, slots, *of_stages[1:], kept)

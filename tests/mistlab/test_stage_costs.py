@@ -209,7 +209,7 @@ def with_barriers(batch: StageBatch) -> StageBatch:
     return batch.with_columns(**stays, offload_weights=weights)
 
 
-LINK, TO_HOST = STREAMS.index("gpu_to_gpu"), STREAMS.index("device_to_host")
+COMPUTE, LINK, TO_HOST = map(STREAMS.index, ("compute", "gpu_to_gpu", "device_to_host"))
 OTHERS = [stream for stream in STREAMS if stream != "gpu_to_gpu"]
 
 
@@ -228,6 +228,40 @@ def late_by_last_send(
     slowed = factors[(1 << LINK) + (1 << TO_HOST)]
     beside_s = min(left_s[TO_HOST] * slowed[TO_HOST], (sent_s - reduced_s) * slowed[LINK])
     return float(reduced_s + beside_s * (1 - 1 / slowed[TO_HOST]))
+
+
+def reduced_in_turn(layers: list[tuple[float, float]], factors: np.ndarray) -> tuple[float, float]:
+    """When the last of the layers has computed, and when the gradients of all others are reduced:
+    each layer is a time to compute and a time to reduce, and reductions queue."""
+    now, queue, left = 0.0, 0.0, 0.0
+    both = factors[(1 << COMPUTE) + (1 << LINK)]
+    for place, (compute_s, _) in enumerate(layers):
+        queue += layers[place - 1][1] if place else 0.0
+        left = compute_s
+        while left > 0:
+            step = min(left * both[COMPUTE], queue * both[LINK]) if queue > 0 else left
+            left -= step / both[COMPUTE] if queue > 0 else step
+            queue = queue - step / both[LINK] if queue > 0 else 0.0
+            left, queue = (0.0 if rest < 1e-15 else rest for rest in (left, queue))
+            now += step
+    return now, now + queue
+
+
+def last_pass(
+    last: SlotTimes, layers: int, below: range, factors: np.ndarray, *, queues: bool
+) -> tuple[float, float]:
+    """The seconds of the last backward pass without reductions and with all of them, which run slot
+    by slot unless they queue."""
+    below_s = sum(lasting_s(last[at], factors) for at in below)
+    if queues:
+        reduced_s = [last[at - 1].alone[0, LINK] if at else 0.0 for at in range(layers)]
+        computed_s = [last[at].alone[0, COMPUTE] for at in range(layers)]
+        of_layers = [*zip(computed_s, reduced_s, strict=True)][::-1]
+        computing_s, ended_s = reduced_in_turn(of_layers, factors)
+        return computing_s, ended_s + below_s
+    slots = [last[at] for at in range(layers)]
+    computing_s = sum(float(overlapped(one.alone, factors, OTHERS)[0]) for one in slots)
+    return computing_s, sum(lasting_s(one, factors) for one in slots) + below_s
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -290,6 +324,9 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
         assert found.stable_s[row] == pytest.approx(
             sum(once) + turning + forwards + gradients, rel=1e-9
         )
+        offloads = any(getattr(batch, f"offload_{kind}")[row] for kind in OFFLOADED)
+        queues = depth == 1 and batch.zero[row] < 2 and not offloads
+        computed_s, last_s = last_pass(last, layers, below, factors, queues=queues)
         # Three micro-batches of a single stage, from its first slot to its last.
         first_s = lasting((*below, *inside), with_steps_in_turn(model, batch, row, first, factors))
         whole = (
@@ -297,14 +334,12 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
             + 2 * sum(once)
             + 2 * at_first
             + 3 * lasting(above, forward, backward)
-            + lasting((*inside, *below), last)
+            + last_s
             + 3 * forwards
             + 2 * gradients
         )
-        reduced_s = None
-        if batch.zero[row] < 2 and batch.offload_gradients[row] == 0:
-            computed = sum(float(overlapped(last[at].alone, factors, OTHERS)[0]) for at in inside)
-            reduced_s = lasting((*inside, *below), last) - computed
+        stay = batch.zero[row] < 2 and batch.offload_gradients[row] == 0
+        reduced_s = last_s - computed_s if stay else None
         whole += late_by_last_send(last, below, factors, received_s, reduced_s)
         whole += sum(
             min(0.0, float(overlapped(first[at].alone, factors, STAYING)[0]) - lasting([at], first))
