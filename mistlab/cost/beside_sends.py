@@ -267,7 +267,7 @@ def further_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats, apart_s: 
     there_s = forward.later_s(backward.left_s(send_s))
     if forward.is_of_box:
         return there_s
-    left_s = np.maximum(forward.left_s(send_s) - apart_s, 0.0)
+    left_s = np.maximum(forward.left_s(send_s) - np.maximum(apart_s, 0.0), 0.0)
     return np.asarray(there_s + backward.later_s(left_s))
 
 

@@ -340,3 +340,26 @@ def test_passes_that_activations_leave_wait_for_their_host(micro_batches: int) -
     closed = SymbolicPredictor(workload=work, cluster=cluster).predict(one).iteration_s
     played = EventSimulator(workload=work, cluster=cluster).simulate(one).iteration_s
     assert closed == pytest.approx(played, rel=0.02)
+
+
+def test_a_stage_that_sends_nothing_has_no_late_sends_beside_others_that_do() -> None:
+    """Passes that activations leave may take longer in an idle stage than one after another."""
+    late = Profile(name="late", block_ms=0.5, source="made up")
+    is_whole = np.array([1, 0])
+    stages = StageBatch(
+        layers=5,
+        checkpointed_layers=2,
+        data_parallel=2,
+        tensor_parallel=2,
+        micro_batch=2,
+        zero=3,
+        in_flight=3,
+        has_embedding=is_whole,
+        has_head=is_whole,
+        offload_activations=1.0,
+    )
+    cluster = replace(CLUSTER, profile=late, inter_node_gbytes_per_s=1.0)
+    work = workload_of("gpt3-1.3b", 512, 64, "bf16")
+    predictor = SymbolicPredictor(workload=work, cluster=cluster)
+    seconds = predictor.stage_costs(stages, engine="trainer-loop").seconds
+    assert seconds.round_late_s[0] == 0
