@@ -574,7 +574,8 @@ def pass_sums(
         (np.concatenate(inside), slots.is_inside),
     ]
     lengths += zip(turns, (slots.is_below, slots.is_above), strict=bool(turns))
-    held = None if seconds.model.host is None else np.concatenate(of_passes)
+    is_held = seconds.model.host is not None and kept == "own"
+    held = np.concatenate(of_passes) if is_held else None
     return PassSums(summed(lengths), len(steps) > 0, sends, held, len(windows) // 2)
 
 

@@ -390,9 +390,8 @@ class StageSlots:
         """
         sums = pass_sums(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
         leaving, queued, of_stages = None, None, (self.seconds, self.strategies, self.stages)
-        pace = np.ones(len(self.batch))
+        sums, pace, held_s = self.at_pace(sums)
         if kept == "own":
-            sums, pace, held_s = self.at_pace(sums)
             leaving = leaving_s(*of_stages) if leave_passes(self.seconds).any() else None
             if leaving is not None:
                 leaving = _leaving_at_pace(leaving, held_s, sums.values[BETWEEN - 2 : BETWEEN])
@@ -413,7 +412,8 @@ class StageSlots:
         divided among layers in proportion to their computation; a layer's collectives go on
         meanwhile.
         """
-        host, cluster, pace = self.tasks.host, self.tasks.cluster, np.ones(len(self.batch))
+        pace = np.ones(len(self.strategies.index))
+        host, cluster = self.tasks.host, self.tasks.cluster
         if host is None or sums.slots is None:
             return sums, pace, np.zeros((2, len(pace)))
         rows = np.flatnonzero(is_never_ahead(host, self.batch, cluster))

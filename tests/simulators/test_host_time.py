@@ -303,7 +303,7 @@ def test_only_the_last_stages_of_nanotron_may_lack_blocks() -> None:
         replace(plan(4, (4, 4, 0, 0)), engine="megatron", stages=plan(4, (3, 3, 2, 0)).stages)
 
 
-@pytest.mark.parametrize("engine", ["megatron-core", "fsdp-eager"])
+@pytest.mark.parametrize("engine", ["megatron-core", "fsdp-eager", "mistlab"])
 def test_many_candidates_take_as_long_as_each_alone(engine: str) -> None:
     """Times of many stages are from a table of strategies and sets of layers."""
     draw, rows = np.random.default_rng(0), 2 * FEW_ROWS
@@ -314,6 +314,7 @@ def test_many_candidates_take_as_long_as_each_alone(engine: str) -> None:
         micro_batch=draw.integers(1, 3, rows),
         zero=draw.integers(0, 4, rows),
         has_embedding=draw.integers(0, 2, rows),
+        offload_activations=draw.integers(0, 2, rows) / 2 * (engine == "mistlab"),
     )
     late = Profile(name="late", block_ms=0.5, source="made up")
     predictor = SymbolicPredictor(workload=WORKLOAD, cluster=replace(CLUSTER, profile=late))
