@@ -518,7 +518,8 @@ def queued_collectives(
     Zero for candidates that copy to or from the host, or whose layers wait for reductions, and of
     first passes with optimizer steps. The engine gathers one layer ahead. If a layer's reduction
     takes longer than the next layer's computation, further layers are slowed too; layers that take
-    long to gather are gathered while several others compute.
+    long to gather are gathered while several others compute. Layers compute for at least ``pace``
+    (C) times as long as alone.
     """
     template, types = seconds.model.template, seconds.model.types
     strategy, stage = strategies.index, stages.index

@@ -396,9 +396,11 @@ def _slowed_times(
     }
     if split is not None:
         backward_s = np.maximum(backward_s + left_s - split.less_s, 0.0)
-        # Reductions begin when the first layer has computed, which the send slows.
+        # Reductions begin when the first layer has computed, which the send slows; that of the last
+        # block is beside the next pass.
+        inside_s = reduced_s * (1 - 1 / np.maximum(batch.layers, 1).reshape(shape))
         sent_s = np.maximum(seconds.sent_s, seconds.received_s).reshape(shape)
-        shared_s = np.clip(sent_s - computing * split.first_s, 0.0, reduced_s)
+        shared_s = np.clip(sent_s - computing * split.first_s, 0.0, inside_s)
         # What a whole backward pass loses to reductions beside a send is lost by the W pass.
         lost_back_s = np.maximum(lost_s[1] - shared_s, 0.0)
         passes_s |= {"B": (backward_s, lost_back_s), "W": (split.weights_s, shared_s)}

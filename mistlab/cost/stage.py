@@ -488,7 +488,7 @@ def _at_pace(slots: Floats, computed: Floats, pace: Floats) -> Floats:
     times the seconds ``computed`` (2, C) that a forward and a backward pass would take alone.
     """
     held, of_passes = slots.copy(), 2 + len(PHASES)
-    # Of the sums, those of backward passes come first, then those of forward passes.
+    # The sums are of two backward passes, of two forward passes, and of two backward passes again.
     held[:6] = np.maximum(slots[:6], (pace * computed)[[1, 1, 0, 0, 1, 1]])
     for way, row in enumerate((3, 4)):
         beside = slice(of_passes + way * SUMS, of_passes + (way + 1) * SUMS)
