@@ -127,7 +127,7 @@ class Comparison:
 COMMAND = "compare_searchers"
 EVALUATIONS = 10_000
 # The seconds of all searchers together, so that an answer takes less than a minute.
-SECONDS_TOGETHER = 40.0
+SECONDS_TOGETHER = 55.0
 QUICK = 20
 # The CPU seconds of each searcher in a quick run; most searches end earlier, by their number of
 # evaluations.
