@@ -201,7 +201,7 @@ def test_a_hybrid_is_proven_where_stages_are_alike(
     options = (
         *("--model", str(model), "--hardware", "h100-80gb", "--sequence-length", "128"),
         *("--precision", "bf16", "--space", "megatron-today", "--engine", "megatron-core"),
-        *("--budget-evaluations", "5", "--out", str(out)),
+        *("--budget-evaluations", "20", "--out", str(out)),
     )
     assert run(tune.main, options) == 0
     assert load_job(out).plan.engine == "megatron-core"
