@@ -1,7 +1,8 @@
 """Ranks that are threads of one process, so that any plan runs without a launcher.
 
 A rank leaves a copy of its tensor for the others, and takes all copies when every rank has left
-one. No rank holds a lock while it waits.
+one. One rank computes at a time, until it must wait: ranks that computed at once would spend a
+tenth of their seconds passing Python's lock to one another, with every operator of torch.
 """
 
 import threading
@@ -22,18 +23,21 @@ Key = tuple[object, ...]
 
 @dataclass(slots=True, eq=False)
 class Meeting:
-    """Where ranks leave tensors for one another: ``left`` by collective and by rank."""
+    """Where ranks leave tensors for one another: ``left`` by collective and by rank. The rank that
+    computes holds the lock of ``changed``."""
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     left: dict[Key, dict[int, Tensor]] = field(default_factory=dict)
     taken: dict[Key, int] = field(default_factory=dict)
     failed: bool = False
 
-    def leave(self, key: Key, rank: int, tensor: Tensor) -> None:
-        """Leave a copy of a tensor for the collective ``key``."""
+    def leave(self, key: Key, rank: int, tensor: Tensor, count: int = 1) -> None:
+        """Leave a copy of a tensor for the collective ``key``; the last of ``count`` wakes all."""
         with self.changed:
-            self.left.setdefault(key, {})[rank] = tensor.clone()
-            self.changed.notify_all()
+            left = self.left.setdefault(key, {})
+            left[rank] = tensor.clone()
+            if len(left) >= count:
+                self.changed.notify_all()
 
     def has(self, key: Key, count: int) -> bool:
         """Whether ``count`` ranks have left a tensor for the collective ``key``."""
@@ -74,7 +78,8 @@ class _Gathering:
         return all(self.meeting.has(key, count) for key, count in pairs)
 
     def wait_a_moment(self) -> None:
-        """Sleep until some rank leaves a tensor, or until a moment has passed."""
+        """Sleep until all tensors of some collective are left, or until a moment has passed. Other
+        ranks compute meanwhile."""
         with self.meeting.changed:
             if not self.is_ready():
                 self.meeting.changed.wait(MOMENT_S)
@@ -168,7 +173,7 @@ class ThreadGroup:
     def _gather(self, tensor: Tensor, receive: Callable[[list[Tensor]], object]) -> _Gathering:
         self._calls += 1
         key = (*self._name, self._calls)
-        self._meeting.leave(key, self.rank, tensor)
+        self._meeting.leave(key, self.rank, tensor, self.size)
         return _Gathering(
             meeting=self._meeting,
             keys=[key],
@@ -189,7 +194,8 @@ def run_threads(ranks: int, work: Callable[[int, Meeting], Result]) -> list[Resu
 
     def run(rank: int) -> None:
         try:
-            results[rank] = work(rank, meeting)
+            with meeting.changed:
+                results[rank] = work(rank, meeting)
         except BaseException as error:
             if not isinstance(error, RankLostError):
                 errors.append(error)
