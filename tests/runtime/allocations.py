@@ -31,10 +31,11 @@ class Allocations(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
-                self._note(leaf.untyped_storage())
+                self.note(leaf.untyped_storage())
         return result
 
-    def _note(self, storage: torch.UntypedStorage) -> None:
+    def note(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage until it goes."""
         key, size = storage._cdata, storage.nbytes()
         if key in self._known:
             return

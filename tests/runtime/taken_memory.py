@@ -1,5 +1,10 @@
 """The memory that an iteration of a small model takes, held against what is predicted."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
 from mistlab.plan.plan import Offload, Plan
 from mistlab.plan.workload import Workload
 from runtime.comm.topology import Connections
@@ -13,6 +18,29 @@ LARGEST_BYTES = 2 * 128 * 1024 * 4
 # A weight of that layer. Predictions have its gradient beside the tensors of the pass that makes
 # it, as graphs have it; here the product adds it to the sums, and a peak may be less.
 LARGEST_WEIGHT_BYTES = 256 * 1024 * 4
+# Products of fewer multiplications are computed: routers choose experts by some.
+MOST_MULTIPLIED = 2**22
+ATEN = torch.ops.aten
+
+
+class Unmultiplied(Allocations):
+    """Counts storages, and leaves out large products, which take half of the time: their results
+    are zeros, and sums that they are added to stay as they are."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in {ATEN.mm.default, ATEN.addmm_.default}:
+            *into, left, right = args
+            if left.numel() * right.shape[1] > MOST_MULTIPLIED:
+                result = into[0] if into else left.new_zeros(len(left), right.shape[1])
+                self.note(result.untyped_storage())
+                return result
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def taken_bytes(work: Workload, plan: Plan, connections: Connections) -> int:
@@ -22,7 +50,7 @@ def taken_bytes(work: Workload, plan: Plan, connections: Connections) -> int:
 
 def memory_taken(work: Workload, plan: Plan, connections: Connections) -> tuple[int, int]:
     """The most that is on the device during the second iteration, and what is on the host."""
-    with Allocations() as allocations:
+    with Unmultiplied() as allocations:
         executor = begun(work, plan, connections, SimulatedStreams(), TRAINING)
         run_step(executor, work, connections, 0)
         executor.streams.spans()
