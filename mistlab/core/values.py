@@ -222,7 +222,7 @@ def check_of(annotation: Any, bounds: NumberRange) -> Check:
         return _instance_check(annotation, wanted(annotation, bounds))
     origin = get_origin(annotation)
     if origin is Literal:
-        return _name_check(lambda: get_args(annotation))
+        return _name_check(cache(lambda: get_args(annotation)))
     if origin is tuple:
         return _tuple_check(annotation, bounds)
     assert origin in {types.UnionType, Union}, f"no check for fields of {annotation}"
