@@ -4,11 +4,12 @@ import gc
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from mistlab.stages.stage_program import flush, iterations
 from tests.skips import LACKING, OPTION, Skips
 from tests.warm.start import warm_server
 
@@ -65,6 +66,19 @@ def _draws_by_a_seed() -> None:
         sys.modules["numpy"].random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture
+def forget_programs() -> Iterator[Callable[[], None]]:
+    """Forgets the programs of stages, which are cached. A test that plants a fault in what makes
+    them calls it then, and no later test gets a program that has the fault."""
+
+    def forget() -> None:
+        iterations.cache_clear()
+        flush.cache_clear()
+
+    yield forget
+    forget()
 
 
 @pytest.fixture(scope="session")

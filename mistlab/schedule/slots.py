@@ -150,6 +150,10 @@ class Template:
     sends: Sends = "overlapped"
     overlaps_tensor_backward: bool = False
 
+    def __hash__(self) -> int:
+        # A mapping has no hash, but its items do.
+        return hash((frozenset(self.phases.items()), self.depth, self.sends))
+
 
 # The tasks that each engine's slot tables combine (``mistlab.engines``).
 FORWARD = Task(stream="compute", kind="F")

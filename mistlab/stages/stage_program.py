@@ -9,6 +9,7 @@ decide which tasks it waits for (``mistlab.stages.buffers``).
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal
 
 from mistlab.schedule.slots import Action, Kind, Phase, Task
@@ -33,6 +34,8 @@ _AFTER_COMPUTE = ("Y", "A<", "tied")
 # head, "drop table" frees that table's memory, "report" reduces losses and gradient norms over
 # ranks.
 Extra = Literal["tied", "drop table", "report"] | Memory
+# The programs of this many stages are cached: ranks with the same stage have the same programs.
+_MOST_KEPT = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,24 +93,26 @@ class Op:
         return self.of.number % RING
 
 
-def iterations(shape: StageShape, count: int) -> list[list[Op]]:
+@lru_cache(maxsize=_MOST_KEPT)
+def iterations(shape: StageShape, count: int) -> tuple[tuple[Op, ...], ...]:
     """The programs of ``count`` successive iterations of a stage; the second and later ones are
     equal.
     """
-    hazards = Hazards(LANES)
-    return [[_ordered(op, hazards) for op in _Tasks(shape).iteration()] for _ in range(count)]
+    hazards, ops = Hazards(LANES), tuple(_Tasks(shape).iteration())
+    return tuple(tuple(_ordered(op, hazards) for op in ops) for _ in range(count))
 
 
-def flush(shape: StageShape) -> list[Op]:
+@lru_cache(maxsize=_MOST_KEPT)
+def flush(shape: StageShape) -> tuple[Op, ...]:
     """A program that only takes the optimizer steps of the stage's layers, so that none is left
     to do, for instance before a checkpoint is written.
     """
     hazards = Hazards(LANES)
-    return [
+    return tuple(
         _ordered(op, hazards)
         for op in _Tasks(shape).iteration()
         if op.phase == "first_forward" and op.name in _STEPPING
-    ]
+    )
 
 
 def _ordered(op: Op, hazards: Hazards) -> Op:

@@ -160,7 +160,7 @@ class Executor:
         self._batches: Batches = ()
         self._losses = torch.zeros((), device=device)
         self._reported = torch.zeros(2, device=device)
-        self.issued: list[Op] = []
+        self.issued: Sequence[Op] = ()
         self._issuing: Op | None = None
         if seed is not None:
             self._draw_on_host(seed)
@@ -310,7 +310,7 @@ class Executor:
         self._reported[0] = loss / peers.size
         self.scaling.norm.copy_(norms / stepping.clamp(min=1))
         if averages.is_due(self.steps):
-            self.issued = [*self.issued, *self.flushing]
+            self.issued = (*self.issued, *self.flushing)
             self.flush()
             averages.average(self.steps)
 
@@ -399,7 +399,7 @@ class Executor:
             "report": lambda op: self._report,
         }
 
-    def _issue(self, program: list[Op]) -> None:
+    def _issue(self, program: Sequence[Op]) -> None:
         for op in program:
             self._issuing = op
             waits = [self._events[-back] for back in op.waits]

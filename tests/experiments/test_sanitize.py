@@ -1,6 +1,7 @@
 """The command that checks plans for GPUs without one: what it says, and how it ends."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,13 @@ def forgetful_forward(touched: buffers.Touched) -> tuple[buffers.Buffers, buffer
 
 
 def test_a_fault_is_told_with_its_tasks_and_the_wait_that_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    forget_programs: Callable[[], None],
 ) -> None:
     monkeypatch.setitem(buffers.TOUCHES, "F", forgetful_forward)  # type: ignore[index]
+    forget_programs()
     path = plan_file(tmp_path, [STAGE])
     assert run(sanitize.main, [str(path)]) == NO_ANSWER
     text = capsys.readouterr().out

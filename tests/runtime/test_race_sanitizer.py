@@ -354,12 +354,14 @@ def leaving_out(wait: Wait) -> type[Executor]:
         def __init__(self, *args: object, **named: object) -> None:
             super().__init__(*args, **named)  # type: ignore[arg-type]
             before: list[Op] = []
+            programs = []
             for each in (*self.programs, self.flushing):
                 before += each
-                each[:] = [
-                    self.lacking(op, len(before) - len(each) + number, before)
-                    for number, op in enumerate(each)
-                ]
+                first = len(before) - len(each)
+                programs.append(
+                    tuple(self.lacking(op, first + at, before) for at, op in enumerate(each))
+                )
+            *self.programs, self.flushing = programs
 
         def lacking(self, op: Op, number: int, before: list[Op]) -> Op:
             def is_it(back: int) -> bool:
@@ -375,12 +377,15 @@ def words(op: Op) -> str:
     return f"{op.task} ({op.phase.replace('_', ' ')})"
 
 
-def test_activations_freed_under_their_copy_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activations_freed_under_their_copy_are_found(
+    monkeypatch: pytest.MonkeyPatch, forget_programs: Callable[[], None]
+) -> None:
     """Embedding and head take entries of the ring too: whose forward lets go of what left before
     must wait for its copy, whether it sends anything away itself or not."""
     judge = Judge(trace_of(workload(layers=3, batch=4), LEAVING, 0, TRAINING))
     assert judge.findings() == []
     monkeypatch.setitem(buffers.TOUCHES, "F", forgetful_forward)  # type: ignore[index]
+    forget_programs()
     findings = Judge(trace_of(workload(layers=3, batch=4), LEAVING, 0, TRAINING)).findings()
     assert {one.kind for one in findings} == {"freed while used"}
     first = findings[0]
@@ -398,11 +403,12 @@ def forgetful_forward(touched: buffers.Touched) -> tuple[buffers.Buffers, buffer
 
 
 def test_received_memory_may_not_be_written_before_compute_is_past_its_last_use(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, forget_programs: Callable[[], None]
 ) -> None:
     plan = Plan(micro_batches=4, stages=(stage(2), stage(2)))
     work = workload(layers=4, batch=8)
     assert Judge(trace_of(work, plan, 1, TRAINING)).findings() == []
     monkeypatch.setattr(stage_program, "_AFTER_COMPUTE", ())
+    forget_programs()
     kinds = {one.kind for one in Judge(trace_of(work, plan, 1, TRAINING)).findings()}
     assert kinds == {"used before allocated"}

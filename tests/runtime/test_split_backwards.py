@@ -1,6 +1,7 @@
 """Stages with passes for gradients of weights (W) train as a plain run does, hang nobody, have no
 races and no hidden waits; W runs where the event simulator has it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -231,9 +232,10 @@ def test_a_shared_table_has_the_heads_gradients_before_the_embedding_ends(tmp_pa
 
 
 def test_the_heads_gradients_in_its_w_would_come_too_late(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget_programs: Callable[[], None]
 ) -> None:
     monkeypatch.setattr(StageShape, "adds_table_in_b", lambda *_: False)
+    forget_programs()
     work = workload(tied_embeddings=True)
     with pytest.raises(AssertionError):
         assert_alike(by_plan(work, table_of_two_chunks(tmp_path)), plainly(work))

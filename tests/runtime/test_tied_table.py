@@ -1,5 +1,6 @@
 """The table in which two stages add up the gradients of tied embeddings is compute's memory."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -28,9 +29,12 @@ def test_the_table_is_allocated_and_freed_in_order(rank: int) -> None:
     assert kinds(rank) == set()
 
 
-def test_a_sum_in_memory_that_compute_still_uses_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sum_in_memory_that_compute_still_uses_is_found(
+    monkeypatch: pytest.MonkeyPatch, forget_programs: Callable[[], None]
+) -> None:
     # The head's gradients are there before compute has come to its last task.
     monkeypatch.setattr(stage_program, "_AFTER_COMPUTE", ("Y", "A<"))
+    forget_programs()
     assert kinds(1) == {"used before allocated"}
 
 
