@@ -17,6 +17,8 @@ from mistlab.core.arrays import Bools
 from mistlab.graph.library import graph_of
 from mistlab.job.prediction import Prediction, Predictor
 from mistlab.job.search import (
+    MOST_NEAR,
+    TOLD_APART,
     Budget,
     Improvement,
     Problem,
@@ -33,8 +35,6 @@ from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds, Sta
 from searchers.parts import parts_of
 from searchers.savings import ways_listed, why_empty
 
-# The ledger counts a search's predictor calls and keeps the best plan so far.
-#
 # Every searcher calls the predictor through a ``Ledger``, so that all searchers are counted alike
 # and end with the same budget.
 
@@ -52,7 +52,7 @@ TIMES_OF_NEW_KINDS = 10
 STAGES_AT_ONCE = 1 << 14
 # When seconds run out, at least this many are: fewer take hardly less time.
 FEWEST_STAGES = 256
-# The number of plans that the ledger keeps: the best one and its rivals, the next best.
+# The best plan and its rivals, the next best; a ledger keeps ``MOST_NEAR`` rivals of a proven one.
 SHORT_LIST = 5
 # Times that differ by less than this share are equal up to rounding errors.
 ROUNDING = 1e-9
@@ -131,7 +131,8 @@ class Ledger:
 
     def best_of(self, engine: str) -> list[Plan]:
         """The plans of one engine among the few fastest plans that the ledger keeps."""
-        return [one.plan for one in self.nearest if one.plan.engine == engine]
+        few = self.nearest[:SHORT_LIST]
+        return [one.plan for one in few if one.plan.engine == engine]
 
     def bounded(self, bound_s: float) -> None:
         """Record a lower bound of the iteration times of all plans of the search space."""
@@ -268,10 +269,8 @@ class Ledger:
         return predictions
 
     def _shortlist(self, plan: Plan, prediction: Prediction) -> None:
-        """Keep a plan if it is one of the fastest few; of equally fast plans, the earlier one ranks
-        higher.
-        """
-        is_full = len(self.nearest) == SHORT_LIST
+        """Keep a plan if it is one of the fastest; of equally fast ones the earlier ranks first."""
+        is_full = len(self.nearest) > MOST_NEAR
         if not prediction.fits or (
             is_full and prediction.iteration_s >= self.nearest[-1].prediction.iteration_s
         ):
@@ -279,7 +278,7 @@ class Ledger:
         if all(plan != known.plan for known in self.nearest):
             rival = Rival(plan=plan, prediction=prediction)
             insort(self.nearest, rival, key=lambda one: one.prediction.iteration_s)
-            del self.nearest[SHORT_LIST:]
+            del self.nearest[MOST_NEAR + 1 :]
 
     @contextmanager
     def for_part(
@@ -390,6 +389,9 @@ class Ledger:
         if lower_bound_s is not None and self.prediction is not None:
             lower_bound_s = min(lower_bound_s, self.best_s)
             gap = 1 - lower_bound_s / self.best_s
+        near_s = self.best_s * (1 + TOLD_APART) if status == "OPTIMAL" else 0.0
+        near = [one for one in self.nearest if one.prediction.iteration_s <= near_s]
+        rivals = near if len(near) > SHORT_LIST else self.nearest[:SHORT_LIST]
         return SearchResult(
             status=status,
             plan=self.best,
@@ -400,7 +402,7 @@ class Ledger:
             lower_bound_s=lower_bound_s,
             gap=gap,
             history=tuple(self.history),
-            rivals=tuple(one for one in self.nearest if one.plan != self.best),
+            rivals=tuple(one for one in rivals if one.plan != self.best),
             gpus=self.gpus,
             seed=seed,
             reason=reason,
@@ -576,9 +578,10 @@ def in_branches(
         return Ending(status="REFUSED", reason=refusals[0])
     if min(bounds) < inf:
         ledger.bounded(min(bounds))
-    if ledger.evaluations_left == 0 or ledger.seconds_left == 0:
+    ending = Ending.of(ledger, min(bounds))
+    if ending.status != "OPTIMAL" and (ledger.evaluations_left == 0 or ledger.seconds_left == 0):
         raise BudgetSpentError
-    return replace(Ending.of(ledger, min(bounds)), reason="; ".join(refusals))
+    return replace(ending, reason="; ".join(refusals))
 
 
 def _no_plan_in_time(ledger: Ledger) -> str:

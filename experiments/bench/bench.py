@@ -4,6 +4,7 @@ as overlap may be hidden, and their plans run in the same event simulator.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from math import inf
 from time import perf_counter, process_time
 from typing import Self
@@ -16,13 +17,13 @@ from mistlab.cost.pipeline import Terms
 from mistlab.engines.engine import Engine
 from mistlab.job.job import Job
 from mistlab.job.prediction import Prediction, Predictor
-from mistlab.job.search import Budget, Problem, SearchResult, StageCostModel
+from mistlab.job.search import TOLD_APART, Budget, Problem, SearchResult, StageCostModel
 from mistlab.plan.plan import Plan
 from mistlab.plan.space import SearchSpace
 from mistlab.stages.stage_batch import StageBatch
 from searchers.registry import SEARCHERS
 from searchers.savings import Chooser, chosen_plan
-from searchers.strategy import INTERRUPTED, Ledger, Strategy, StrategySearcher
+from searchers.strategy import INTERRUPTED, ROUNDING, Ledger, Strategy, StrategySearcher
 from simulators.events import EventSimulator
 from simulators.registry import PREDICTORS
 from simulators.symbolic import SymbolicPredictor
@@ -41,11 +42,8 @@ TERM_WORDS = {
 # The searcher whose plan is the baseline of speedups: it searches as a typical engineer would.
 BASELINE = "megatron"
 
-# Closed form and event simulator differ by at most this share on 95 % of plans
-# (docs/results/cross-check.md), so they may rank two plans differently whose times differ by less.
-TOLD_APART = 0.027
-# Plans whose predicted times are close to the best plan's are simulated only if they have at most
-# this many tasks together, which take about five seconds.
+# Of the plans whose predicted times are close to the best plan's, as many of the nearest are
+# simulated as have at most this many tasks together, which take about five seconds.
 MOST_TASKS = 500_000
 # A search's best plan is not simulated if it has more tasks than this, which take half a minute.
 MOST_TASKS_OF_BEST = 5_000_000
@@ -68,7 +66,7 @@ class Point:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedRival:
     """A plan whose predicted time is slightly above the best one's, with its simulated seconds;
-    None if it has too many tasks to simulate.
+    None if it and the plans nearer to the best one have too many tasks to simulate.
     """
 
     plan: Plan
@@ -148,6 +146,11 @@ class Entry:
             if rival.simulated_s is not None and rival.simulated_s < self.simulated_s
         ]
         return self.rivals[min(played)[1]] if played else None
+
+    @property
+    def rivals_played(self) -> int:
+        """How many of the rivals were simulated."""
+        return sum(rival.simulated_s is not None for rival in self.rivals)
 
     @property
     def faster_by(self) -> float:
@@ -300,7 +303,7 @@ class Bench:
             for rival in entry.result.rivals
             if rival.prediction.iteration_s <= prediction.iteration_s * (1 + TOLD_APART)
         ]
-        is_short = sum(_tasks(rival.plan) for rival in near) <= MOST_TASKS
+        tasks = accumulate(_tasks(rival.plan) for rival in near)
         return replace(
             entry,
             simulated_s=self.played_s(plan) if _tasks(plan) <= MOST_TASKS_OF_BEST else None,
@@ -308,9 +311,9 @@ class Bench:
                 PlayedRival(
                     plan=rival.plan,
                     prediction=rival.prediction,
-                    simulated_s=self.played_s(rival.plan) if is_short else None,
+                    simulated_s=self.played_s(rival.plan) if so_far <= MOST_TASKS else None,
                 )
-                for rival in near
+                for rival, so_far in zip(near, tasks, strict=True)
             ),
             playing_s=perf_counter() - began_s,
         )
@@ -387,7 +390,7 @@ def judged(entries: Sequence[Entry]) -> Entry | None:
     """The searcher's result after its best plan has been decided by the event simulator; None if no
     plan fits.
 
-    If the search proved that its plan has the best predicted time, the answer is whichever of this
+    If a search proved that its plan has the best predicted time, the answer is whichever of this
     plan and its rivals is fastest in the event simulator, so it depends on the problem alone. If
     nothing is proven, the rivals are those plans of all entries whose predicted times are too close
     to the best one to tell them apart.
@@ -396,9 +399,9 @@ def judged(entries: Sequence[Entry]) -> Entry | None:
     if not answered:
         return None
     best_s = min(map(_predicted_s, answered))
-    proven = [entry for entry in answered if entry.result.status == "OPTIMAL"]
-    if prover := next((one for one in proven if _predicted_s(one) <= best_s), None):
-        return decided(prover)
+    proven = [decided(entry) for entry in answered if entry.result.status == "OPTIMAL"]
+    if provers := [one for one in proven if _predicted_s(one) <= best_s * (1 + ROUNDING)]:
+        return min(provers, key=lambda entry: entry.answer_simulated_s or inf)
     near_s = best_s * (1 + TOLD_APART)
     near = [decided(entry) for entry in answered if _predicted_s(entry) <= near_s]
     return min(near, key=lambda entry: (entry.answer_simulated_s or inf, _predicted_s(entry)))

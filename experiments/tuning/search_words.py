@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.bench.bench import TOLD_APART, Entry
+from experiments.bench.bench import Entry
 from experiments.pages.tables import aligned, gib, number, played_words, rate_words
 from experiments.prediction.predict import sentence
 from experiments.tuning.explain import Loser, Rejected, StageLimit, Why
@@ -11,6 +11,7 @@ from experiments.tuning.smallest import Smallest
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import to_mapping
 from mistlab.job.prediction import Comparison, Prediction
+from mistlab.job.search import TOLD_APART
 from mistlab.plan.plan import Plan
 from mistlab.plan.plan_words import count_words, runs_of
 
@@ -127,8 +128,10 @@ def verdict(entry: Entry) -> str:
         covered = f"{space} {_on_gpus(result.gpus, 'use')}".rstrip()
         sentence = f"Best of {tried} tried, no bound: plans of {covered} may be faster than {best}."
     if entry.is_played and entry.faster is not None:
-        near = count_words(1 + len(entry.rivals), "plan")
-        sentence += f" Of the {near} within {TOLD_APART:.2%} of it, the answer is played fastest."
+        near = count_words(1 + entry.rivals_played, "plan")
+        sentence += (
+            f" Of the {near} within {TOLD_APART:.2%} of it that were played, the answer is fastest."
+        )
     return sentence
 
 
@@ -163,9 +166,11 @@ def rival_words(entry: Entry) -> list[str]:
         return []
     count = count_words(len(entry.rivals), "plan")
     within = f"{count} predicted within {TOLD_APART:.2%} of {entry.searcher}'s best"
-    if any(rival.simulated_s is None for rival in entry.rivals):
+    if not entry.rivals_played:
         return [f"{within}: too many tasks to play them."]
-    tried = f"{within}, played in {entry.playing_s:.1f} s with it"
+    few = entry.rivals_played < len(entry.rivals)
+    nearest = f"the nearest {entry.rivals_played} " if few else ""
+    tried = f"{within}, {nearest}played in {entry.playing_s:.1f} s with it"
     rival = entry.faster
     if rival is None or rival.simulated_s is None:
         return [f"{tried}: none is faster when played."]

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 # changes only how often each combination of neighbouring layers occurs, not which ones occur.
 FEWEST_ALIKE = 2
 
+# Closed form and event simulator differ by less than this share on 95 % of plans
+# (docs/results/cross-check.md, cross-check-wide.md), so they may rank two plans differently whose
+# times differ by less.
+TOLD_APART = 0.005
+# The most rivals of a proven plan that a search returns: those that cannot be told from it.
+MOST_NEAR = 64
+
 Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE", "BUDGET", "REFUSED"]
 
 
@@ -83,8 +90,9 @@ class SearchResult:
     INFEASIBLE: no plan fits. BUDGET: the budget ended the search. REFUSED: the searcher cannot take
     the problem, for ``reason``. ``lower_bound_s`` is an iteration time that no plan of the space
     can beat; ``gap`` is the distance of the best plan from it, as a share of the plan's time.
-    ``rivals`` are the next best plans that the search asked about, fastest first. ``gpus`` are the
-    numbers of GPUs that plans of the search might use: the whole cluster's, and parts of it.
+    ``rivals`` are the next best plans that the search asked about, fastest first: a few, or of a
+    proven plan up to ``MOST_NEAR`` that cannot be told from it. ``gpus`` are the numbers of GPUs
+    that plans of the search might use: the whole cluster's, and parts of it.
     """
 
     status: Status

@@ -235,6 +235,24 @@ class BoxCosts:
             yield options, start + ends.place
             start += len(part)
 
+    def bounded(self, asked: BoxQuery, limit_s: float) -> tuple[BoxQuery, Options]:
+        """The boxes of a stage that may hold a strategy of a pipeline faster than ``limit_s``, with
+        lower bounds of their times; numbers of recomputed blocks that cannot fit are left out.
+        """
+        rows, options = self._hopeful(_BoxRows.of([asked]), limit_s)
+        boxes = asked.boxes.chosen(rows.row).with_blocks(rows.fewest, rows.most)
+        return replace(asked, counts=asked.counts[rows.row], boxes=boxes), options
+
+    def strategies(self, asked: BoxQuery) -> Options:
+        """The strategies that fit in memory, of boxes that hold a single strategy each."""
+        rows = _BoxRows.of([asked])
+        rows = rows.chosen(self._fits(rows, rows.low, rows.fewest, of_others=False))
+        if not len(rows):
+            return _nothing(rows)
+        batch = self._batch(rows, rows.low, rows.fewest)
+        options = _options(rows, self._costs(batch, self._places(rows)))
+        return options.chosen(self._has_host(rows, options))
+
     def _pools(
         self, asked: Sequence[BoxQuery], rows: "_BoxRows", limit_s: float
     ) -> Iterator[tuple[StagePosition, Pool]]:

@@ -28,7 +28,7 @@ from searchers.exact.candidates import (
     undominated,
 )
 from searchers.exact.groups import Group, LeastWork
-from searchers.meshes import Mesh
+from searchers.meshes import Mesh, lies_well
 from searchers.savings import CountsRow, counts_choices, savings_choices
 from searchers.strategy import SHORT_LIST, Ledger
 
@@ -83,8 +83,8 @@ class BoxMenus:
         """Evaluate the boxes that a search starts with for these stages; boxes that no pipeline
         faster than ``limit_s`` can contain are pruned.
         """
-        asked = [self._whole(place) for place in sorted(set(places) - self._pools.keys())]
-        for position, pool in self._costs.pools(asked, limit_s):
+        asked = [self.whole(place) for place in sorted(set(places) - self._pools.keys())]
+        for position, pool in self.costs.pools(asked, limit_s):
             self._pools[position] = self._undominated(pool)
 
     def least(
@@ -93,9 +93,9 @@ class BoxMenus:
         """Lower bounds of all candidates for these stages, in pipelines faster than ``limit_s``,
         each with the index of its stage; the stored candidates do not change.
         """
-        return self._costs.least([self._whole(place) for place in places], limit_s)
+        return self.costs.least([self.whole(place) for place in places], limit_s)
 
-    def _whole(self, position: StagePosition) -> BoxQuery:
+    def whole(self, position: StagePosition) -> BoxQuery:
         """The boxes that a search starts with for a stage, for every range of recomputed blocks."""
         key = position.mesh, position.layers, position.is_alone
         if key not in self._largest:
@@ -148,7 +148,7 @@ class BoxMenus:
             counts = pool.options.counts[chosen][origin]
             asked.append(BoxQuery(place=position, counts=counts, boxes=boxes))
             self._pools[position] = pool.chosen(~chosen)
-        for position, new in self._costs.pools(asked, limit_s):
+        for position, new in self.costs.pools(asked, limit_s):
             self._pools[position] = self._undominated(self._pools[position].and_also(new))
             self._best.pop(position, None)
 
@@ -197,7 +197,25 @@ class BoxMenus:
         self._best.clear()
 
     @property
-    def _costs(self) -> BoxCosts:
+    def alone(self) -> list[StagePosition]:
+        """The stages that are whole pipelines of the group: one on each mesh of all GPUs."""
+        cluster = self.problem.cluster
+        return [
+            StagePosition(
+                mesh=mesh,
+                place_in_node=cluster.like_rank(0, mesh.num_gpus),
+                layers=self.problem.workload.model.layers,
+                in_flight=1,
+                is_first=True,
+                is_last=True,
+            )
+            for mesh in self.group.meshes
+            if mesh.num_gpus == cluster.num_gpus and lies_well(0, mesh.num_gpus, cluster)
+        ]
+
+    @property
+    def costs(self) -> BoxCosts:
+        """Computes costs and lower bounds of boxes for the stages of the group."""
         return BoxCosts(
             problem=self.problem,
             space=self.space,

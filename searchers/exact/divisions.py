@@ -17,7 +17,9 @@ import numpy as np
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.cost.order_path import least_sends_of
 from mistlab.cost.pipeline import iteration_s
+from mistlab.graph.library import graph_of
 from mistlab.plan.space import SearchSpace
+from mistlab.plan.workload import Workload
 from mistlab.stages.stage_batch import TIMES, StageTimes
 from searchers.meshes import even_layers, layer_counts
 
@@ -28,6 +30,11 @@ MOST_DIVISIONS = 200_000
 THRESHOLDS = 24
 # The placeholder in arrays of range indices, where a stage cannot have such a range of blocks.
 NONE = -1
+
+
+def takes_turns(workload: Workload) -> bool:
+    """Whether the blocks of a model are of several kinds that alternate."""
+    return len(graph_of(workload).pattern) > 1
 
 
 @lru_cache(maxsize=64)

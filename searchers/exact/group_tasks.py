@@ -251,7 +251,7 @@ def _answer(task: GroupTask, predictor: Predictor, budget: Budget, clock: Clock)
         is_spent = True
     return _Answer(
         seconds=seconds,
-        nearest=[one.plan for one in ledger.nearest],
+        nearest=[one.plan for one in ledger.nearest[:SHORT_LIST]],
         stage_evaluations=ledger.stage_evaluations,
         is_spent=is_spent,
     )

@@ -41,6 +41,7 @@ from searchers.exact.candidates import (
 )
 from searchers.exact.group_tasks import NEAR, GroupTask, Joiner, jobs, solved
 from searchers.exact.groups import Group, LeastWork, groups_of, with_ends, work_of
+from searchers.exact.near_plans import NearPlans
 from searchers.exact.programme import join_hastily
 from searchers.exact.proof import has_bounds, proven_s
 from searchers.meshes import Mesh, Pipeline, even_layers, layer_counts, mesh_of, orders_of
@@ -58,8 +59,6 @@ from searchers.savings import (
 from searchers.strategy import BudgetSpentError, Ending, Ledger
 
 # Computes iteration times of many uniform plans (all stages save memory in the same way).
-#
-# Axes of arrays: C candidates, S stages.
 
 
 # How many candidates for stages one call of the predictor evaluates at most.
@@ -328,8 +327,6 @@ class AlikeInOrder:
         )
 
 
-# The two-level search: it finds the candidates for each stage, then combines stages into pipelines.
-#
 # For each group of pipelines, the best plan with uniform stages and coarse ratios is found first.
 # Groups are searched in the order of these plans' times, and pruned if the lower bound from the
 # least times of blocks is no better than the best plan.
@@ -462,7 +459,7 @@ class Hierarchy:
         self._join(near, join, coarse_to_fine=True)
         if self.space.unequal_meshes:
             self._join_unequal()
-        return self._proven_within(tolerance, seconds)
+        return self._proven_within(tolerance, seconds, self.least_s)
 
     def _join_unequal(self) -> None:
         """Search by beam search for better plans whose stages have unequal numbers of GPUs."""
@@ -552,28 +549,36 @@ class Hierarchy:
     def proven(self, *, tolerance: float, seconds: float) -> Ending:
         """Find the best plan by branch and bound over boxes (sets of memory-saving strategies with
         ratios in ranges), until it is proven within a tolerance or a time limit is reached. Uniform
-        plans come first, then plans whose stages have equally many GPUs, then, briefly, plans of
-        stages with unequal numbers of GPUs.
+        plans come first, then all single-stage plans near the best, then plans whose stages have
+        equally many GPUs, then, briefly, plans of stages with unequal numbers of GPUs.
         """
         ends_s = self.ledger.wall_s + seconds
         sizes = list(groups_of(self.problem, self.space, equal_sizes=True))
+        least_s = dict(self.least_s)
+        near = NearPlans.of(self.problem, self.space, self.ledger, self.work, self.least_s)
         with suppress(BudgetSpentError), self.ledger.for_seconds(seconds):
             # Splitting boxes soon finds better single-stage plans than a finer grid would.
             self._in_order(sizes, is_coarsest=True)
+            least_s |= near.listed()
             if self.space.unequal_meshes:
-                equal = {group: self.bound_s(group) for group in sizes}
+                equal = {group: least_s.get(group, self.bound_s(group)) for group in sizes}
                 self._bound_s(equal, tolerance, FIRST * seconds)
                 with suppress(BudgetSpentError), self.ledger.for_seconds(FIRST * seconds):
                     self._join_unequal()
         left_s = ends_s - self.ledger.wall_s
-        return self._proven_within(tolerance, max(0.0, left_s))
+        ending = self._proven_within(tolerance, max(0.0, left_s), least_s)
+        if ending.status == "OPTIMAL":
+            near.show()
+        return ending
 
-    def _proven_within(self, tolerance: float, seconds: float) -> Ending:
+    def _proven_within(
+        self, tolerance: float, seconds: float, least_s: Mapping[Group, float]
+    ) -> Ending:
         """Prove how close to optimal the best plan is within a time limit, or find a better one."""
         if not self.has_bounds:
             return self._bounded()
         # The smallest lower bound of all groups is a lower bound of the whole space.
-        bound_s = self._bound_s(self.least_s, tolerance, seconds, hear=self.ledger.bounded)
+        bound_s = self._bound_s(least_s, tolerance, seconds, hear=self.ledger.bounded)
         if self.ledger.best is None:
             return Ending(status="INFEASIBLE" if bound_s == inf else None)
         if self.ledger.is_best(bound_s):
@@ -587,13 +592,5 @@ class Hierarchy:
         seconds: float,
         hear: Callable[[float], object] = float,
     ) -> float:
-        return proven_s(
-            self.problem,
-            self.space,
-            self.ledger,
-            self.work,
-            least_s,
-            tolerance=tolerance,
-            seconds=seconds,
-            hear=hear,
-        )
+        groups = self.problem, self.space, self.ledger, self.work, least_s
+        return proven_s(*groups, tolerance=tolerance, seconds=seconds, hear=hear)

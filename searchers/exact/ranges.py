@@ -21,7 +21,6 @@ from mistlab.job.search import Problem
 from mistlab.plan.dimensions import counts_of_blocks, names_of
 from mistlab.plan.plan import Plan
 from mistlab.plan.space import SearchSpace
-from mistlab.plan.workload import Workload
 from mistlab.schedule.orders import DEFAULT_ORDER, in_flight
 from mistlab.stages.stage_batch import TIMES, StageBatch, StageTimes
 from searchers.exact.candidates import savings_columns
@@ -40,11 +39,6 @@ PIPELINES_TOGETHER = 256
 # shares of the gap to be proven divided by the number of stages: the grain's first size, then the
 # divisor by which it shrinks, then the size below which times are no longer rounded.
 GRAIN, FINER, FINEST = 0.25, 4.0, 0.001
-
-
-def takes_turns(workload: Workload) -> bool:
-    """Whether the blocks of a model are of several kinds that alternate."""
-    return len(graph_of(workload).pattern) > 1
 
 
 def takes_ranges(space: SearchSpace) -> bool:

@@ -446,25 +446,13 @@ def _highest(lines: Floats, layers: Floats, gpus: Floats) -> Floats:
 
 def alone_s(menus: BoxMenus, limit_s: float) -> float:
     """A lower bound in seconds of a group's pipelines with a single stage, at most ``limit_s``."""
-    cluster, group = menus.problem.cluster, menus.group
-    positions = [
-        StagePosition(
-            mesh=mesh,
-            place_in_node=cluster.like_rank(0, mesh.num_gpus),
-            layers=menus.problem.workload.model.layers,
-            in_flight=1,
-            is_first=True,
-            is_last=True,
-        )
-        for mesh in group.meshes
-        if mesh.num_gpus == cluster.num_gpus and lies_well(0, mesh.num_gpus, cluster)
-    ]
+    positions = menus.alone
     menus.prepare(positions, limit_s)
     least_s = limit_s
     for position in positions:
         options = menus[position]
         nothing = no_stages(len(options))
-        whole_s = prepended(options.times, nothing, group.micro_batches, 1).whole
+        whole_s = prepended(options.times, nothing, menus.group.micro_batches, 1).whole
         least_s = min([least_s, *whole_s.tolist()])
     return least_s
 

@@ -22,10 +22,12 @@ from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER
 from searchers.exact.branches import in_branches
 from searchers.exact.candidates import Menus
+from searchers.exact.divisions import takes_turns
 from searchers.exact.group_tasks import Joiner
 from searchers.exact.hierarchy import Hierarchy
+from searchers.exact.near_plans import NearPlans
 from searchers.exact.programme import join as join_exactly
-from searchers.exact.ranges import searched_by_ranges, takes_ranges, takes_turns
+from searchers.exact.ranges import searched_by_ranges, takes_ranges
 from searchers.meshes import as_in, parts_of, pipelines
 from searchers.savings import ways_listed
 from searchers.strategy import BudgetSpentError, Ending, Ledger, NeedsStageCosts, Strategy
@@ -91,17 +93,25 @@ def _joined(
 
 def _searched(hierarchy: Hierarchy, join: Joiner, tolerance: float) -> Ending:
     space = hierarchy.space
+    # Pipelines of stages of unequal sizes are too many to join them all, even in a small space.
     is_small = ways_listed(space) <= FEW
-    if not space.unequal_stages and space.layers_off_balance != 0:
-        return hierarchy.joined_alike(join) if is_small else hierarchy.near_alike(join)
-    if not space.unequal_stages:
-        return hierarchy.all_alike() if is_small else hierarchy.most_alike()
-    # With stages of unequal sizes, the exact searcher takes over instead.
-    if is_small and not space.unequal_meshes:
-        return hierarchy.joined(join)
-    if hierarchy.has_bounds:
+    if space.unequal_stages and hierarchy.has_bounds and (space.unequal_meshes or not is_small):
         return hierarchy.proven(tolerance=tolerance, seconds=PROOF_S)
-    return hierarchy.joined_coarse_to_fine(join)
+    if not space.unequal_stages and space.layers_off_balance != 0:
+        ending = hierarchy.joined_alike(join) if is_small else hierarchy.near_alike(join)
+    elif not space.unequal_stages:
+        ending = hierarchy.all_alike() if is_small else hierarchy.most_alike()
+    elif is_small and not space.unequal_meshes:
+        ending = hierarchy.joined(join)
+    else:
+        ending = hierarchy.joined_coarse_to_fine(join)
+    if ending.status == "OPTIMAL":
+        ledger, work = hierarchy.ledger, hierarchy.work
+        near = NearPlans.of(hierarchy.problem, space, ledger, work, hierarchy.least_s)
+        with suppress(BudgetSpentError):
+            near.listed()
+        near.show()
+    return ending
 
 
 def _joined_by(solver: str, menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
