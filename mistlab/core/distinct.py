@@ -315,3 +315,86 @@ def _products(lengths: Floats, counts: Floats) -> Floats:
         block = slice(min(start, len(table) - 2), start + at_once)
         np.matmul(lengths[:, block].T, counts, out=table[block])
     return table
+
+
+# Counts the layers of stages, which are rows of equal layers, by their kind and their neighbours'.
+
+
+# The type of an absent layer, before the first layer of a stage or after the last one.
+NOTHING = -1
+
+
+def slot_counts(sizes: Floats, types: Ints, depth: int) -> tuple[Ints, Floats]:
+    """Count the layers of each stage by their type and the types of the layers before and after,
+    whose weights are fetched or offloaded at the same time.
+
+    The kinds (K, 3) are the combinations of three types that occur; the counts are (K, J). A
+    stage's layers are runs of equal layers. A time slot has three layers: the one that computes,
+    the lower one ``depth`` before it and the upper one ``depth`` after it, which are fetched or
+    offloaded meanwhile. The first and last ``depth`` slots lie outside the pass, where no layer
+    computes. The three types change where a run ends, or ``depth`` before or after it; between two
+    such points all time slots are of one kind.
+
+    ``sizes`` (R, J) are the numbers of layers in the runs, ``types`` (R, J or R, 1) the types of
+    these layers.
+    """
+    ends = np.cumsum(sizes, axis=0)
+    edges = np.concatenate([np.zeros_like(ends[:1]), ends])
+    points = np.sort(np.concatenate([edges - depth, edges, edges + depth]), axis=0)
+    lengths, middles = np.diff(points, axis=0), (points[1:] + points[:-1]) / 2
+    # The absent layers before a stage get the lowest code, those after it the highest.
+    after = int(types.max()) + 2
+    nothing = np.zeros_like(types[:1])
+    places = np.concatenate([nothing, types + 1, nothing + after])
+    code = np.zeros(lengths.shape, dtype=np.int64)
+    for shift in (-depth, 0, depth):
+        code = code * (after + 1) + _at(middles + shift, edges, places)
+    occurs = np.zeros((after + 1) ** 3, dtype=bool)
+    occurs[code[lengths > 0]] = True
+    codes = np.flatnonzero(occurs)
+    kinds = np.stack(np.unravel_index(codes, (after + 1,) * 3), axis=1)
+    is_layer = (kinds > 0) & (kinds < after)
+    is_slot = is_layer.any(axis=1)
+    counts = _counted(code, lengths, codes[is_slot], len(occurs))
+    return np.where(is_layer, kinds - 1, NOTHING)[is_slot], counts
+
+
+def _at(positions: Floats, edges: Floats, places: Ints) -> Ints:
+    """The type of the layer at each position in each stage.
+
+    Runs of equal layers begin at ``edges`` and have the types ``places``.
+    """
+    run = (positions[:, None] >= edges).sum(axis=1)
+    if places.shape[1] == 1:
+        return np.asarray(places[run, 0])
+    return np.take_along_axis(places, run, axis=0)
+
+
+def _counted(
+    code: Ints,
+    lengths: Floats,
+    codes: Ints,
+    every: int,
+) -> Floats:
+    """Add up the numbers of layers that have the same code of three layer types."""
+    stages = code.shape[1]
+    row = np.full(every, len(codes))
+    row[codes] = np.arange(len(codes))
+    flat = row[code] * stages + np.arange(stages)
+    counted = np.bincount(
+        flat.ravel(), weights=lengths.ravel(), minlength=(len(codes) + 1) * stages
+    )
+    return np.asarray(counted.reshape(-1, stages)[: len(codes)])
+
+
+def joined_rows(sizes: Ints, kinds: Ints) -> tuple[Ints, Ints]:
+    """The numbers of layers in rows of equal layers, and their kinds (R, C); a row without layers,
+    and one before more of the same kind, is joined to the next.
+    """
+    sizes, kinds = sizes.copy(), np.where(sizes > 0, kinds, NOTHING)
+    for row in range(1, len(sizes)):
+        joins = (sizes[row] == 0) | (kinds[row] == kinds[row - 1])
+        kinds[row] = np.where(joins, kinds[row - 1], kinds[row])
+        sizes[row] += sizes[row - 1] * joins
+        sizes[row - 1, joins], kinds[row - 1, joins] = 0, NOTHING
+    return sizes, kinds

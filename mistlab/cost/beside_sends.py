@@ -17,17 +17,10 @@ import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.core.columns import ColumnSet
-from mistlab.core.distinct import Sums
+from mistlab.core.distinct import NOTHING, Sums
 from mistlab.cost.kernels import within_round_s
 from mistlab.cost.side_by_side import BESIDE, LINK, SlowedBy, endless
-from mistlab.cost.slot_work import (
-    HERE,
-    NOTHING,
-    UPPER,
-    SlotWork,
-    in_slots,
-    shared_turns,
-)
+from mistlab.cost.slot_work import HERE, UPPER, SlotWork, in_slots, shared_turns
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
 from mistlab.schedule import placement

@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from mistlab.core.arrays import Floats, Ints
+from mistlab.core.arrays import Floats
+from mistlab.cost.beside_sends import STEADY
 from mistlab.cost.kernels import stage_flop
 from mistlab.cost.layers import CLASSES, OF_ATTENTION, of_classes
 from mistlab.cost.links import mean_peak_flop_per_s
@@ -188,10 +189,14 @@ def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
     busy_s = batch.micro_batches * times.stable_s + times.delta_forward_s + times.delta_backward_s
     after_s = slots.outside_passes().after_s
     exposed_s = rest_of(busy_s, np.sum([*parts.values(), after_s], axis=0))
-    link = share_of_link(slots, batch.micro_batches)
+    of_passes = np.sum([part for name, part in parts.items() if name != "step_s"], axis=0)
+    steady_s = rest_of(times.stable_s, of_passes / batch.micro_batches)
+    steady_s = np.minimum((batch.micro_batches - 1) * steady_s, exposed_s)
+    steady, once = shares_of_link(slots)
+    link_s = steady * steady_s + once * (exposed_s - steady_s)
     parts["averaging_s"] = seconds.averaging_s(counts, of_strategy)
-    parts["data_parallel_s"] = after_s - parts["averaging_s"] + link * exposed_s
-    parts["copies_s"] = (1 - link) * exposed_s
+    parts["data_parallel_s"] = after_s - parts["averaging_s"] + link_s
+    parts["copies_s"] = exposed_s - link_s
     parts["products_flop"] = in_passes(kernels.products_flop)
     parts["attention_flop"] = in_passes(kernels.attention_flop)
     return np.stack([parts[name] for name in NAMES])
@@ -252,7 +257,7 @@ def breakdown_of(job: Job, whole_s: float | None = None) -> Breakdown:
     """The breakdown of an iteration of a job into seconds by cause, for each stage.
 
     Time that several causes share counts once: as arithmetic if there is any, otherwise as exposed
-    time (``share_of_link``). Host-bound time is how much shorter the iteration would be if hosts
+    time (``shares_of_link``). Host-bound time is how much shorter the iteration would be if hosts
     took no time; the time of sends is how much shorter it would be if sends took no time. In the
     rest of the iteration, a stage works or waits for its pipeline: all stages have the pipeline
     bubble, and stages with less work than the busiest one also have imbalance. ``whole_s`` is the
@@ -430,32 +435,23 @@ def _peak_s(job: Job, stage: int) -> float:
 _COPIES = [place for place in range(len(STREAMS)) if place not in (COMPUTE, LINK)]
 
 
-def share_of_link(slots: StageSlots, micro_batches: Ints) -> Floats:
-    """The share of each candidate stage's exposed time that is collectives between GPUs; the rest
-    is host copies.
+def shares_of_link(slots: StageSlots) -> list[Floats]:
+    """The share of each candidate stage's exposed time that is collectives between GPUs, in steady
+    passes and in those that come once an iteration; the rest is host copies.
     """
     alone = SlotWork(slots.seconds, slots.kinds).alone()
-    ends = slot_ends(slots.seconds, alone, is_least=False)
-    link_s, copies_s = _over_all(slots, _divided(alone, ends), micro_batches)
-    both_s = link_s + copies_s
-    # Where layers have no exposed time, only the collectives of an optimizer step can be exposed,
-    # so the share is 1.
-    return np.where(both_s > 0, link_s / np.where(both_s > 0, both_s, 1.0), 1.0)
-
-
-def _over_all(slots: StageSlots, slots_s: Floats, micro_batches: Ints) -> Floats:
-    """The exposed seconds of collectives and of host copies in an iteration of each candidate,
-    summed up from the exposed seconds of each layer in each phase.
-
-    Shapes: ``slots_s`` is (2, P, K, S), the result (2, C).
-    """
-    every, total_s = np.ones(len(slots.kinds), dtype=np.bool_), np.zeros((2, len(slots.batch)))
-    for number, phase in enumerate(PASS_PHASES):
-        # The first forward pass and the last backward pass are phases of their own, so steady-state
-        # passes run once less than there are micro-batches.
-        times = np.maximum(micro_batches - 1, 0) if phase in ("forward", "backward") else 1
-        total_s += times * slots.summed([(slots_s[:, number], every)])
-    return total_s
+    slots_s = _divided(alone, slot_ends(slots.seconds, alone, is_least=False))
+    every = np.ones(len(slots.kinds), dtype=np.bool_)
+    of_phases = [slots.summed([(of_phase, every)]) for of_phase in slots_s.swapaxes(0, 1)]
+    is_steady = np.array([phase in STEADY for phase in PASS_PHASES])
+    shares = []
+    for chosen in (is_steady, ~is_steady):
+        link_s, copies_s = np.array(of_phases)[chosen].sum(axis=0)
+        both_s = link_s + copies_s
+        # Where layers have no exposed time, only the collectives of an optimizer step can be
+        # exposed, so the share is 1.
+        shares.append(np.where(both_s > 0, link_s / np.where(both_s > 0, both_s, 1.0), 1.0))
+    return shares
 
 
 def _divided(alone: Floats, ends: Floats) -> Floats:

@@ -7,16 +7,30 @@ Axes: C candidates or cases, S strategies, J sets of layers, R rows of equal lay
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import lru_cache
 from typing import Self
 
 import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
-from mistlab.core.distinct import Cases, Distinct, distinct_rows, numbered
+from mistlab.core.distinct import NOTHING, Cases, Distinct, distinct_rows, numbered
 from mistlab.cost.side_by_side import (
-    AHEAD,
     AWAY,
+    BESIDE,
+    BITS,
+    FROM_HOST,
+    LINK,
+    LINK_BIT,
+    NAMES,
+    ROWS,
+    TASKS,
+    SlowedBy,
+    ends_of_streams,
+    largest_weights,
+    prices_of,
+    until,
+)
+from mistlab.cost.slot_work import (
     BEFORE,
     COMPUTED,
     COPIED,
@@ -24,34 +38,12 @@ from mistlab.cost.side_by_side import (
     GATHERED,
     LEAVES,
     LEFT,
-    LINK,
-    LINK_BIT,
-    MEASURED,
-    NONE_ENDED,
-    ONE_MORE,
-    REDUCED,
-    ROWS,
-    SLOT_WORK,
-    STEPPED_AHEAD,
-    Lanes,
-    SlowedBy,
-    ends_of_several,
-    ends_of_streams,
-    lanes_of,
-    largest_weights,
-    played,
-    prices_of,
-    sets_of,
-    slot_after,
-    until,
-)
-from mistlab.cost.slot_work import (
     LOWER,
-    NOTHING,
+    REDUCED,
     SIMULATED,
+    SLOT_WORK,
     UPPER,
     WORK_OF_TASKS,
-    gathers_each_pass,
     keep_all,
     leave_passes,
     of_layers,
@@ -59,198 +51,100 @@ from mistlab.cost.slot_work import (
     reduced_inside,
     reduces_each_pass,
     stay_reduced,
-    steps_in_turn,
 )
 from mistlab.cost.tasks import Kept, TaskSeconds
-from mistlab.graph.layer_types import EMBEDDING
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
 
-# Computes the time of layers whose weights are copied from the host and then gathered from ranks.
+# Computes the time slots of layers whose data leaves as soon as each has computed.
 
 
-_FROM_HOST = STREAMS.index("host_to_device")
+_STREAM_OF_WORK = np.array([COMPUTE, LINK, LINK, LINK, FROM_HOST, FROM_HOST, AWAY, AWAY])
+# Sets of work that is not done, and of further bits: the layer's own reduction has begun; it could
+# have, but for the link; the reduction before gives way to the gather, since it has not begun.
+_BEGUN_OWN, _READY, _GIVES_WAY = (1 << SLOT_WORK + bit for bit in range(3))
+_SETS = np.arange(8 << SLOT_WORK)
+_BIT_OF_WORK = (1 << np.arange(SLOT_WORK, dtype=np.uint8))[::-1, None]
 
 
-def ends_if_gathered(alone: Floats, slowed: SlowedBy, copied: Floats, gathered: Floats) -> Floats:
-    """The time at which each stream ends if weights are gathered only after they were copied from
-    the host.
+def _of_sets() -> tuple[Bools, Bools, Ints]:
+    """For each set of a slot's work that is not done yet: which work runs (8, sets), whether the
+    slot goes on (for each of four cases), and which streams are busy.
 
-    All work would take ``alone`` (4, C). The gather is the last ``gathered`` seconds (C) of the
-    link's work, the copy the first ``copied`` seconds (C) of the host's; both are positive. Until
-    both the copy and the link's other work have ended, the host copy slows the other streams, and
-    afterwards the link does.
+    The cases: the slot closes the pass (no, yes), and for each of both, reductions hold layers up
+    (no, yes).
     """
-    left, offset = alone.copy(), slowed.place(sets_of(alone > 0))
-    left[LINK], left[_FROM_HOST] = np.maximum(alone[LINK] - gathered, 0.0), copied
-    ends, elapsed = np.zeros_like(alone), np.zeros(alone.shape[1])
-    for _ in STREAMS:
-        busy = left > 0
-        factors = slowed.table.take(offset + sets_of(busy), axis=1)
-        ahead = np.where(busy, left * factors, np.inf)
-        step = np.where(busy[_FROM_HOST], ahead.min(axis=0), 0.0)
-        is_done = busy & (ahead <= step)
-        left = np.where(is_done, 0.0, np.maximum(left - step / factors, 0.0))
+    is_left: Bools = (_SETS & _BIT_OF_WORK) > 0
+    computes, reduces, gathers, reduced, copies, fetches, leaves, _ = is_left
+    runs, begun, gives_way = is_left.copy(), (_SETS & _BEGUN_OWN) > 0, (_SETS & _GIVES_WAY) > 0
+    # No gather interrupts a reduction.
+    runs[GATHERED] &= ~((reduces & ~gives_way) | copies | (reduced & begun))
+    runs[BEFORE] &= ~(gives_way & gathers)
+    runs[REDUCED] &= ~(reduces | computes | runs[GATHERED])
+    runs[FETCHED] &= ~copies
+    runs[LEFT] &= ~reduces
+    runs[LEAVES] &= ~(leaves | computes | reduced)
+    waits = computes | gathers | copies | fetches | leaves
+    goes_on = np.concatenate([waits, waits | reduces, computes, computes])
+    return runs, goes_on, np.bitwise_or.reduce(runs * BITS[_STREAM_OF_WORK][:, None], axis=0)
+
+
+_RUNNING, _GOING_ON, _BUSY = _of_sets()
+_FURTHER = _SETS & -(1 << SLOT_WORK)
+_FURTHER[_RUNNING[REDUCED]] |= _BEGUN_OWN
+_FURTHER[(_SETS & (1 << SLOT_WORK - 1 - COMPUTED)) == 0] |= _READY
+
+
+@lru_cache(maxsize=256)
+def _factors_of_sets(table: bytes) -> Floats:
+    """The slowdown factors of a slot's work, infinite for work that does not run (8, sets of all
+    groups), from those of the streams by group and set of busy streams, as bytes.
+    """
+    factors = np.frombuffer(table).reshape(len(STREAMS), -1, len(BESIDE))
+    of_work = factors[_STREAM_OF_WORK][..., _BUSY]
+    return np.where(_RUNNING[:, None], of_work, np.inf).reshape(SLOT_WORK, -1)
+
+
+# Nothing times infinity, for work that is done, is no number, which ``fmin`` leaves out.
+@np.errstate(invalid="ignore")
+def slot_after(
+    work: Floats,
+    slowed_by: SlowedBy,
+    *,
+    closes: Bools | bool = False,
+    holds: Bools | bool = True,
+    gives_way: Bools | bool = False,
+) -> tuple[Floats, Bools]:
+    """The seconds of one layer's time slot (C), and whether its own reduction has only just become
+    ready; afterwards ``work`` (8, C) has what is left of it.
+
+    A slot ends when its layer has computed, the next layer's data is there, and the layer before is
+    reduced and offloaded. The reduction and then the offload of its own layer start as soon as the
+    layer has computed. If the slot lasts longer, because it waits for copies, part of that work is
+    done before the next slot, which may then be shorter. Weights that are copied from the host are
+    gathered afterwards.
+
+    A slot that ``closes`` a pass ends when its layer has computed. Where reductions do not
+    ``hold`` layers up, none waits for the reduction of a layer that offloads nothing. The reduction
+    of the layer before ``gives_way`` to the gather if both became ready at once.
+    """
+    factors, elapsed = _factors_of_sets(slowed_by.table.tobytes()), np.zeros(work.shape[1])
+    offset = slowed_by.first * (len(_SETS) // len(BESIDE))
+    ways = len(_SETS) * (2 * np.asarray(closes, dtype=np.intp) + holds)
+    further = np.where(gives_way & (work[COPIED] <= 0), _GIVES_WAY, 0)
+    while True:
+        is_left = np.bitwise_or.reduce((work > 0) * _BIT_OF_WORK) + further
+        goes_on = _GOING_ON.take(ways + is_left)
+        if not np.logical_or.reduce(goes_on):
+            return elapsed, further & (_BEGUN_OWN | _READY) == 0
+        slowed = factors.take(offset + is_left, axis=1)
+        ahead = work * slowed
+        step = np.fmin.reduce(ahead)
+        step[~goes_on] = 0.0
+        work -= step / slowed
+        np.maximum(work, 0.0, out=work)
+        np.putmask(work, ahead <= step, 0.0)
+        np.putmask(further, goes_on, _FURTHER.take(is_left))
         elapsed += step
-        ends += is_done * elapsed
-    left[LINK] += gathered
-    left[_FROM_HOST] = np.maximum(alone[_FROM_HOST] - copied, 0.0)
-    return np.maximum(ends, np.where(left > 0, ends_of_several(left, slowed) + elapsed, 0.0))
-
-
-def least_ends_if_gathered(
-    alone: Floats, slowed: SlowedBy, copied: Floats, gathered: Floats
-) -> Floats:
-    """Lower bounds of the time at which each stream ends if weights are gathered only after they
-    were copied from the host, for this work and for any with longer copies.
-
-    The slowdown factors are ``lowered`` (docs/decisions/0035-searches-that-prove.md).
-
-    If the copies are longer, the gather may come at any later time. So in the bound no gather slows
-    the copies, and arithmetic is slowed only as much as by a gather, whatever else runs.
-    """
-    left, offset = alone.copy(), slowed.place(sets_of(alone > 0))
-    left[LINK] = np.maximum(alone[LINK] - gathered, 0.0)
-    copying, gathering = copied.copy(), gathered.copy()
-    ends, elapsed = np.zeros_like(alone), np.zeros(alone.shape[1])
-    # At most six events follow: the ends of the four streams, of the copy and of the gather.
-    for _ in range(len(STREAMS) + 2):
-        busy = left > 0
-        factors = slowed.table.take(offset + sets_of(busy), axis=1)
-        on_link = slowed.table[LINK].take(offset + (sets_of(busy) | LINK_BIT))
-        gathers = ~busy[LINK] & (copying <= 0) & (gathering > 0)
-        ahead = np.where(busy, left * factors, np.inf)
-        copied_s = np.where(copying > 0, copying * factors[_FROM_HOST], np.inf)
-        gathered_s = np.where(gathers, gathering * on_link, np.inf)
-        step = np.minimum(ahead.min(axis=0), np.minimum(copied_s, gathered_s))
-        step = np.where(np.isfinite(step), step, 0.0)
-        is_done, is_gathered = busy & (ahead <= step), gathers & (gathered_s <= step)
-        left = np.where(is_done, 0.0, np.maximum(left - step / factors, 0.0))
-        copying = np.where(copied_s <= step, 0.0, copying - step / factors[_FROM_HOST])
-        gathering -= np.where(gathers, step / on_link, 0.0)
-        gathering[is_gathered] = 0.0
-        elapsed += step
-        ends += is_done * elapsed
-        ends[LINK] = np.where(is_gathered, elapsed, ends[LINK])
-    slower = slowed.table[COMPUTE].take(offset + (1 << COMPUTE) + LINK_BIT)
-    slowed_s = alone[COMPUTE] + gathered * (1 - 1 / slower)
-    computes = alone[COMPUTE] > 0
-    ends[COMPUTE] = np.where(computes, np.maximum(ends[COMPUTE], slowed_s), 0.0)
-    return ends
-
-
-# Computes the first forward pass of first stages, and of stages whose micro-batch comes late.
-# When a micro-batch comes late, two blocks have run their optimizer steps and the states of a third
-# block have been fetched; the buffers have no room for more. The other blocks run their steps while
-# the micro-batch passes through. Of a long row of equal layers only some are simulated: the others
-# take as long as the mean of these.
-
-
-# The most layers that are simulated in a row of equal layers, and in a whole stage. In a longer
-# row, the mean time of ``MEASURED`` layers stands for each layer that is left out; the last ones
-# are not measured, since they may have run their optimizer steps before the others.
-_OF_RUN, _OF_STAGE = 20, 60
-# Cases are simulated so many at a time, which keeps intermediate results in the CPU's cache.
-_AT_ONCE = 8192
-# The ways of cases: twice whether activations stay on the GPU, plus whether weights are gathered.
-_WAYS = (*product(("", "A>"), (False, True)),)
-_GATHERS = np.array([gathers for _, gathers in _WAYS])
-
-
-def first_pass_s(
-    seconds: TaskSeconds, strategies: Distinct, stages: Distinct, kept: Kept
-) -> Floats:
-    """The seconds until a stage has computed its first forward pass (2, C), for each candidate that
-    offloads weights: from the beginning of the iteration for first stages, which wait for no
-    micro-batch, and from the arrival of a micro-batch that comes late for others.
-
-    Zero for other candidates, and for stages with very many different layers; infinite for such
-    first stages, and negative for lower bounds of first stages.
-    """
-    types, strategy, stage = seconds.model.types, strategies.index, stages.index
-    columns = dict(zip(types.columns, stages.columns, strict=True))
-    sizes, of_runs = types.runs(columns)
-    simulated = np.minimum(sizes, _OF_RUN).astype(np.int64)
-    layers = simulated.sum(axis=0)
-    is_simulated = (layers > 0) & (layers <= _OF_STAGE)
-    offloads: Bools = np.logical_or.reduce(seconds.alone("P", ">") > 0) & steps_in_turn(seconds)
-    is_first = offloads[strategy] & (columns["has_embedding"][stage] > 0)
-    passed_s = np.where(is_first, -1.0 if kept == "least" else np.inf, 0.0)
-    rows = np.flatnonzero(offloads[strategy] & is_simulated[stage])
-    if not len(rows) or kept == "least":
-        return np.stack([passed_s, np.zeros(len(strategy))])
-    of_tasks, slowed = of_pass(seconds, "first_forward", ROWS), seconds.slowed_by()
-    # Where activations stay on the GPU, the task that offloads them (A>) is left out.
-    keeps = ~np.logical_or.reduce(seconds.alone("A", ">") > 0)
-    # Many layers have the same work in their first passes, and so have many strategies.
-    way, of_types = 2 * keeps + gathers_each_pass(seconds), np.arange(of_tasks.shape[1])
-    layers_of = distinct_rows(
-        [
-            *of_tasks.reshape(len(of_tasks), -1),
-            *(np.tile(of_strategy, len(of_types)) for of_strategy in (way, slowed.first)),
-            np.repeat(of_types == types.names.index(EMBEDDING), len(way)),
-        ]
-    )
-    alike = distinct_rows([*layers_of.index.reshape(len(of_types), -1)])
-    cases = Cases.of((sizes, of_runs), alike.index[strategy[rows]], stage[rows], _OF_RUN)
-    passed_s[rows] = cases.of_rows(*_first_s(cases, np.array(alike.columns), layers_of, slowed))
-    return np.asarray(np.where([is_first, ~is_first], passed_s, 0.0))
-
-
-def _first_s(
-    cases: Cases, layers_of: Ints, layers: Distinct, slowed: SlowedBy
-) -> tuple[Floats, Floats]:
-    """The seconds of the first pass of each case (C), and those of a further layer in each row of
-    equal layers (R, C).
-
-    Each type of layers and strategy has its row of ``layers`` in ``layers_of``: the seconds of its
-    tasks, its way, the place of its slowdown factors and whether it is an embedding.
-    """
-    *tasks, way, first, opens = layers.columns
-    of_tasks, types = np.array(tasks), np.broadcast_to(cases.types, cases.sizes.shape)
-    of_rows = layers_of[types[:, cases.stage], cases.strategy]
-    passes = distinct_rows([*np.concatenate(_joined(cases.simulated, of_rows))])
-    case = np.empty(len(passes.columns[0]), dtype=np.intp)
-    case[passes.index] = np.arange(len(passes.index))
-    ends_s = np.empty((int(cases.layers.max()), len(case)))
-    # Passes are simulated together if their stages have about equally many layers, since these take
-    # about equally many steps of the simulation.
-    in_order = np.argsort(cases.layers[case], kind="stable")
-    for begin in range(0, len(in_order), _AT_ONCE):
-        chosen = in_order[begin : begin + _AT_ONCE]
-        part = cases.chosen(case[chosen])
-        rows, last = layers_of[part.kinds(NOTHING), part.strategy], part.layers - 1
-        lanes, of_part = lanes_of(len(rows), len(rows), _WAYS), way[rows[0]]
-        begun = _starts(lanes, of_part, opens[rows[0]], _GATHERS[of_part] & (last > 0))
-        of_passes = of_tasks[:, rows], replace(slowed, first=first[rows[0]])
-        played_s = played(*of_passes, lanes, of_part, begun, last, part.layers)
-        ends_s[: len(rows), chosen] = played_s[1]
-    stops = np.maximum(cases.simulated.cumsum(axis=0) - 1 - AHEAD, 0)
-    measured_s = ends_s[stops, passes.index] - ends_s[np.maximum(stops - MEASURED, 0), passes.index]
-    return ends_s[cases.layers - 1, passes.index], measured_s / MEASURED
-
-
-def _joined(sizes: Ints, kinds: Ints) -> tuple[Ints, Ints]:
-    """The numbers of layers in rows of equal layers, and their kinds (R, C); a row without layers,
-    and one before more of the same kind, is joined to the next.
-    """
-    sizes, kinds = sizes.copy(), np.where(sizes > 0, kinds, NOTHING)
-    for row in range(1, len(sizes)):
-        joins = (sizes[row] == 0) | (kinds[row] == kinds[row - 1])
-        kinds[row] = np.where(joins, kinds[row - 1], kinds[row])
-        sizes[row] += sizes[row - 1] * joins
-        sizes[row - 1, joins], kinds[row - 1, joins] = 0, NOTHING
-    return sizes, kinds
-
-
-def _starts(lanes: Lanes, way: Ints, is_first: Bools, gathers: Bools) -> tuple[Ints, Ints]:
-    """Each stream's first task (4, C) and the tasks that have ended (C), at the beginning of an
-    iteration for first stages, else at the arrival of a late micro-batch.
-    """
-    at = np.where(is_first, lanes.first[:, way], lanes.late[:, way])
-    # Sharded weights of the second layer are gathered when the first one computes.
-    at[LINK] -= gathers & ~is_first
-    ended = STEPPED_AHEAD - ONE_MORE["U"] * gathers
-    return at, np.where(is_first, NONE_ENDED, ended)
 
 
 # Computes passes from which activations or gradients leave, layer by layer.
@@ -340,7 +234,7 @@ def _after_another(passes: _Passes, of_cases: Rows) -> Floats:
     indices of its forward, steady and last backward pass among the ``passes``.
     """
     (forward, back, last), begun = of_cases, np.zeros(len(passes.holds), dtype=np.intp)
-    idle_s, idle_rests, of_idle = _in_slots(passes, np.zeros((2, 1)), begun)
+    idle_s, idle_rests, of_idle = _in_slots(passes, np.zeros((3, 1)), begun)
     at, of_last = numbered(of_idle[last])
     rests, slowed = idle_rests[:, of_idle[last[at]]], passes.slowed.chosen(last[at])
     left_s, reducing_s = (of_rest[of_last] for of_rest in _leaving_s(rests, slowed))
@@ -373,14 +267,14 @@ def _after_another(passes: _Passes, of_cases: Rows) -> Floats:
 
 def _opened(passes: _Passes, rest: Floats) -> tuple[Floats, Floats]:
     """The seconds of the slot before a pass (C), in which its first layer is fetched, and what is
-    left afterwards of the reductions and offloads of the pass before (2, C), of whose last slot
+    left afterwards of the reductions and offloads of the pass before (3, C), of whose last slot
     ``rest`` (8, C) was left.
     """
     work = rest.copy()
     work[COMPUTED] = 0.0
     work[_OF_NEXT_LAYER] = passes.alone[_OF_NEXT_LAYER].take(passes.slots[0], axis=1)
-    opened_s = slot_after(work, passes.slowed, holds=passes.holds)
-    return opened_s, np.stack([work[BEFORE] + work[REDUCED], work[LEAVES]])
+    opened_s, _ = slot_after(work, passes.slowed, holds=passes.holds)
+    return opened_s, _to_next(work, np.zeros(len(opened_s), dtype=bool))
 
 
 def _not_empty(sizes: Ints, types: Ints, nothing: int) -> tuple[Ints, Ints]:
@@ -398,7 +292,7 @@ def _not_empty(sizes: Ints, types: Ints, nothing: int) -> tuple[Ints, Ints]:
 def _in_slots(passes: _Passes, left: Floats, same: Rows) -> tuple[Floats, Floats, Rows]:
     """The seconds until all layers of each pass have computed (C), what is left of the work of a
     last slot (8, different ones), and of which one in each pass (C). The pass before a pass has
-    left a column of ``left`` to reduce and offload (2, different ones), the one in ``same`` (C).
+    left a column of ``left`` (``_to_next``), the one in ``same`` (C).
     """
     alone, slots, sizes = passes.alone, passes.slots, passes.sizes
     of_own, of_next = alone[_OF_OWN_LAYER], alone[_OF_NEXT_LAYER]
@@ -413,12 +307,13 @@ def _in_slots(passes: _Passes, left: Floats, same: Rows) -> tuple[Floats, Floats
         code = ((same * alone.shape[1] + here) * alone.shape[1] + after) * 2 + closes
         at, index = numbered(code)
         work, before, closing = np.empty((SLOT_WORK, len(at))), left[:, same[at]], closes[at]
-        work[_OF_OWN_LAYER], work[[BEFORE, LEFT]] = of_own.take(here[at], axis=1), before
+        work[_OF_OWN_LAYER], work[[BEFORE, LEFT]] = of_own.take(here[at], axis=1), before[:2]
         work[_OF_NEXT_LAYER] = of_next.take(after[at], axis=1)
         slowed, holds = passes.slowed.chosen(going[at]), passes.holds[going[at]]
-        slot_s = slot_after(work, slowed, closes=closing, holds=holds)
-        left = work[[BEFORE, LEAVES]]
-        left[0] += work[REDUCED]
+        slot_s, is_ready = slot_after(
+            work, slowed, closes=closing, holds=holds, gives_way=before[2] > 0
+        )
+        left = _to_next(work, is_ready)
         is_alike = np.logical_and.reduce(np.abs(left - before) <= _ALIKE * slot_s)
         # All slots but the last one of a row have the same work.
         slots_alike = 1 + np.where(is_alike[index], np.maximum(layers - 2, 0), 0)
@@ -433,15 +328,23 @@ def _in_slots(passes: _Passes, left: Floats, same: Rows) -> tuple[Floats, Floats
     return taken_s, np.concatenate(rests, axis=1), of_rests
 
 
+def _to_next(work: Floats, is_ready: Bools) -> Floats:
+    """What a slot leaves to the next one (3, C), given what is left of its ``work`` (8, C): to
+    reduce, to offload, and whether its own reduction ``is_ready`` at its end, which then gives way.
+    """
+    gives_way = is_ready & (work[BEFORE] <= 0) & (work[REDUCED] > 0)
+    return np.stack([work[BEFORE] + work[REDUCED], work[LEAVES], gives_way])
+
+
 def _leaving_s(work: Floats, slowed: SlowedBy) -> tuple[Floats, Floats]:
     """The seconds after all layers have computed until the gradients of the last two are
     offloaded, and until reductions alone would end; ``work`` is what is left of the last slot.
     """
     reducing_s = work[BEFORE] + work[REDUCED]
-    left_s = slot_after(work, slowed)
+    left_s, _ = slot_after(work, slowed)
     work[[BEFORE, LEFT]] = work[[REDUCED, LEAVES]]
     work[[REDUCED, LEAVES]] = 0.0
-    return left_s + slot_after(work, slowed), reducing_s
+    return left_s + slot_after(work, slowed)[0], reducing_s
 
 
 def without_leaving_s(alone: Floats, fetched_s: Floats, slowed: SlowedBy) -> Floats:
@@ -503,6 +406,47 @@ def least_in_windows(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> Floats
     for way, chosen, least in tables:
         of_prices[way, : len(least), :, chosen] = np.array(least).transpose(2, 0, 1)
     return of_prices
+
+
+# Computes lower bounds of first forward passes with optimizer steps.
+
+
+def least_first(seconds: TaskSeconds, kinds: Ints) -> Floats:
+    """Lower bounds of the seconds of each layer in a first forward pass from the beginning of the
+    iteration, in whatever order the streams work (2, K, S): of all work; and of that which comes
+    after the step of the first layer and the gather of its weights, with these.
+
+    Each second of a stream's work counts with a weight (of ``least_together``), those by which
+    blocks take longest. The last two layers may be offloaded after the pass.
+    """
+    slowed, (below, here, above) = seconds.slowed_by(), kinds.T
+    of_tasks = of_pass(seconds, "first_forward", ROWS)
+    least, opens = np.zeros((2, len(kinds), of_tasks.shape[-1])), (below == NOTHING)[:, None]
+    for way, names in enumerate((NAMES, _AFTER_FIRST_GATHER)):
+        work = np.zeros((len(STREAMS), *of_tasks.shape[1:]))
+        for task, of_types in zip(TASKS, of_tasks, strict=True):
+            work[STREAMS.index(task.stream)] += of_types * (task.name in names)
+        for group in np.unique(slowed.first).tolist():
+            rows = np.flatnonzero(slowed.first == group)
+            table = slowed.table[:, group : group + (1 << len(STREAMS))]
+            weights = largest_weights(table.tobytes())
+            # The first type of blocks follows that of the embedding.
+            best = weights[np.tensordot(weights, work[:, 1, rows], 1).argmax(axis=0)].T
+            of_types = np.einsum("vs,vts->ts", best, work[..., rows])
+            away = best[AWAY] * work[AWAY][:, rows]
+            least[way][:, rows] = of_types[here] - (above == NOTHING)[:, None] * (
+                away[here] + away[below]
+            )
+            if way:
+                begins = of_tasks[ROWS["S"]] + of_tasks[ROWS["U"]]
+                gathers = best[LINK] * work[LINK][:, rows]
+                least[way][:, rows] += opens * (begins[here][:, rows] - gathers[here])
+    return least
+
+
+# The tasks of which none starts before the weights of the first layer are gathered, but for those
+# of this layer.
+_AFTER_FIRST_GATHER = {"F", "U", "A>"}
 
 
 # Computes first forward and last backward passes where the gathers and reductions of different

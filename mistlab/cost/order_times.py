@@ -13,20 +13,12 @@ from typing import Self
 import numpy as np
 
 from mistlab.core.arrays import Floats, Ints, Rows
-from mistlab.core.distinct import Sums
+from mistlab.core.distinct import NOTHING, Sums
 from mistlab.cost.beside_sends import beside_arithmetic
 from mistlab.cost.links import groups_of
 from mistlab.cost.order_path import OrderPath, order_bound_s
 from mistlab.cost.side_by_side import until
-from mistlab.cost.slot_work import (
-    HERE,
-    NOTHING,
-    UPPER,
-    SlotWork,
-    are_shared,
-    of_layers,
-    slot_ends,
-)
+from mistlab.cost.slot_work import HERE, UPPER, SlotWork, are_shared, of_layers, slot_ends
 from mistlab.cost.stage import StageSlots, StageTimeModel
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns, weight_gradients_s
 from mistlab.engines.engine import ENGINES, Engine

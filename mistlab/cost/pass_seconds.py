@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
-from mistlab.core.distinct import Sums
+from mistlab.core.distinct import NOTHING, Sums
 from mistlab.cost.beside_sends import (
     STEADY,
     SUMS,
@@ -20,17 +20,18 @@ from mistlab.cost.beside_sends import (
     beside_sends,
     slots_beside_sends,
 )
-from mistlab.cost.layer_recurrences import (
+from mistlab.cost.layer_recurrences import least_first, least_in_windows, without_leaving_s
+from mistlab.cost.side_by_side import (
+    AHEAD,
+    AWAY,
+    LINK,
     ends_if_gathered,
     least_ends_if_gathered,
-    least_in_windows,
-    without_leaving_s,
+    until,
 )
-from mistlab.cost.side_by_side import AHEAD, AWAY, LINK, until
 from mistlab.cost.slot_work import (
     HERE,
     LOWER,
-    NOTHING,
     UPPER,
     SlotWork,
     first_slots,
@@ -40,6 +41,7 @@ from mistlab.cost.slot_work import (
     shared_turns,
     slot_ends,
     slots_of_stepping,
+    steps_in_turn,
 )
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.machine.slowdowns import STREAMS
@@ -190,21 +192,26 @@ class PassSlots:
         return np.stack([passes_s[here], seconds.alone("S", "")[here]])
 
     def of_steps(self) -> Floats:
-        """The parts of ``first_slots`` for each layer, if it offloads any weights or states."""
-        columns = self._seconds.columns
+        """The parts of ``first_slots`` for each layer, if any offloads weights or states; in lower
+        bounds of all passes with optimizer steps, with the bounds of ``least_first``.
+        """
+        columns, is_least = self._seconds.columns, self._kept == "least"
         offloads = (columns["offload_weights"] > 0) | (columns["offload_optimizer"] > 0)
-        if not (self._seconds.model.template.depth and offloads.any()):
+        bounds = is_least and steps_in_turn(self._seconds)
+        if not self._seconds.model.template.depth or not (bounds or offloads.any()):
             return np.empty((0, *self.inside.shape[1:]))
         first = self._rows_inside(_FIRST, _FIRST)
         stepped = self.work.alone(("first_forward",), without=OF_STEPS)[:, 0, self.is_inside]
-        return first_slots(
+        kinds = self._kinds[self.is_inside]
+        parts = first_slots(
             self._seconds,
-            self._kinds[self.is_inside],
+            kinds,
             (self._alone[:, first], self._ends[:, first]),
             stepped,
             self.inside[_FORWARD],
-            is_least=self._kept == "least",
+            is_least=is_least,
         )
+        return np.concatenate([parts, least_first(self._seconds, kinds)]) if bounds else parts
 
     def beside_sends(self) -> tuple[Floats, Sequence[Floats]]:
         """The numbers from which the slowdown by sends is computed, for each layer of the steady
@@ -485,19 +492,18 @@ ALONE = "computing", "step_computing"
 class PassSums:
     """Sums over the layers of each candidate stage, from which its pass times are computed.
 
-    ``queued``, ``first``, ``ahead`` and ``leaving`` are of ``mistlab.cost.layer_recurrences``.
+    ``queued``, ``first`` and ``leaving`` are of ``mistlab.cost.layer_recurrences``.
     Under a host ``slots`` are the terms of the sums from row ``BETWEEN`` on: of passes (7, K', S),
     and where passes overlap with ``sends`` those of ``slots_beside_sends`` too.
     """
 
     values: Floats
-    steps: bool
+    steps: int
     sends: bool
     slots: Floats | None = None
     prices: int = 0
     queued: Floats | None = None
     first: Floats | None = None
-    ahead: Floats | None = None
     leaving: Floats | None = None
 
     def chosen(self, rows: Rows) -> "PassSums":
@@ -520,11 +526,9 @@ class PassSums:
         begun, late = np.zeros((2, 1)) if self.first is None else self.first
         first = FirstPass(*(*parts, late))
         first_s = inside_s["first_forward"] - first.unawaited
-        if self.ahead is not None:
-            first_s = np.clip(first_s, *(self.ahead - first_opening))
         begun_s = np.where(np.isinf(begun), first_s + first_opening, begun)
-        begun_s = np.maximum(begun_s, next(sums) if self.steps else 0.0)
-        first = replace(first, late=np.where(begun > 0, begun_s, late))
+        begun_s = np.maximum.reduce([begun_s, *islice(sums, max(self.steps - PARTS, 0))])
+        first = replace(first, late=np.where((begun > 0) & (late > 0), begun_s, late))
         inside_s["first_forward"] = np.where(begun == 0, first_s, begun_s - first_opening)
         if self.queued is not None:
             of_slots = first_opening + inside_s["first_forward"], last_computed
@@ -576,7 +580,7 @@ def pass_sums(
     lengths += zip(turns, (slots.is_below, slots.is_above), strict=bool(turns))
     is_held = seconds.model.host is not None and kept == "own"
     held = np.concatenate(of_passes) if is_held else None
-    return PassSums(summed(lengths), len(steps) > 0, sends, held, len(windows) // 2)
+    return PassSums(summed(lengths), len(steps), sends, held, len(windows) // 2)
 
 
 def _beside_sends(

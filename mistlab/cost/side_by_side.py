@@ -4,10 +4,11 @@ collectives, host copies), which slow one another down.
 Axes: C cases, B blocks; the four streams first.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, product
+from operator import mul
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -29,7 +30,7 @@ BLOCK = 8192
 
 LINK = STREAMS.index("gpu_to_gpu")
 LINK_BIT = np.uint8(1 << LINK)
-_FROM_HOST, AWAY = STREAMS.index("host_to_device"), STREAMS.index("device_to_host")
+FROM_HOST, AWAY = STREAMS.index("host_to_device"), STREAMS.index("device_to_host")
 _BIT_OF_STREAM = BITS.astype(np.uint8)[:, None]
 
 
@@ -313,100 +314,82 @@ def prices_of(factors: bytes, streams: tuple[int, ...]) -> Sequence[tuple[Floats
     return [(price, np.logical_and.reduce(weights >= price, axis=1)) for price in kept]
 
 
-# Computes the time slots of layers whose data leaves as soon as each has computed.
+# Computes the time of layers whose weights are copied from the host and then gathered from ranks.
 
 
-# The work in the time slot of a layer, in the order in which each stream does it: arithmetic;
-# on the link the reduction of the layer before, the gather of the next layer's weights and the
-# layer's own reduction; from the host the weights that are then gathered, and all else; to the host
-# what the layer before has left, and what this layer leaves.
-COMPUTED, BEFORE, GATHERED, REDUCED, COPIED, FETCHED, LEFT, LEAVES = range(8)
-SLOT_WORK = 8
-_STREAM_OF_WORK = np.array([COMPUTE, LINK, LINK, LINK, _FROM_HOST, _FROM_HOST, AWAY, AWAY])
-# Sets of work that is not done, twice: in the second half, the layer's own reduction has begun.
-_HALF = 1 << SLOT_WORK
-_SETS = np.arange(2 * _HALF)
-_BIT_OF_WORK = (1 << np.arange(SLOT_WORK, dtype=np.uint8))[::-1, None]
+def ends_if_gathered(alone: Floats, slowed: SlowedBy, copied: Floats, gathered: Floats) -> Floats:
+    """The time at which each stream ends if weights are gathered only after they were copied from
+    the host.
 
-
-def _of_sets() -> tuple[Bools, Bools, Ints]:
-    """For each set of a slot's work that is not done yet: which work runs (8, sets), whether the
-    slot goes on (for each of four cases), and which streams are busy.
-
-    The cases: the slot closes the pass (no, yes), and for each of both, reductions hold layers up
-    (no, yes).
+    All work would take ``alone`` (4, C). The gather is the last ``gathered`` seconds (C) of the
+    link's work, the copy the first ``copied`` seconds (C) of the host's; both are positive. Until
+    both the copy and the link's other work have ended, the host copy slows the other streams, and
+    afterwards the link does.
     """
-    is_left: Bools = (_SETS & _BIT_OF_WORK) > 0
-    computes, reduces, gathers, reduced, copies, fetches, leaves, _ = is_left
-    runs = is_left.copy()
-    # No gather interrupts a reduction.
-    runs[GATHERED] &= ~(reduces | copies | (reduced & (_SETS >= _HALF)))
-    runs[REDUCED] &= ~(reduces | computes | runs[GATHERED])
-    runs[FETCHED] &= ~copies
-    runs[LEFT] &= ~reduces
-    runs[LEAVES] &= ~(leaves | computes | reduced)
-    waits = computes | gathers | copies | fetches | leaves
-    goes_on = np.concatenate([waits, waits | reduces, computes, computes])
-    return runs, goes_on, np.bitwise_or.reduce(runs * BITS[_STREAM_OF_WORK][:, None], axis=0)
-
-
-_RUNNING, _GOING_ON, _BUSY = _of_sets()
-_HALVES = np.where(_RUNNING[REDUCED], _HALF, _SETS & _HALF)
-
-
-@lru_cache(maxsize=256)
-def _factors_of_sets(table: bytes) -> Floats:
-    """The slowdown factors of a slot's work, infinite for work that does not run (8, sets of all
-    groups), from those of the streams by group and set of busy streams, as bytes.
-    """
-    factors = np.frombuffer(table).reshape(len(STREAMS), -1, len(BESIDE))
-    of_work = factors[_STREAM_OF_WORK][..., _BUSY]
-    return np.where(_RUNNING[:, None], of_work, np.inf).reshape(SLOT_WORK, -1)
-
-
-# Nothing times infinity, for work that is done, is no number, which ``fmin`` leaves out.
-@np.errstate(invalid="ignore")
-def slot_after(
-    work: Floats, slowed_by: SlowedBy, *, closes: Bools | bool = False, holds: Bools | bool = True
-) -> Floats:
-    """The seconds of one layer's time slot (C); afterwards ``work`` (8, C) has what is left of it.
-
-    A slot ends when its layer has computed, the next layer's data is there, and the layer before is
-    reduced and offloaded. The reduction and then the offload of its own layer start as soon as the
-    layer has computed. If the slot lasts longer, because it waits for copies, part of that work is
-    done before the next slot, which may then be shorter. Weights that are copied from the host are
-    gathered afterwards.
-
-    A slot that ``closes`` a pass ends when its layer has computed. Where reductions do not
-    ``hold`` layers up, none waits for the reduction of a layer that offloads nothing.
-    """
-    factors, elapsed = _factors_of_sets(slowed_by.table.tobytes()), np.zeros(work.shape[1])
-    offset = slowed_by.first * (len(_SETS) // len(BESIDE))
-    ways = len(_SETS) * (2 * np.asarray(closes, dtype=np.intp) + holds)
-    begun = np.zeros(work.shape[1], dtype=np.intp)
-    while True:
-        is_left = np.bitwise_or.reduce((work > 0) * _BIT_OF_WORK) + begun
-        goes_on = _GOING_ON.take(ways + is_left)
-        if not np.logical_or.reduce(goes_on):
-            return elapsed
-        slowed = factors.take(offset + is_left, axis=1)
-        ahead = work * slowed
-        step = np.fmin.reduce(ahead)
-        step[~goes_on] = 0.0
-        work -= step / slowed
-        np.maximum(work, 0.0, out=work)
-        np.putmask(work, ahead <= step, 0.0)
-        begun = _HALVES.take(is_left)
+    left, offset = alone.copy(), slowed.place(sets_of(alone > 0))
+    left[LINK], left[FROM_HOST] = np.maximum(alone[LINK] - gathered, 0.0), copied
+    ends, elapsed = np.zeros_like(alone), np.zeros(alone.shape[1])
+    for _ in STREAMS:
+        busy = left > 0
+        factors = slowed.table.take(offset + sets_of(busy), axis=1)
+        ahead = np.where(busy, left * factors, np.inf)
+        step = np.where(busy[FROM_HOST], ahead.min(axis=0), 0.0)
+        is_done = busy & (ahead <= step)
+        left = np.where(is_done, 0.0, np.maximum(left - step / factors, 0.0))
         elapsed += step
+        ends += is_done * elapsed
+    left[LINK] += gathered
+    left[FROM_HOST] = np.maximum(alone[FROM_HOST] - copied, 0.0)
+    return np.maximum(ends, np.where(left > 0, ends_of_several(left, slowed) + elapsed, 0.0))
 
 
-# Simulates the first forward pass, in which each block's optimizer states are offloaded after its
-# step.
+def least_ends_if_gathered(
+    alone: Floats, slowed: SlowedBy, copied: Floats, gathered: Floats
+) -> Floats:
+    """Lower bounds of the time at which each stream ends if weights are gathered only after they
+    were copied from the host, for this work and for any with longer copies.
+
+    The slowdown factors are ``lowered`` (docs/decisions/0035-searches-that-prove.md).
+
+    If the copies are longer, the gather may come at any later time. So in the bound no gather slows
+    the copies, and arithmetic is slowed only as much as by a gather, whatever else runs.
+    """
+    left, offset = alone.copy(), slowed.place(sets_of(alone > 0))
+    left[LINK] = np.maximum(alone[LINK] - gathered, 0.0)
+    copying, gathering = copied.copy(), gathered.copy()
+    ends, elapsed = np.zeros_like(alone), np.zeros(alone.shape[1])
+    # At most six events follow: the ends of the four streams, of the copy and of the gather.
+    for _ in range(len(STREAMS) + 2):
+        busy = left > 0
+        factors = slowed.table.take(offset + sets_of(busy), axis=1)
+        on_link = slowed.table[LINK].take(offset + (sets_of(busy) | LINK_BIT))
+        gathers = ~busy[LINK] & (copying <= 0) & (gathering > 0)
+        ahead = np.where(busy, left * factors, np.inf)
+        copied_s = np.where(copying > 0, copying * factors[FROM_HOST], np.inf)
+        gathered_s = np.where(gathers, gathering * on_link, np.inf)
+        step = np.minimum(ahead.min(axis=0), np.minimum(copied_s, gathered_s))
+        step = np.where(np.isfinite(step), step, 0.0)
+        is_done, is_gathered = busy & (ahead <= step), gathers & (gathered_s <= step)
+        left = np.where(is_done, 0.0, np.maximum(left - step / factors, 0.0))
+        copying = np.where(copied_s <= step, 0.0, copying - step / factors[FROM_HOST])
+        gathering -= np.where(gathers, step / on_link, 0.0)
+        gathering[is_gathered] = 0.0
+        elapsed += step
+        ends += is_done * elapsed
+        ends[LINK] = np.where(is_gathered, elapsed, ends[LINK])
+    slower = slowed.table[COMPUTE].take(offset + (1 << COMPUTE) + LINK_BIT)
+    slowed_s = alone[COMPUTE] + gathered * (1 - 1 / slower)
+    computes = alone[COMPUTE] > 0
+    ends[COMPUTE] = np.where(computes, np.maximum(ends[COMPUTE], slowed_s), 0.0)
+    return ends
+
+
+# Simulates the first forward pass, in which blocks run their optimizer steps.
 
 
 class StepTask(NamedTuple):
-    """A task of every block in the first forward pass: its stream, and how many blocks ahead of the
-    computing block it runs.
+    """A task of every block in the first forward pass: its stream, how many blocks ahead of the
+    computing block it runs, and of how many blocks it has ended when a late micro-batch arrives.
 
     It waits until tasks of other names have ended: for each name, of the block a given number of
     places behind its own block.
@@ -415,113 +398,124 @@ class StepTask(NamedTuple):
     name: str
     stream: str
     ahead: int
+    late: int
     after: Sequence[tuple[str, int]]
 
 
-# A task may depend on the start of an optimizer step, which has this name.
-_BEGUN = "S begun"
-# The tasks of a block, in the order in which each stream runs them. A block's states are fetched
-# into the buffer of the block two before.
-TASKS = (
-    StepTask("S", "compute", 1, (("G<", 0), ("O<", 0), ("P>", 2))),
-    StepTask("F", "compute", 0, (("U", 0), ("A>", 2))),
-    StepTask("U", "gpu_to_gpu", 1, (("S", 0),)),
-    StepTask("G<", "host_to_device", 1, ((_BEGUN, 1),)),
-    StepTask("O<", "host_to_device", 1, ((_BEGUN, 1), ("O>", 2))),
-    StepTask("O>", "device_to_host", 0, (("S", 0),)),
-    StepTask("P>", "device_to_host", 0, (("S", 0),)),
-    StepTask("A>", "device_to_host", -1, (("F", 0),)),
-)
-NAMES = tuple(task.name for task in TASKS)
-ROWS = {name: row for row, name in enumerate(NAMES)}
-# The numbers of equal blocks that are simulated, that fill the streams at first, and whose time is
-# then measured.
-_BLOCKS, _FILLING, MEASURED = 10, 4, 4
-
-
-# Numbers of ended tasks are packed into one integer, with this many bits for each name and a
-# further bit that a subtraction clears if the number is too small.
-_COUNT_BITS = 6
-ONE_MORE = {name: 1 << (_COUNT_BITS + 1) * place for place, name in enumerate((*NAMES, _BEGUN))}
-NONE_ENDED = sum(one << _COUNT_BITS for one in ONE_MORE.values())
-# The numbers of ended tasks when the first block has run its optimizer step.
-_STEPPED = NONE_ENDED + sum(ONE_MORE[name] for name in ("S", "U", "G<", "O<", _BEGUN))
 # If weights are offloaded, this many blocks may run their optimizer steps before the first
 # micro-batch arrives; the buffers have no room for more.
 AHEAD = 2
-# For each name of a task, the number of blocks whose task has ended when a late micro-batch
-# arrives.
-_ENDED_AHEAD: Mapping[str, int] = {
-    **dict.fromkeys(("S", "U", "O>", "P>", _BEGUN), AHEAD),
-    **dict.fromkeys(("G<", "O<"), AHEAD + 1),
-    **dict.fromkeys(("F", "A>"), 0),
-}
-STEPPED_AHEAD = NONE_ENDED + sum(ONE_MORE[name] * count for name, count in _ENDED_AHEAD.items())
+# A block's tasks, in the order in which each stream runs them; but optimizer steps also run while
+# no pass can. A block's states are fetched into the buffer of the block two before.
+TASKS = (
+    StepTask("S", "compute", 1, AHEAD, (("G<", 0), ("O<", 0), ("P>", 2))),
+    StepTask("F", "compute", 0, 0, (("U", 0), ("A>", 2), ("S", -1))),
+    StepTask("U", "gpu_to_gpu", 1, AHEAD, (("S", 0),)),
+    StepTask("G<", "host_to_device", 1, AHEAD + 1, (("S begun", 1),)),
+    StepTask("O<", "host_to_device", 1, AHEAD + 1, (("S begun", 1), ("O>", 2))),
+    StepTask("O>", "device_to_host", 0, AHEAD, (("S", 0),)),
+    StepTask("P>", "device_to_host", 0, AHEAD, (("S", 0),)),
+    StepTask("A>", "device_to_host", -1, 0, (("F", 0),)),
+)
+NAMES = tuple(task.name for task in TASKS)
+ROWS = {name: row for row, name in enumerate(NAMES)}
+# Each stream runs the tasks of a lane in order. Optimizer steps and activations are lanes of their
+# own: the streams of arithmetic and of offloads have two, and run whichever is ready, if both are
+# the task that was issued first.
+_LANES = (*STREAMS, "S", "A>")
+_STEPS, _LEAVING = _LANES.index("S"), _LANES.index("A>")
+_STREAMS, _PACED = slice(len(STREAMS)), slice(COMPUTE + 1, AWAY)
+_SHARED, _OTHERS = slice(COMPUTE, AWAY + 1, AWAY - COMPUTE), slice(_STEPS, _LEAVING + 1)
+# Steps and passes count when they begin and end.
+_COUNTED = [1 + (lane in ("compute", "S")) for lane in _LANES]
+# How far each lane is, is packed into one integer, with so many bits for each lane and a further
+# bit that a subtraction clears if the lane is not so far.
+_BITS_OF_LANE = 9
+_ONE_MORE = [1 << (_BITS_OF_LANE + 1) * lane for lane in range(len(_LANES))]
+_NONE_ENDED, _ONES = sum(one << _BITS_OF_LANE for one in _ONE_MORE), np.array(_ONE_MORE)[:, None]
+# The most blocks whose two tasks in each lane can be counted.
+MOST_BLOCKS = (1 << _BITS_OF_LANE) // 2 - 1
 
 
-# A way in which blocks run: the name of the task that they lack ("" for none), and whether their
-# weights are gathered for each pass, when the block before starts to compute: after the activations
-# of a third block, two before that, have left.
-Way = tuple[str, bool]
+class Way(NamedTuple):
+    """How blocks run: which tasks they lack, and whether weights are gathered for each pass."""
+
+    without: frozenset[str] = frozenset()
+    gathers: bool = False
+
+    def waits(self, task: StepTask) -> Iterator[tuple[str, int]]:
+        """The tasks that a task waits for: names, and how many blocks behind its own."""
+        yield from task.after
+        # Sharded weights are gathered when the block before begins to compute.
+        if task.name == "U" and self.gathers:
+            yield "F begun", 1
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The tasks of all streams in order, way after way (W) and stream after stream, and what each
-    task waits for.
+    """The tasks of all lanes in order, way after way (W) and lane after lane, and what each task
+    waits for.
 
-    Each task has the row of ``work`` with its seconds, the counts of ended tasks that it ``needs``,
-    what its start and its end add to them, and its block.
+    Each task has the row of ``work`` with its seconds, how far the lanes must be that it ``needs``
+    (and that the step of a block ``swaps``, whose weights take turns in the buffers of two blocks),
+    its block, and the place in which it was ``issued``.
 
-    ``first`` (4, W) is each stream's first task, ``stepped`` (4, W) its first task after the first
-    block's step, ``late`` (4, W) that after a micro-batch that comes late; each stream's last task
-    is followed by one that never becomes ready. ``passes`` are the places of the blocks' forward
-    passes among the tasks of arithmetic, which are the same in all ways.
+    ``first`` (6, W) is each lane's first task, ``stepped`` (6, W) its first task after the first
+    block's step, ``late`` (6, W) that after a micro-batch that comes late; each lane's last task
+    is followed by one that never becomes ready.
     """
 
     work: Ints
     needs: Ints
-    ends: Ints
-    begins: Ints
+    swaps: Ints
     blocks: Ints
+    issued: Ints
     first: Ints
     stepped: Ints
     late: Ints
-    passes: Ints
 
 
-@lru_cache(maxsize=64)
-def lanes_of(blocks: int, in_turn: int, ways: Sequence[Way] = (("", False),)) -> Lanes:
+def lanes_of(blocks: int, in_turn: int, ways: Sequence[Way] = (Way(),)) -> Lanes:
     """The tasks of ``blocks`` consecutive blocks whose work repeats after ``in_turn`` blocks, for
     each of the ``ways`` in which blocks run.
     """
-    lanes: list[tuple[int, int, int, int, int]] = []
-    first, stepped, late, passes = [], [], [], []
-    for (without, gathers), stream in product(ways, STREAMS):
-        first.append(len(lanes))
-        ahead = before = 0
-        for turn, task in product(range(-1, blocks), TASKS):
-            block = turn + task.ahead
-            if task.stream != stream or task.name == without or not 0 <= block < blocks:
-                continue
-            if task.name == "F":
-                passes.append(len(lanes))
-            ahead += block < _ENDED_AHEAD[task.name]
-            before += turn < 0
-            # The tasks of blocks before the first one count as ended.
-            after = (*task.after, ("A>", 3)) if gathers and task.name == "U" else task.after
-            waits = [(name, block - back + 1) for name, back in after if name != without]
-            needs = [(ONE_MORE[name], most) for name, most in waits]
-            counts = sum(one * most for one, most in needs if most > 0)
-            begins = ONE_MORE[_BEGUN] if task.name == "S" else 0
+    tables, starts = zip(*(_lanes_of_way(blocks, in_turn, way) for way in ways), strict=True)
+    before = np.cumsum([0, *(table.shape[1] for table in tables[:-1])])
+    at = np.stack(starts, axis=2) + before
+    return Lanes(*np.concatenate(tables, axis=1), *at)
+
+
+@lru_cache(maxsize=512)
+def _lanes_of_way(blocks: int, in_turn: int, way: Way) -> tuple[Ints, Ints]:
+    """The columns of ``Lanes`` for one way, and where its lanes begin (3, 6)."""
+    table: list[tuple[int, ...]] = []
+    starts: list[tuple[int, int, int]] = []
+    lanes: list[list[tuple[int, StepTask, int]]] = [[] for _ in _LANES]
+    # How far its lane is when a task has ended, or begun.
+    far: dict[tuple[str, int], tuple[int, int]] = {}
+    for issued, (turn, task) in enumerate(product(range(-1, blocks), TASKS)):
+        block = turn + task.ahead
+        if task.name not in way.without and 0 <= block < blocks:
+            lane = _LANES.index(task.name if task.name in _LANES else task.stream)
+            lanes[lane].append((issued, task, block))
+            count = len(lanes[lane]) * _COUNTED[lane]
+            far[task.name, block] = lane, count
+            far[f"{task.name} begun", block] = lane, count - 1
+    for lane, tasks in enumerate(lanes):
+        stepped = sum(block < task.ahead for _, task, block in tasks)
+        late = sum(block < task.late - (lane == LINK and way.gathers) for _, task, block in tasks)
+        starts.append((len(table), len(table) + stepped, len(table) + late))
+        for issued, task, block in tasks:
+            most = [0] * len(_LANES)
+            for name, back in way.waits(task):
+                other, count = far.get((name, block - back), (lane, 0))
+                most[other] = max(most[other], count)
+            needs = sum(map(mul, _ONE_MORE, most))
             row = in_turn * NAMES.index(task.name) + block % in_turn
-            lanes.append((row, counts, ONE_MORE[task.name], begins, block))
-        stepped.append(first[-1] + before)
-        late.append(first[-1] + ahead)
-        lanes.append((0, NONE_ENDED, 0, 0, -1))
-    at = np.array([first, stepped, late]).reshape(3, len(ways), -1).swapaxes(1, 2)
-    starts = [*at, np.array(passes[:blocks])]
-    return Lanes(*np.array(lanes).T.copy(), *starts)
+            passed = far.get(("F", block - 2), (0, 0))[1] if task.name == "S" else 0
+            table.append((row, needs, passed * _ONE_MORE[COMPUTE], block, issued))
+        table.append((0, _NONE_ENDED, 0, -1, len(TASKS) * (blocks + 1)))
+    return np.array(table).T, np.array(starts).T
 
 
 # Cases that have ended are dropped once less than this share of the cases goes on.
@@ -529,71 +523,72 @@ _STILL_PLAYED = 15 / 16
 
 
 def played(
-    work: Floats,
-    slowed_by: SlowedBy,
-    lanes: Lanes,
-    way: Ints,
-    begun: tuple[Ints, Ints],
-    last: Ints,
-    blocks: Ints,
-) -> tuple[Floats, Floats]:
-    """The seconds at which the forward pass of each block starts and ends (blocks, cases C), up to
-    block ``last`` of the ``blocks`` (C) that a case has, which run in its ``way`` (C) of the lanes.
+    work: Floats, slow: SlowedBy, lanes: Lanes, way: Ints, at: Ints, blocks: Ints, swaps: Bools
+) -> Floats:
+    """The seconds at which the forward pass of each of a case's ``blocks`` (C) ends (B, C), if they
+    run in the ``way`` (C) of the lanes.
 
-    ``begun`` has each stream's first task (4, C) and the counts of the tasks that have ended before
-    (C). ``work`` is as in ``stepping_s``. The tasks of consecutive blocks are simulated in order of
-    time: on each stream one after another, each as soon as those that it waits for have ended.
+    ``at`` has each lane's first task (6, C); those before it have ended. ``work`` has the seconds
+    of each block's tasks alone, in the order of ``NAMES`` (names, B, C), and a block in ``swaps``
+    (B, C) offloads weights; fewer blocks repeat. The tasks are simulated in order of time: on each
+    stream one after another, each as soon as those that it waits for have ended.
     """
-    cases, (at, ended) = work.shape[-1], begun
-    work, case = np.ravel(work), np.tile(np.arange(cases), (len(STREAMS), 1))
+    cases, opening, factors = work.shape[-1], lanes.first[COMPUTE, way], slow.first
+    far = _NONE_ENDED + np.multiply(_ONE_MORE, _COUNTED) @ (at - lanes.first[:, way])
+    work, case = np.ravel(work), np.arange(cases)
     # What each stream's task takes yet, infinite for a stream that runs none.
-    left, is_running = np.full(at.shape, np.inf), np.zeros(at.shape, dtype=bool)
-    now, opening, factors = np.zeros(cases), lanes.first[COMPUTE, way], slowed_by.first
-    until_last = opening + lanes.passes[last]
-    starts_s, ends_s = np.full((2, lanes.first[1, 0], cases), np.nan)
-    while going := np.count_nonzero(is_going := at[COMPUTE] <= until_last):
-        if going < _STILL_PLAYED * len(now):
-            columns = case, at, left, is_running, ended, now, blocks, opening, until_last, factors
-            case, at, left, is_running, ended, now, blocks, opening, until_last, factors = (
-                column.compress(is_going, axis=-1) for column in columns
+    left, is_running, is_other = np.full((4, cases), np.inf), at[_STREAMS] < 0, at[_OTHERS] < 0
+    moved, now = np.arange(at.size), np.zeros(cases)
+    needs, ends_s = np.zeros_like(at), np.full((lanes.first[COMPUTE + 1, 0], cases), np.nan)
+    while going := np.count_nonzero(is_going := at[COMPUTE] - opening < blocks):
+        needs.put(moved, _needs(lanes, at, moved, swaps, blocks))
+        if going < _STILL_PLAYED * len(case):
+            tables = at, left, is_running, is_other, needs, swaps, case, far, now, blocks
+            at, left, is_running, is_other, needs, swaps, case, far, now, blocks, *of_cases = (
+                table.compress(is_going, axis=-1) for table in (*tables, factors, opening)
             )
-        # Blocks that a case lacks wait for nothing, some tasks only for a step to start.
-        needs = lanes.needs.take(at) * (lanes.blocks.take(at) < blocks)
-        is_ready = (ended - needs[COMPUTE]) & NONE_ENDED == NONE_ENDED
-        ended += lanes.begins.take(at[COMPUTE]) * (is_ready & ~is_running[COMPUTE])
-        is_ready = (ended - needs) & NONE_ENDED == NONE_ENDED
-        starts = is_ready & ~is_running
+            factors, opening = of_cases
+        is_ready, issued = _are_so_far(far, needs), lanes.issued.take(at[[AWAY, _LEAVING]])
+        others = np.stack([~is_ready[COMPUTE], ~is_ready[AWAY] | (issued[1] < issued[0])])
+        is_other = np.where(is_running[_SHARED], is_other, others & is_ready[_OTHERS])
+        is_ready[_SHARED] |= is_ready[_OTHERS]
+        # Tasks of other streams may wait for a step or a pass to begin.
+        begun = np.where(is_other[0], _ONE_MORE[_STEPS], _ONE_MORE[COMPUTE])
+        far += begun * (is_ready[COMPUTE] & ~is_running[COMPUTE])
+        is_ready[_PACED] = _are_so_far(far, needs[_PACED])
+        starts = is_ready[_STREAMS] & ~is_running
         (rows,) = starts.ravel().nonzero()
-        rows_of_work = lanes.work.take(at.take(rows))
-        left.put(rows, work.take(rows_of_work * cases + case.take(rows)))
+        first, last = np.where(is_other, at[_OTHERS], at[_SHARED])
+        tasks = np.stack([first, *at[_PACED], last])
+        rows_of_work = lanes.work.take(tasks.take(rows)) * cases
+        left.put(rows, work.take(rows_of_work + case.take(rows, mode="wrap")))
         is_running |= starts
-        task, (rows,) = at[COMPUTE] - opening, starts[COMPUTE].nonzero()
-        starts_s[task[rows], case[COMPUTE, rows]] = now[rows]
-        slowed = slowed_by.table.take(factors + sets_of(is_running), axis=1)
+        slowed = slow.table.take(factors + sets_of(is_running), axis=1)
         left_s = left * slowed
-        elapsed = np.minimum.reduce(left_s)
-        elapsed[elapsed == np.inf] = 0.0
+        elapsed = np.nan_to_num(np.minimum.reduce(left_s), posinf=0.0)
         ends = left_s <= elapsed
-        left = np.maximum(left - elapsed / slowed, 0.0)
-        np.putmask(left, ends, np.inf)
+        left = np.where(ends, np.inf, np.maximum(left - elapsed / slowed, 0.0))
         now += elapsed
-        ends_s[task, case[COMPUTE]] = now
-        ended += np.add.reduce(lanes.ends.take(at) * ends)
-        at += ends
+        ends_s[at[COMPUTE] - opening, case] = now
+        moves = np.concatenate([ends, ends[_SHARED] & is_other])
+        moves[_SHARED] &= ~is_other
+        far += np.add.reduce(moves * _ONES)
+        (moved,) = moves.ravel().nonzero()
+        at += moves
         is_running ^= ends
-    return starts_s[lanes.passes], ends_s[lanes.passes]
+    return ends_s[:-1]
 
 
-def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
-    """The mean seconds from the start of one block's forward pass to that of the next, in a first
-    forward pass with optimizer steps.
+def _are_so_far(far: Ints, needs: Ints) -> Bools:
+    """Whether the lanes of each case are as far as its tasks need."""
+    return np.asarray((far - needs) & _NONE_ENDED == _NONE_ENDED)
 
-    ``work`` has the seconds of each block's tasks alone, in the order of ``NAMES`` (names, B, C).
-    The first block has already taken its optimizer step. Blocks are equal, or alternate between two
-    types.
+
+def _needs(lanes: Lanes, at: Ints, moved: Rows, swaps: Bools, blocks: Ints) -> Ints:
+    """How far the lanes must be for the tasks in some places of ``at`` (6, C). Of the ``blocks``
+    (C) some are in ``swaps`` (B, C); those that a case lacks need nothing.
     """
-    (_, in_turn, cases), last = work.shape, _FILLING + MEASURED
-    lanes, way = lanes_of(_BLOCKS, in_turn), np.zeros(cases, dtype=np.intp)
-    begun, blocks = (lanes.stepped[:, way], np.full(cases, _STEPPED)), np.full(cases, _BLOCKS)
-    starts_s, _ = played(work, slowed_by, lanes, way, begun, np.full(cases, last), blocks)
-    return np.asarray((starts_s[last] - starts_s[_FILLING]) / MEASURED)
+    column, task = moved % at.shape[1], at.take(moved)
+    block = lanes.blocks.take(task)
+    needs = lanes.needs.take(task) + lanes.swaps.take(task) * swaps[block % len(swaps), column]
+    return np.asarray(needs * (block < blocks.take(column)))

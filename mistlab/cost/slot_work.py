@@ -5,30 +5,27 @@ Axes: S strategies, K kinds of slots, P phases, J stages, R runs of layers, T ty
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
-from mistlab.core.distinct import Distinct, Sums
+from mistlab.core.distinct import NOTHING, Cases, Distinct, distinct_rows, joined_rows
 from mistlab.cost.side_by_side import (
+    AHEAD,
     AWAY,
-    COMPUTED,
-    COPIED,
-    FETCHED,
-    GATHERED,
-    LEAVES,
     LINK,
-    REDUCED,
+    MOST_BLOCKS,
     ROWS,
     TASKS,
     SlowedBy,
+    Way,
     ends_of_streams,
-    largest_weights,
+    lanes_of,
     least_together,
     link_after,
-    stepping_s,
+    played,
     until,
 )
 from mistlab.cost.tasks import Kept, TaskSeconds
@@ -36,82 +33,8 @@ from mistlab.graph.layer_types import EMBEDDING, LayerTypes, type_of
 from mistlab.graph.treatments import PLAIN
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
 from mistlab.plan.dimensions import OFFLOADS
-from mistlab.schedule.slots import (
-    PHASES,
-    SHARDED_GRADIENTS,
-    SHARDED_WEIGHTS,
-    Phase,
-    Place,
-    Task,
-)
+from mistlab.schedule.slots import PHASES, SHARDED_GRADIENTS, SHARDED_WEIGHTS, Phase, Place, Task
 from mistlab.stages.stage_shape import layers_above
-
-# The type of an absent layer, before the first layer of a stage or after the last one.
-NOTHING = -1
-
-
-def slot_counts(sizes: Floats, types: Ints, depth: int) -> tuple[Ints, Floats]:
-    """Count the layers of each stage by their type and the types of the layers before and after,
-    whose weights are fetched or offloaded at the same time.
-
-    The kinds (K, 3) are the combinations of three types that occur; the counts are (K, J). A
-    stage's layers are runs of equal layers. A time slot has three layers: the one that computes,
-    the lower one ``depth`` before it and the upper one ``depth`` after it, which are fetched or
-    offloaded meanwhile. The first and last ``depth`` slots lie outside the pass, where no layer
-    computes. The three types change where a run ends, or ``depth`` before or after it; between two
-    such points all time slots are of one kind.
-
-    ``sizes`` (R, J) are the numbers of layers in the runs, ``types`` (R, J or R, 1) the types of
-    these layers.
-    """
-    ends = np.cumsum(sizes, axis=0)
-    edges = np.concatenate([np.zeros_like(ends[:1]), ends])
-    points = np.sort(np.concatenate([edges - depth, edges, edges + depth]), axis=0)
-    lengths, middles = np.diff(points, axis=0), (points[1:] + points[:-1]) / 2
-    # The absent layers before a stage get the lowest code, those after it the highest.
-    after = int(types.max()) + 2
-    nothing = np.zeros_like(types[:1])
-    places = np.concatenate([nothing, types + 1, nothing + after])
-    code = np.zeros(lengths.shape, dtype=np.int64)
-    for shift in (-depth, 0, depth):
-        code = code * (after + 1) + _at(middles + shift, edges, places)
-    occurs = np.zeros((after + 1) ** 3, dtype=bool)
-    occurs[code[lengths > 0]] = True
-    codes = np.flatnonzero(occurs)
-    kinds = np.stack(np.unravel_index(codes, (after + 1,) * 3), axis=1)
-    is_layer = (kinds > 0) & (kinds < after)
-    is_slot = is_layer.any(axis=1)
-    counts = _counted(code, lengths, codes[is_slot], len(occurs))
-    return np.where(is_layer, kinds - 1, NOTHING)[is_slot], counts
-
-
-def _at(positions: Floats, edges: Floats, places: Ints) -> Ints:
-    """The type of the layer at each position in each stage.
-
-    Runs of equal layers begin at ``edges`` and have the types ``places``.
-    """
-    run = (positions[:, None] >= edges).sum(axis=1)
-    if places.shape[1] == 1:
-        return np.asarray(places[run, 0])
-    return np.take_along_axis(places, run, axis=0)
-
-
-def _counted(
-    code: Ints,
-    lengths: Floats,
-    codes: Ints,
-    every: int,
-) -> Floats:
-    """Add up the numbers of layers that have the same code of three layer types."""
-    stages = code.shape[1]
-    row = np.full(every, len(codes))
-    row[codes] = np.arange(len(codes))
-    flat = row[code] * stages + np.arange(stages)
-    counted = np.bincount(
-        flat.ravel(), weights=lengths.ravel(), minlength=(len(codes) + 1) * stages
-    )
-    return np.asarray(counted.reshape(-1, stages)[: len(codes)])
-
 
 # Computes the seconds in which layers compute, with the tasks that overlap with them.
 
@@ -295,6 +218,26 @@ def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Flo
     return slots_s
 
 
+# The numbers of equal blocks that are simulated, that fill the streams at first, and whose time is
+# then measured.
+_BLOCKS, _FILLING, MEASURED = 10, 4, 4
+
+
+def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
+    """The mean seconds from the end of one block's forward pass to that of the next, in a first
+    forward pass with optimizer steps.
+
+    ``work`` is as in ``played``, of equal blocks or of two that alternate. The first block has
+    already taken its optimizer step.
+    """
+    _, in_turn, cases = work.shape
+    lanes, way = lanes_of(_BLOCKS, in_turn), np.zeros(cases, dtype=np.intp)
+    begun, blocks = lanes.stepped[:, way], np.full(cases, _BLOCKS)
+    swaps = np.ones((in_turn, cases), dtype=bool)
+    ends_s = played(work, slowed_by, lanes, way, begun, blocks, swaps)
+    return np.asarray((ends_s[_FILLING + MEASURED] - ends_s[_FILLING]) / MEASURED)
+
+
 def of_pass(seconds: TaskSeconds, phase: Phase, rows: Mapping[str, int]) -> Floats:
     """The seconds that the tasks of a pass take alone (rows, T + 1, S), by type of layer and
     strategy; the last type stands for no layer. ``rows`` has the row of each task's name.
@@ -326,10 +269,12 @@ def stay_reduced(seconds: TaskSeconds) -> Bools:
 
 
 def steps_in_turn(seconds: TaskSeconds) -> bool:
-    """Whether a first forward pass has only tasks that ``mistlab.cost.side_by_side`` simulates."""
+    """Whether a first forward pass has optimizer steps, and only tasks that
+    ``mistlab.cost.side_by_side`` simulates.
+    """
     template = seconds.model.template
     names = {f"{task.kind}{task.direction or ''}" for task in template.phases["first_forward"]}
-    return template.depth == 1 and names <= ROWS.keys()
+    return template.depth == 1 and {"S"} <= names <= ROWS.keys()
 
 
 def _take_turns(types: LayerTypes, kinds: Ints) -> Bools:
@@ -408,6 +353,12 @@ def are_shared(seconds: TaskSeconds) -> Bools:
     return np.asarray((reduces != leave) & ~fetches & (seconds.model.template.depth == 1))
 
 
+# The work in the time slot of a layer, in the order in which each stream does it: arithmetic;
+# on the link the reduction of the layer before, the gather of the next layer's weights and the
+# layer's own reduction; from the host the weights that are then gathered, and all else; to the host
+# what the layer before has left, and what this layer leaves.
+COMPUTED, BEFORE, GATHERED, REDUCED, COPIED, FETCHED, LEFT, LEAVES = range(8)
+SLOT_WORK = 8
 # The passes that are simulated layer by layer if data leaves them
 # (``mistlab.cost.layer_recurrences``), and the work of a slot that each kind of task is part of.
 SIMULATED: tuple[Phase, ...] = ("forward", "backward", "last_backward")
@@ -446,35 +397,6 @@ def reduced_inside(seconds: TaskSeconds, layers: Ints) -> Floats:
 # Computes the first forward pass of first stages, and its slots with and without optimizer steps.
 
 
-def _least_first(seconds: TaskSeconds, kinds: Ints) -> Floats:
-    """Lower bounds of the seconds of each layer in a first forward pass from the beginning of the
-    iteration (K, S), of strategies that offload weights, in whatever order the streams work.
-
-    Each second of a stream's work counts with a weight (of ``least_together``), those by which
-    blocks take longest. The last two layers may be offloaded after the pass.
-    """
-    least = np.zeros((len(kinds), len(seconds.zero)))
-    chosen, slowed = np.flatnonzero(seconds.alone("P", ">").any(axis=0)), seconds.slowed_by()
-    if not len(chosen) or not steps_in_turn(seconds):
-        return least
-    work = np.zeros((len(STREAMS), len(seconds.model.types.names) + 1, len(chosen)))
-    of_tasks = of_pass(seconds, "first_forward", ROWS)[..., chosen]
-    for task, of_types in zip(TASKS, of_tasks, strict=True):
-        work[STREAMS.index(task.stream)] += of_types
-    (below, here, above), first = kinds.T, slowed.first[chosen]
-    for group in np.unique(first).tolist():
-        rows = np.flatnonzero(first == group)
-        table = slowed.table[:, group : group + (1 << len(STREAMS))]
-        weights = largest_weights(table.tobytes())
-        # The first type of blocks follows that of the embedding.
-        best = weights[np.tensordot(weights, work[:, 1, rows], 1).argmax(axis=0)].T
-        of_types = np.einsum("vs,vts->ts", best, work[..., rows])
-        away = best[AWAY] * work[AWAY][:, rows]
-        of_layers_s = of_types[here] - (above == NOTHING)[:, None] * (away[here] + away[below])
-        least[:, chosen[rows]] = of_layers_s
-    return least
-
-
 _NOT_AWAY = (*STREAMS[:AWAY], *STREAMS[AWAY + 1 :])
 
 
@@ -487,17 +409,16 @@ def first_slots(
     *,
     is_least: bool,
 ) -> Floats:
-    """The seconds of layers in the first forward pass: the fields of ``FirstPass``, then lower
-    bounds of the whole pass, for each combination of a layer's type and its neighbours' types.
+    """The seconds of layers in the first forward pass, for each combination of a layer's type and
+    its neighbours' types: all fields of ``FirstPass`` but ``late``.
 
     ``whole`` has the tasks' seconds and their ends in each layer's time slot, ``stepped`` the
     seconds without optimizer steps (4, K, S). A steady slot takes ``usual`` seconds (K, S). The
-    result is (7, K, S). In lower bounds (``is_least``) the next pass waits for nothing.
+    result is (6, K, S). In lower bounds (``is_least``) the next pass waits for nothing.
     """
     columns, (below, here, above) = seconds.columns, kinds.T
-    parts = np.zeros((7, *usual.shape))
-    unawaited, after, stepped_s, block_steps, end_steps, passing, least_s = parts
-    least_s[:] = _least_first(seconds, kinds)
+    parts = np.zeros((6, *usual.shape))
+    unawaited, after, stepped_s, block_steps, end_steps, passing = parts
     weights, state = (with_nothing(seconds.alone(kind, ">")) for kind in ("P", "O"))
     chosen = np.flatnonzero((weights + state).any(axis=0))
     if not len(chosen):
@@ -547,52 +468,97 @@ def first_slots(
     return parts
 
 
-def stepped_ahead_s(
-    seconds: TaskSeconds,
-    slots: tuple[Ints, Floats, Sums],
-    strategies: Distinct,
-    stages: Distinct,
-    kept: Kept,
-) -> Floats | None:
-    """The least and the most seconds until a stage that offloads nothing has computed its first
-    forward pass, for each candidate (2, C). They are equal but for lower bounds, and infinite for
-    other candidates or if not known; None if no optimizer steps run ahead of layers.
+# Computes first forward passes with optimizer steps. If weights are offloaded, two blocks have run
+# their steps, and a third one's states have been fetched, when a micro-batch comes late.
 
-    Steps need no weights of other ranks, so they run while those of the first block are gathered;
-    an embedding computes meanwhile. If all have run by then, either each layer waits for its
-    weights, or none does and gathers are as long beside arithmetic. Otherwise only the second case
-    is known. ``slots`` are kinds of slots, their numbers in each stage, and their sums.
+
+# The most layers that are simulated in a row of equal layers. In a longer row, the mean time of
+# ``MEASURED`` layers stands for each that is left out, but not the last ones, whose optimizer steps
+# may have run before.
+_OF_RUN = 48
+# Cases are simulated so many at a time, which keeps intermediate results in the CPU's cache.
+_AT_ONCE = 8192
+# The tasks of a block that a stage lacks if it keeps all weights, gradients, and so on.
+_IF_KEPT = dict(zip(OFFLOADS, ({"P>"}, {"G<"}, {"O<", "O>"}, {"A>"}), strict=True))
+
+
+def first_pass_s(
+    seconds: TaskSeconds, strategies: Distinct, stages: Distinct, kept: Kept
+) -> Floats | None:
+    """The seconds from the beginning of the iteration until a stage has computed a first forward
+    pass that waits for no micro-batch; and, if it offloads weights, of one whose micro-batch comes
+    late, from its arrival (2, C). None if no optimizer steps run in the pass. The first is zero for
+    later stages that offload, infinite for those with very many different layers, and negative for
+    lower bounds.
     """
-    stays, template = keep_all(seconds), seconds.model.template
-    of_steps = (task for task in template.phases["first_forward"] if task.kind == "S")
-    kinds, counts, summed = slots
-    here, after, is_least = kinds[:, HERE], kinds[:, UPPER], kept == "least"
-    firsts = np.flatnonzero((kinds[:, LOWER] == NOTHING) & (here != NOTHING))
-    steps_ahead = template.depth == 1 and any(task.place == "ahead" for task in of_steps)
-    if not steps_ahead or not stays.any() or not len(firsts):
+    if not steps_in_turn(seconds):
         return None
-    opens = (here == seconds.model.types.names.index(EMBEDDING))[:, None]
-    tasks = of_pass(seconds, "first_forward", ROWS)
-    steps, passes, gathers = (tasks[ROWS[name], here] for name in ("S", "F", "U"))
-    inside = np.zeros((len(STREAMS), *passes.shape))
-    inside[COMPUTE], inside[LINK] = passes, tasks[ROWS["U"], after]
-    # Layers after embeddings are gathered before these compute, but sharded weights beside them.
-    ahead = opens & ~gathers_each_pass(seconds)
-    inside_s = ~ahead * until(STREAMS, slot_ends(seconds, inside, is_least), inside)
-    layers = here != NOTHING
-    of_layer = np.stack([steps, passes, gathers, inside_s])[:, layers]
-    stepping_s, passing_s, gathering_s, inside_s = summed([(of_layer, layers)])
-    begun = firsts[counts[firsts].argmax(axis=0)][stages.index], strategies.index
-    stepping_s, embedded_s = stepping_s - steps[begun], (ahead * passes)[begun]
-    begins, whole = np.zeros((2, len(STREAMS), len(strategies.index)))
-    begins[COMPUTE] = stepping_s + embedded_s
-    begins[LINK] = (gathers + ahead * inside[LINK])[begun]
-    whole[COMPUTE], whole[LINK] = stepping_s + passing_s, gathering_s
-    slowed = seconds.slowed_by("least" if is_least else "own").chosen(strategies.index)
-    ends, computed_s = ends_of_streams(begins, slowed), ends_of_streams(whole, slowed)[COMPUTE]
-    waited_s = ends[LINK] + inside_s
-    has_stepped = ends[COMPUTE] - embedded_s <= ends[LINK]
-    is_busy = until(STREAMS, ends, begins) + inside_s <= computed_s * (1 + 1e-9)
-    is_known = stays[strategies.index] & (is_least | has_stepped | is_busy) & (computed_s > 0)
-    passed_s = np.where(is_known, steps[begun] + np.maximum(waited_s, computed_s), np.inf)
-    return np.stack([np.where(is_least | np.isinf(passed_s), -np.inf, passed_s), passed_s])
+    types, strategy, stage = seconds.model.types, strategies.index, stages.index
+    columns = dict(zip(types.columns, stages.columns, strict=True))
+    swaps = np.logical_or.reduce(seconds.alone("P", ">") > 0)[strategy]
+    begins = (columns["has_embedding"][stage] > 0) | keep_all(seconds)[strategy]
+    if kept == "least":
+        return np.stack([np.where(begins, -1.0, 0.0), np.zeros(len(strategy))])
+    sizes, of_runs = types.runs(columns)
+    of_tasks, slowed = of_pass(seconds, "first_forward", ROWS), seconds.slowed_by()
+    keeps = [seconds.columns[name] == 0 for name in OFFLOADS]
+    way = np.array([*keeps, gathers_each_pass(seconds)]).T @ (1 << np.arange(len(keeps) + 1))
+    # Many layers have the same work in their first passes, and so have many strategies.
+    of_types = np.arange(of_tasks.shape[1])
+    layers_of = distinct_rows(
+        [
+            *of_tasks.reshape(len(of_tasks), -1),
+            *(np.tile(of_strategy, len(of_types)) for of_strategy in (way, slowed.first)),
+            np.repeat(of_types == types.names.index(EMBEDDING), len(way)),
+        ]
+    )
+    alike = distinct_rows([*layers_of.index.reshape(len(of_types), -1)])
+    passed_s = np.where(begins, np.inf, 0.0)
+    layers = np.minimum(sizes, _OF_RUN).sum(axis=0)
+    rows = np.flatnonzero((begins | swaps) & ((layers > 0) & (layers <= MOST_BLOCKS))[stage])
+    if len(rows):
+        cases = Cases.of((sizes, of_runs), alike.index[strategy[rows]], stage[rows], _OF_RUN)
+        of_cases = _first_s(cases, np.array(alike.columns), layers_of, slowed)
+        passed_s[rows] = cases.of_rows(*of_cases)
+    return np.asarray(np.where([begins, swaps], passed_s, 0.0))
+
+
+def _first_s(
+    cases: Cases, layers_of: Ints, layers: Distinct, slowed: SlowedBy
+) -> tuple[Floats, Floats]:
+    """The seconds of the first pass of each case (C), and those of a further layer in each row of
+    equal layers (R, C).
+
+    Each type of layers and strategy has its row of ``layers`` in ``layers_of``: its tasks' seconds,
+    its way, the place of its slowdown factors and whether it is an embedding.
+    """
+    *tasks, way, first, opens = layers.columns
+    of_tasks, types = np.array(tasks), np.broadcast_to(cases.types, cases.sizes.shape)
+    of_rows = layers_of[types[:, cases.stage], cases.strategy]
+    passes = distinct_rows([*np.concatenate(joined_rows(cases.simulated, of_rows))])
+    case = np.empty(len(passes.columns[0]), dtype=np.intp)
+    case[passes.index] = np.arange(len(passes.index))
+    ends_s = np.empty((int(cases.layers.max()), len(case)))
+    # Passes of about equally many layers are simulated together.
+    in_order = np.argsort(cases.layers[case], kind="stable")
+    for begin in range(0, len(in_order), _AT_ONCE):
+        chosen = in_order[begin : begin + _AT_ONCE]
+        part = cases.chosen(case[chosen])
+        rows = layers_of[part.kinds(NOTHING), part.strategy]
+        codes, of_part = np.unique(way[rows[0]], return_inverse=True)
+        lanes = lanes_of(len(rows), len(rows), (*map(_way, codes.tolist()),))
+        work, swaps = of_tasks[:, rows], of_tasks[ROWS["P>"], rows] > 0
+        comes_late = swaps.any(axis=0) & ~opens[rows[0]]
+        begun = np.where(comes_late, lanes.late[:, of_part], lanes.first[:, of_part])
+        slow = replace(slowed, first=first[rows[0]])
+        passed_s = played(work, slow, lanes, of_part, begun, part.layers, swaps)
+        ends_s[: len(rows), chosen] = passed_s
+    stops = np.maximum(cases.simulated.cumsum(axis=0) - 1 - AHEAD, 0)
+    measured_s = ends_s[stops, passes.index] - ends_s[np.maximum(stops - MEASURED, 0), passes.index]
+    return ends_s[cases.layers - 1, passes.index], measured_s / MEASURED
+
+
+def _way(code: int) -> Way:
+    """How blocks run: bits of ``code`` say which data is kept, and if weights are gathered."""
+    tasks = (names for bit, names in enumerate(_IF_KEPT.values()) if code >> bit & 1)
+    return Way(frozenset[str]().union(*tasks), gathers=bool(code >> len(_IF_KEPT)))

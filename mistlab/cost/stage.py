@@ -14,10 +14,12 @@ import numpy as np
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.core.distinct import (
     FEW_ROWS,
+    NOTHING,
     ROWS_AT_ONCE,
     Distinct,
     Lengths,
     distinct_rows,
+    slot_counts,
     summed_slots,
 )
 from mistlab.cost.beside_sends import (
@@ -35,11 +37,7 @@ from mistlab.cost.beside_sends import (
 )
 from mistlab.cost.chains import ISSUED
 from mistlab.cost.kernels import of_ranks
-from mistlab.cost.layer_recurrences import (
-    first_pass_s,
-    leaving_s,
-    queued_collectives,
-)
+from mistlab.cost.layer_recurrences import leaving_s, queued_collectives
 from mistlab.cost.links import is_never_ahead, left_by_steps, longer_again, peculiar_s
 from mistlab.cost.pass_seconds import (
     ALONE,
@@ -50,15 +48,7 @@ from mistlab.cost.pass_seconds import (
     PassSums,
     pass_sums,
 )
-from mistlab.cost.slot_work import (
-    HERE,
-    NOTHING,
-    keep_all,
-    leave_passes,
-    slot_counts,
-    stay_reduced,
-    stepped_ahead_s,
-)
+from mistlab.cost.slot_work import HERE, first_pass_s, keep_all, leave_passes, stay_reduced
 from mistlab.cost.tasks import Kept, TaskModel, TaskSeconds, task_columns
 from mistlab.engines.engine import HostTime
 from mistlab.graph.treatments import TREATMENTS
@@ -395,12 +385,10 @@ class StageSlots:
             leaving = leaving_s(*of_stages) if leave_passes(self.seconds).any() else None
             if leaving is not None:
                 leaving = _leaving_at_pace(leaving, held_s, sums.values[BETWEEN - 2 : BETWEEN])
-        first = first_pass_s(*of_stages, kept) if self.seconds.alone("P", ">").any() else None
+        first = first_pass_s(*of_stages, kept)
         if self.tasks.template.depth == 1 and keep_all(self.seconds).any():
             queued = queued_collectives(*of_stages, kept, pace)
-        slots = self.kinds, self.counts, self.summed
-        ahead = stepped_ahead_s(self.seconds, slots, *of_stages[1:], kept)
-        return replace(sums, queued=queued, first=first, ahead=ahead, leaving=leaving)
+        return replace(sums, queued=queued, first=first, leaving=leaving)
 
     def at_pace(self, sums: PassSums) -> tuple[PassSums, Floats, Floats]:
         """The sums where no layer computes faster than a host that is never ahead issues it; by how

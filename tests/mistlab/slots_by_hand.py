@@ -126,7 +126,7 @@ def stepping_in_turn(seconds: Mapping[str, float], factors: np.ndarray, blocks: 
         for stream, queue in queues.items()
     }
     running: dict[int, float] = {}
-    begun: dict[int, float] = {}
+    ended: dict[int, float] = {}
     now = 0.0
     while any(queues.values()):
         for stream, queue in queues.items():
@@ -136,8 +136,6 @@ def stepping_in_turn(seconds: Mapping[str, float], factors: np.ndarray, blocks: 
                     running[stream] = seconds[name]
                     if name == "S":
                         done.add(("begun S", at))
-                    elif name == "F":
-                        begun[at] = now
         over = [stream for stream, left in running.items() if left <= 1e-15]
         starts = [
             queue[0]
@@ -152,6 +150,9 @@ def stepping_in_turn(seconds: Mapping[str, float], factors: np.ndarray, blocks: 
                 running[stream] -= step / slowed[stream]
             now += step
         for stream in over:
-            done.add(queues[stream].pop(0))
+            name, at = queues[stream].pop(0)
+            done.add((name, at))
             del running[stream]
-    return (begun[8] - begun[4]) / 4
+            if name == "F":
+                ended[at] = now
+    return (ended[8] - ended[4]) / 4

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from mistlab.core.arrays import Floats
-from mistlab.cost.layer_recurrences import ends_if_gathered, least_ends_if_gathered
-from mistlab.cost.side_by_side import SlowedBy, lowered
+from mistlab.cost.side_by_side import SlowedBy, ends_if_gathered, least_ends_if_gathered, lowered
 from mistlab.machine.slowdowns import STREAMS
 
 CASES = 2000

@@ -16,14 +16,8 @@ from mistlab.calibration.fitted_slowdowns import OverlapRows, combined, errors, 
 from mistlab.calibration.tables import read_overlap_table
 from mistlab.core.values import FieldError, InputError
 from mistlab.cost.kernels import slowdowns_of_group
-from mistlab.cost.side_by_side import (
-    BITS,
-    BLOCK,
-    SlowedBy,
-    factors_of,
-    overlapped,
-    slot_after,
-)
+from mistlab.cost.layer_recurrences import slot_after
+from mistlab.cost.side_by_side import BITS, BLOCK, SlowedBy, factors_of, overlapped
 from mistlab.machine.slowdowns import SHARED_SETS, STREAMS, GroupSlowdowns, Interference, Slowdown
 
 NO_SLOWDOWN = GroupSlowdowns(gpus_in_node=2, nodes=1, slowdowns=())
@@ -102,7 +96,7 @@ def slots_in_turn(
         (_, _, _, leaves), own_s = layers[(number + 1) % len(layers)]
         of_slot = computed, left[0], on_link - reduced_s, own_s, 0.0, copied, left[1], leaves
         work = np.array(of_slot)[:, None]
-        lasting.append(float(slot_after(work, slowed)[0]))
+        lasting.append(float(slot_after(work, slowed)[0][0]))
         left = float(work[3, 0]), float(work[7, 0])
     return lasting
 

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from mistlab.cost.slot_work import NOTHING, slot_counts
+from mistlab.core.distinct import NOTHING, slot_counts
 from mistlab.engines.engine import ENGINES
 from mistlab.graph.layer_types import LayerTypes
 from mistlab.graph.treatments import TREATMENTS

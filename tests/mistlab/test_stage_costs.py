@@ -9,7 +9,8 @@ import pytest
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.cost.side_by_side import overlapped
-from mistlab.cost.stage import StageTimeModel
+from mistlab.cost.slot_work import first_pass_s
+from mistlab.cost.stage import StageSlots, StageTimeModel
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.engines.engine import ENGINES
 from mistlab.machine.cluster import Cluster
@@ -136,35 +137,25 @@ def with_steps_in_turn(
     return found
 
 
-def after_all_steps(
-    model: StageTimeModel, batch: StageBatch, row: int, forward: SlotTimes, factors: np.ndarray
-) -> float | None:
-    """The first forward pass of a stage that offloads nothing and whose steps all run while the
-    first block's weights are gathered, or whose layers wait for no weights; None for others.
-    """
-    if model.tasks.template.depth != 1 or any(
-        getattr(batch, f"offload_{kind}")[row] > 0 for kind in OFFLOADED
-    ):
-        return None
-    seconds, types = seconds_of(model, batch, row), types_of(model, batch, row)
-    before = int(batch.has_embedding[row] and batch.zero[row] < 3)
-    passing = [forward[layer].alone[0, 0] for layer in range(len(types))]
-    stepped = [float(seconds.alone("S", "")[kind, 0]) for kind in types]
-    gathered = [float(seconds.alone("U", "")[kind, 0]) * (batch.zero[row] > 0) for kind in types]
+def first_passes_s(model: StageTimeModel, batch: StageBatch) -> np.ndarray:
+    """The first passes that have no slots, since blocks run their optimizer steps when they can
+    (``test_stepping_slots.py``); zero for others."""
+    slots = StageSlots.of(model.tasks, batch)
+    played = first_pass_s(slots.seconds, slots.strategies, slots.stages, "own")
+    return np.zeros(len(batch)) if played is None else played[0]
 
-    def ended(computed_s: float, gathered_s: float, *awaited: str) -> float:
-        alone = np.zeros((1, len(STREAMS)))
-        alone[0, :2] = computed_s, gathered_s
-        return float(overlapped(alone, factors, awaited or STREAMS)[0])
 
-    stepping_s, embedded_s = sum(stepped[1:]), sum(passing[:before])
-    begins = stepping_s + embedded_s, sum(gathered[: before + 1])
-    inside_s = sum(map(ended, passing[before:], [*gathered[before + 1 :], 0.0]))
-    waited_s = ended(*begins, "gpu_to_gpu")
-    busy_s = ended(stepping_s + sum(passing), sum(gathered), "compute")
-    if ended(*begins, "compute") - embedded_s > waited_s and ended(*begins) + inside_s > busy_s:
-        return None
-    return stepped[0] + max(waited_s + inside_s, busy_s)
+def first_in_slots(
+    model: StageTimeModel, batch: StageBatch, row: int, slots: SlotTimes, factors: np.ndarray
+) -> float:
+    """The first pass with the slots before it, less what leaves the last blocks after it."""
+    layers, depth = len(types_of(model, batch, row)), model.tasks.template.depth
+    steps = with_steps_in_turn(model, batch, row, slots, factors)
+    return sum(lasting_s(steps[at], factors) for at in range(-depth, layers)) + sum(
+        min(0.0, float(overlapped(slot.alone, factors, STAYING)[0]) - lasting_s(slot, factors))
+        for at, slot in ((at, slots[at]) for at in range(layers))
+        if leaves_last(batch, row, at + depth, layers)
+    )
 
 
 def shared_turn(
@@ -269,6 +260,7 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
     batch = candidates(60) if depth > 1 else with_barriers(candidates(60))
     model = model_of(depth=depth)
     found = model(batch)
+    played_s = first_passes_s(model, batch)
     for row in range(len(batch)):
         seconds = seconds_of(model, batch, row)
         ((_, factors),) = seconds.factors()
@@ -328,9 +320,9 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
         queues = depth == 1 and batch.zero[row] < 2 and not offloads
         computed_s, last_s = last_pass(last, layers, below, factors, queues=queues)
         # Three micro-batches of a single stage, from its first slot to its last.
-        first_s = lasting((*below, *inside), with_steps_in_turn(model, batch, row, first, factors))
+        first_s = played_s[row] or first_in_slots(model, batch, row, first, factors)
         whole = (
-            (after_all_steps(model, batch, row, forward, factors) or first_s)
+            first_s
             + 2 * sum(once)
             + 2 * at_first
             + 3 * lasting(above, forward, backward)
@@ -341,11 +333,6 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
         stay = batch.zero[row] < 2 and batch.offload_gradients[row] == 0
         reduced_s = last_s - computed_s if stay else None
         whole += late_by_last_send(last, below, factors, received_s, reduced_s)
-        whole += sum(
-            min(0.0, float(overlapped(first[at].alone, factors, STAYING)[0]) - lasting([at], first))
-            for at in inside
-            if leaves_last(batch, row, at + depth, layers)
-        )
         whole += found.after_first_s[row]
         taken_s = 3 * found.stable_s[row] + found.delta_forward_s[row] + found.delta_backward_s[row]
         assert taken_s == pytest.approx(whole, rel=1e-9)

@@ -9,17 +9,8 @@ import pytest
 from scipy.optimize import linprog
 
 from mistlab import catalog
-from mistlab.cost.side_by_side import (
-    NAMES,
-    NONE_ENDED,
-    TASKS,
-    SlowedBy,
-    Way,
-    lanes_of,
-    least_together,
-    played,
-    stepping_s,
-)
+from mistlab.cost.side_by_side import NAMES, TASKS, SlowedBy, Way, lanes_of, least_together, played
+from mistlab.cost.slot_work import stepping_s
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.plan.plan import Offload, Plan, StagePlan
@@ -66,21 +57,26 @@ def test_blocks_in_turn_take_no_less_than_the_least_time_of_their_work() -> None
 
 @pytest.mark.parametrize("seed", range(3))
 def test_passes_of_stages_that_are_unlike_take_as_long_together_as_alone(seed: int) -> None:
-    """Stages of 1 to 9 blocks that offload activations or not, and gather weights or not."""
+    """Stages of 1 to 9 blocks that offload activations or weights or not, and gather weights or
+    not.
+    """
     draw, cases, most = np.random.default_rng(seed), 60, 9
-    ways = (*product(("", "A>"), (False, True)),)
-    way, blocks = draw.integers(0, 4, cases), draw.integers(1, most + 1, cases)
+    lacking = [frozenset(names) for names in ((), ("A>",), ("P>",), ("P>", "G<", "O<", "O>"))]
+    ways = [Way(without, gathers) for without, gathers in product(lacking, (False, True))]
+    way, blocks = draw.integers(0, len(ways), cases), draw.integers(1, most + 1, cases)
     work = draw.choice([0.0, 0.2, 1.0, 3.0], (len(NAMES), most, cases)) * draw.uniform(1, 2, cases)
     work *= np.arange(most)[:, None] < blocks
+    for case, number in enumerate(way.tolist()):
+        work[[NAMES.index(name) for name in ways[number].without], :, case] = 0.0
     factors = drawn_factors()
 
     def passed_s(rows: list[int], chosen: np.ndarray, ways: Sequence[Way]) -> np.ndarray:
         layers = blocks[rows]
         lanes = lanes_of(int(layers.max()), int(layers.max()), ways)
-        begun = lanes.first[:, chosen], np.full(len(rows), NONE_ENDED)
         slowed = SlowedBy.of_all(factors, len(rows))
-        work_of_rows = work[:, : layers.max(), rows]
-        _, ends_s = played(work_of_rows, slowed, lanes, chosen, begun, layers - 1, layers)
+        work_of_rows, at = work[:, : layers.max(), rows], lanes.first[:, chosen]
+        swaps = work_of_rows[NAMES.index("P>")] > 0
+        ends_s = played(work_of_rows, slowed, lanes, chosen, at, layers, swaps)
         return np.where(np.arange(len(ends_s))[:, None] < layers, ends_s, 0.0)
 
     together = passed_s([*range(cases)], way, ways)
