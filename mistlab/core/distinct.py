@@ -157,12 +157,10 @@ def _sorted_distinct(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cases:
-    """The distinct pairs (C) of a strategy and a stage's layers, of which long rows of equal layers
-    are simulated in part.
+    """The distinct pairs (C) of a strategy and a stage's layers.
 
-    Of its rows of equal layers (R) a ``stage`` (C) of J has layers of these ``types`` (R, J or
-    R, 1), of which ``sizes`` (R, J) are simulated. For each candidate, ``index`` is its case and
-    ``more`` (R) the number of layers that are left out.
+    Of its rows of equal layers (R) a ``stage`` (C) of J has ``sizes`` (R, J) layers of these
+    ``types`` (R, J or R, 1). For each candidate, ``index`` is its case.
     """
 
     strategy: Rows
@@ -170,16 +168,15 @@ class Cases:
     types: Ints
     sizes: Ints
     index: Rows
-    more: Floats
 
     @classmethod
-    def of(cls, runs: tuple[Floats, Ints], strategy: Rows, stage: Rows, most: int) -> Self:
+    def of(cls, runs: tuple[Floats, Ints], strategy: Rows, stage: Rows) -> Self:
         """Find the cases of candidates, each with a ``strategy`` and a ``stage`` (indices of
-        ``runs``), of which at most ``most`` layers in a row are simulated.
+        ``runs``).
         """
         sizes, types = runs
-        simulated = np.minimum(sizes, most).astype(np.int64)
-        of_stages = [*simulated] if types.shape[1] == 1 else [*simulated, *types]
+        sizes = sizes.astype(np.int64)
+        of_stages = [*sizes] if types.shape[1] == 1 else [*sizes, *types]
         alike = distinct_rows(of_stages)
         table = np.array(alike.columns)
         code, index = np.unique(strategy * table.shape[1] + alike.index[stage], return_inverse=True)
@@ -190,17 +187,16 @@ class Cases:
             types if types.shape[1] == 1 else table[len(sizes) :],
             table[: len(sizes)],
             index,
-            (sizes - simulated)[:, stage],
         )
 
     @property
-    def simulated(self) -> Ints:
-        """The number of simulated layers in each row of each case (R, C)."""
+    def rows(self) -> Ints:
+        """The number of layers in each row of each case (R, C)."""
         return self.sizes[:, self.stage]
 
     @property
     def layers(self) -> Ints:
-        """The number of simulated layers of each case."""
+        """The number of layers of each case."""
         return np.asarray(self.sizes.sum(axis=0)[self.stage])
 
     def chosen(self, rows: Rows) -> Self:
@@ -208,21 +204,12 @@ class Cases:
         return replace(self, strategy=self.strategy[rows], stage=self.stage[rows])
 
     def kinds(self, nothing: int) -> Ints:
-        """The type of each simulated layer (layers L, C); ``nothing`` after a case's last layer."""
-        ends = self.simulated.cumsum(axis=0)
+        """The type of each layer (layers L, C); ``nothing`` after a case's last layer."""
+        ends = self.rows.cumsum(axis=0)
         position = np.arange(int(ends[-1].max()))[:, None, None]
         run = (position >= ends).sum(axis=1)
         types = np.broadcast_to(self.types, self.sizes.shape)[:, self.stage]
         return np.take_along_axis(np.concatenate([types, np.full_like(ends[:1], nothing)]), run, 0)
-
-    def of_rows(self, passed_s: Floats, more_s: Floats) -> Floats:
-        """The seconds of each candidate's pass, from those of its case (C) and those of a further
-        layer in each row of equal layers (R, C).
-        """
-        total_s = passed_s[self.index]
-        for run in np.flatnonzero(self.more.any(axis=1)).tolist():
-            total_s += self.more[run] * more_s[run, self.index]
-        return total_s
 
 
 # Adds up the seconds of a pipeline stage's layers: the seconds of each kind of layer, times the

@@ -188,7 +188,7 @@ def leaving_s(seconds: TaskSeconds, strategies: Distinct, stages: Distinct) -> F
     *columns, holds, first, is_back = ways.columns
     alike = distinct_rows([*ways.index.reshape(len(SIMULATED), -1)])
     of_rows = alike.index[(chosen.cumsum() - 1)[strategies.index[rows]]], stages.index[rows]
-    cases = Cases.of((sizes, of_runs), *of_rows, int(sizes.max(initial=0)))
+    cases = Cases.of((sizes, of_runs), *of_rows)
     # Layers of a backward pass come in the opposite order.
     in_order = (
         _not_empty(cases.sizes[::step], cases.types[::step], len(types.names)) for step in (1, -1)

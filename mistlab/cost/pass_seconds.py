@@ -183,10 +183,7 @@ class PassSlots:
         return np.asarray(lengths)
 
     def arithmetic(self) -> Floats:
-        """The seconds of each layer's arithmetic: in both steady passes, and in its optimizer step.
-
-        Shape (2, K', S).
-        """
+        """The seconds of each layer's arithmetic: in steady passes, and its step (2, K', S)."""
         seconds, here = self._seconds, self._kinds[self.is_inside, HERE]
         passes_s = seconds.alone("F", "") + seconds.alone("B", "")
         return np.stack([passes_s[here], seconds.alone("S", "")[here]])
@@ -361,11 +358,10 @@ class PassSeconds:
     ``through`` is the time from when a micro-batch arrives at an idle stage until its output (in a
     backward pass, its gradient) can be sent. ``last_computed`` is the time inside the last
     backward pass without the reductions that go on after it: for ``reducing`` seconds where
-    gradients are offloaded. ``opening`` comes before a steady forward pass by
-    itself, ``first_opening`` before the first forward pass, ``last_closing`` after the last
-    backward pass. A forward pass that follows a backward pass is longer by ``turn_at_first_layer``.
-    ``beside_sends`` says how much sends slow passes and the time between them; it is empty if no
-    stage sends meanwhile.
+    gradients are offloaded. ``opening`` comes before a steady forward pass by itself,
+    ``first_opening`` before the first forward pass, ``last_closing`` after the last backward pass.
+    A forward pass that follows a backward pass is longer by ``turn_at_first_layer``.
+    ``beside_sends`` says how much sends slow all of these; it is empty if no stage sends meanwhile.
 
     ``computing`` and ``step_computing`` are the times of arithmetic alone, in steady passes and in
     the optimizer step. ``windows`` are bounds of passes from which data leaves, ``again`` (6, C)
@@ -407,10 +403,9 @@ class PassSeconds:
             again=self.again[:, rows],
         )
 
-    def with_leaving(self, simulated: Floats) -> "PassSeconds":
-        """The passes with the ``simulated`` times (9, C) of those from which data leaves.
-
-        They take at least what their lower bounds say.
+    def with_leaving(self, simulated: Floats, left_s: Floats) -> "PassSeconds":
+        """The passes with the ``simulated`` times (9, C) of those from which data leaves; after the
+        first pass it does for ``left_s`` (C). They take at least what their lower bounds say.
         """
         forward_s, back_s, last_s, over_s, reducing_s, turned_s, turned_back_s, *again = simulated
         inside, least_s, closing_s = dict(self.inside), self.windows.max(axis=1), self.last_closing
@@ -428,6 +423,11 @@ class PassSeconds:
         through_back = np.where(leave_back, np.minimum(back_s, backward), self.through["backward"])
         inside["forward"], inside["last_backward"] = forward, last
         inside["backward"] = np.where(leave_back, backward, inside["backward"])
+        # The backward pass waits for activations that outlast the first pass.
+        waits_s = turned_back_s - self.turn_at_last_layer - back_s
+        waits_s += leave_back * np.minimum(over_s - backward, 0.0)
+        waits_s = leave * (np.clip(waits_s, 0.0, left_s) - self.first.after)
+        inside["first_forward"] = inside["first_forward"] + np.maximum(waits_s, 0.0)
         moved = (
             turned_s - forward - self.turn_at_first_layer,
             turned_back_s - through_back - self.turn_at_last_layer,
@@ -523,11 +523,10 @@ class PassSums:
         computing, step_computing = islice(sums, 2)
         # Only stages that offload weights or optimizer states have these sums.
         parts = islice(sums, PARTS) if self.steps else np.zeros((PARTS, 1))
-        begun, late = np.zeros((2, 1)) if self.first is None else self.first
+        begun, late, left_s = np.zeros((3, 1)) if self.first is None else self.first
         first = FirstPass(*(*parts, late))
         first_s = inside_s["first_forward"] - first.unawaited
-        begun_s = np.where(np.isinf(begun), first_s + first_opening, begun)
-        begun_s = np.maximum.reduce([begun_s, *islice(sums, max(self.steps - PARTS, 0))])
+        begun_s = np.maximum.reduce([begun, *islice(sums, max(self.steps - PARTS, 0))])
         first = replace(first, late=np.where((begun > 0) & (late > 0), begun_s, late))
         inside_s["first_forward"] = np.where(begun == 0, first_s, begun_s - first_opening)
         if self.queued is not None:
@@ -554,7 +553,7 @@ class PassSums:
             windows=windows,
             again=np.zeros((6, len(computing))),
         )
-        return passes if self.leaving is None else passes.with_leaving(self.leaving)
+        return passes if self.leaving is None else passes.with_leaving(self.leaving, left_s)
 
 
 def pass_sums(

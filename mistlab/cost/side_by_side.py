@@ -493,7 +493,7 @@ def _lanes_of_way(blocks: int, in_turn: int, way: Way) -> tuple[Ints, Ints]:
     lanes: list[list[tuple[int, StepTask, int]]] = [[] for _ in _LANES]
     # How far its lane is when a task has ended, or begun.
     far: dict[tuple[str, int], tuple[int, int]] = {}
-    for issued, (turn, task) in enumerate(product(range(-1, blocks), TASKS)):
+    for issued, (turn, task) in enumerate(product(range(-1, blocks + 1), TASKS)):
         block = turn + task.ahead
         if task.name not in way.without and 0 <= block < blocks:
             lane = _LANES.index(task.name if task.name in _LANES else task.stream)
@@ -514,7 +514,7 @@ def _lanes_of_way(blocks: int, in_turn: int, way: Way) -> tuple[Ints, Ints]:
             row = in_turn * NAMES.index(task.name) + block % in_turn
             passed = far.get(("F", block - 2), (0, 0))[1] if task.name == "S" else 0
             table.append((row, needs, passed * _ONE_MORE[COMPUTE], block, issued))
-        table.append((0, _NONE_ENDED, 0, -1, len(TASKS) * (blocks + 1)))
+        table.append((0, _NONE_ENDED, 0, -1, len(TASKS) * (blocks + 2)))
     return np.array(table).T, np.array(starts).T
 
 
@@ -524,9 +524,9 @@ _STILL_PLAYED = 15 / 16
 
 def played(
     work: Floats, slow: SlowedBy, lanes: Lanes, way: Ints, at: Ints, blocks: Ints, swaps: Bools
-) -> Floats:
+) -> tuple[Floats, Floats]:
     """The seconds at which the forward pass of each of a case's ``blocks`` (C) ends (B, C), if they
-    run in the ``way`` (C) of the lanes.
+    run in the ``way`` (C) of the lanes, and at which all activations have left (C).
 
     ``at`` has each lane's first task (6, C); those before it have ended. ``work`` has the seconds
     of each block's tasks alone, in the order of ``NAMES`` (names, B, C), and a block in ``swaps``
@@ -538,16 +538,16 @@ def played(
     work, case = np.ravel(work), np.arange(cases)
     # What each stream's task takes yet, infinite for a stream that runs none.
     left, is_running, is_other = np.full((4, cases), np.inf), at[_STREAMS] < 0, at[_OTHERS] < 0
-    moved, now = np.arange(at.size), np.zeros(cases)
+    moved, now, over_s = np.arange(at.size), np.zeros(cases), np.zeros(cases)
     needs, ends_s = np.zeros_like(at), np.full((lanes.first[COMPUTE + 1, 0], cases), np.nan)
-    while going := np.count_nonzero(is_going := at[COMPUTE] - opening < blocks):
+    while going := np.count_nonzero(is_going := _are_going(lanes, at, opening, blocks)):
         needs.put(moved, _needs(lanes, at, moved, swaps, blocks))
         if going < _STILL_PLAYED * len(case):
             tables = at, left, is_running, is_other, needs, swaps, case, far, now, blocks
             at, left, is_running, is_other, needs, swaps, case, far, now, blocks, *of_cases = (
-                table.compress(is_going, axis=-1) for table in (*tables, factors, opening)
+                table.compress(is_going, axis=-1) for table in (*tables, factors, opening, is_going)
             )
-            factors, opening = of_cases
+            factors, opening, is_going = of_cases
         is_ready, issued = _are_so_far(far, needs), lanes.issued.take(at[[AWAY, _LEAVING]])
         others = np.stack([~is_ready[COMPUTE], ~is_ready[AWAY] | (issued[1] < issued[0])])
         is_other = np.where(is_running[_SHARED], is_other, others & is_ready[_OTHERS])
@@ -560,23 +560,29 @@ def played(
         (rows,) = starts.ravel().nonzero()
         first, last = np.where(is_other, at[_OTHERS], at[_SHARED])
         tasks = np.stack([first, *at[_PACED], last])
-        rows_of_work = lanes.work.take(tasks.take(rows)) * cases
-        left.put(rows, work.take(rows_of_work + case.take(rows, mode="wrap")))
+        of_work = lanes.work.take(tasks.take(rows)) * cases + case.take(rows, mode="wrap")
+        left.put(rows, work.take(of_work))
         is_running |= starts
         slowed = slow.table.take(factors + sets_of(is_running), axis=1)
-        left_s = left * slowed
-        elapsed = np.nan_to_num(np.minimum.reduce(left_s), posinf=0.0)
-        ends = left_s <= elapsed
+        elapsed = np.nan_to_num(np.minimum.reduce(left * slowed), posinf=0.0)
+        ends = left * slowed <= elapsed
         left = np.where(ends, np.inf, np.maximum(left - elapsed / slowed, 0.0))
         now += elapsed
         ends_s[at[COMPUTE] - opening, case] = now
+        over_s[case] += elapsed * is_going
         moves = np.concatenate([ends, ends[_SHARED] & is_other])
         moves[_SHARED] &= ~is_other
         far += np.add.reduce(moves * _ONES)
         (moved,) = moves.ravel().nonzero()
         at += moves
         is_running ^= ends
-    return ends_s[:-1]
+    return ends_s[:-1], over_s
+
+
+def _are_going(lanes: Lanes, at: Ints, opening: Ints, blocks: Ints) -> Bools:
+    """Whether any of each case's blocks has yet to pass, or its activations to leave."""
+    leaves = lanes.blocks.take(at[_LEAVING])
+    return np.asarray((at[COMPUTE] - opening < blocks) | ((leaves >= 0) & (leaves < blocks)))
 
 
 def _are_so_far(far: Ints, needs: Ints) -> Bools:

@@ -13,7 +13,6 @@ import numpy as np
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.core.distinct import NOTHING, Cases, Distinct, distinct_rows, joined_rows
 from mistlab.cost.side_by_side import (
-    AHEAD,
     AWAY,
     LINK,
     MOST_BLOCKS,
@@ -234,7 +233,7 @@ def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
     lanes, way = lanes_of(_BLOCKS, in_turn), np.zeros(cases, dtype=np.intp)
     begun, blocks = lanes.stepped[:, way], np.full(cases, _BLOCKS)
     swaps = np.ones((in_turn, cases), dtype=bool)
-    ends_s = played(work, slowed_by, lanes, way, begun, blocks, swaps)
+    ends_s, _ = played(work, slowed_by, lanes, way, begun, blocks, swaps)
     return np.asarray((ends_s[_FILLING + MEASURED] - ends_s[_FILLING]) / MEASURED)
 
 
@@ -472,10 +471,6 @@ def first_slots(
 # their steps, and a third one's states have been fetched, when a micro-batch comes late.
 
 
-# The most layers that are simulated in a row of equal layers. In a longer row, the mean time of
-# ``MEASURED`` layers stands for each that is left out, but not the last ones, whose optimizer steps
-# may have run before.
-_OF_RUN = 48
 # Cases are simulated so many at a time, which keeps intermediate results in the CPU's cache.
 _AT_ONCE = 8192
 # The tasks of a block that a stage lacks if it keeps all weights, gradients, and so on.
@@ -486,20 +481,22 @@ def first_pass_s(
     seconds: TaskSeconds, strategies: Distinct, stages: Distinct, kept: Kept
 ) -> Floats | None:
     """The seconds from the beginning of the iteration until a stage has computed a first forward
-    pass that waits for no micro-batch; and, if it offloads weights, of one whose micro-batch comes
-    late, from its arrival (2, C). None if no optimizer steps run in the pass. The first is zero for
-    later stages that offload, infinite for those with very many different layers, and negative for
-    lower bounds.
+    pass that waits for no micro-batch; if it offloads weights, of one whose micro-batch comes late,
+    from its arrival; and for how long activations leave after the first one (3, C). None if no
+    optimizer steps run in the pass. Zero for stages with more than ``MOST_BLOCKS`` layers; the
+    first also for later stages that offload, and negative for lower bounds.
     """
     if not steps_in_turn(seconds):
         return None
     types, strategy, stage = seconds.model.types, strategies.index, stages.index
     columns = dict(zip(types.columns, stages.columns, strict=True))
     swaps = np.logical_or.reduce(seconds.alone("P", ">") > 0)[strategy]
-    begins = (columns["has_embedding"][stage] > 0) | keep_all(seconds)[strategy]
-    if kept == "least":
-        return np.stack([np.where(begins, -1.0, 0.0), np.zeros(len(strategy))])
     sizes, of_runs = types.runs(columns)
+    layers = sizes.sum(axis=0)[stage]
+    is_played = (layers > 0) & (layers <= MOST_BLOCKS)
+    begins = ((columns["has_embedding"][stage] > 0) | keep_all(seconds)[strategy]) & is_played
+    if kept == "least":
+        return np.where(begins, -1.0, 0.0) * [[1.0], [0.0], [0.0]]
     of_tasks, slowed = of_pass(seconds, "first_forward", ROWS), seconds.slowed_by()
     keeps = [seconds.columns[name] == 0 for name in OFFLOADS]
     way = np.array([*keeps, gathers_each_pass(seconds)]).T @ (1 << np.arange(len(keeps) + 1))
@@ -513,21 +510,17 @@ def first_pass_s(
         ]
     )
     alike = distinct_rows([*layers_of.index.reshape(len(of_types), -1)])
-    passed_s = np.where(begins, np.inf, 0.0)
-    layers = np.minimum(sizes, _OF_RUN).sum(axis=0)
-    rows = np.flatnonzero((begins | swaps) & ((layers > 0) & (layers <= MOST_BLOCKS))[stage])
+    passed_s, rows = np.zeros((2, len(strategy))), np.flatnonzero(begins | (swaps & is_played))
     if len(rows):
-        cases = Cases.of((sizes, of_runs), alike.index[strategy[rows]], stage[rows], _OF_RUN)
+        cases = Cases.of((sizes, of_runs), alike.index[strategy[rows]], stage[rows])
         of_cases = _first_s(cases, np.array(alike.columns), layers_of, slowed)
-        passed_s[rows] = cases.of_rows(*of_cases)
-    return np.asarray(np.where([begins, swaps], passed_s, 0.0))
+        passed_s[:, rows] = of_cases[:, cases.index]
+    return np.asarray(np.where([begins, swaps, begins], passed_s[[0, 0, 1]], 0.0))
 
 
-def _first_s(
-    cases: Cases, layers_of: Ints, layers: Distinct, slowed: SlowedBy
-) -> tuple[Floats, Floats]:
-    """The seconds of the first pass of each case (C), and those of a further layer in each row of
-    equal layers (R, C).
+def _first_s(cases: Cases, layers_of: Ints, layers: Distinct, slowed: SlowedBy) -> Floats:
+    """The seconds of the first pass of each case, and for how long activations leave after it
+    (2, C).
 
     Each type of layers and strategy has its row of ``layers`` in ``layers_of``: its tasks' seconds,
     its way, the place of its slowdown factors and whether it is an embedding.
@@ -535,10 +528,10 @@ def _first_s(
     *tasks, way, first, opens = layers.columns
     of_tasks, types = np.array(tasks), np.broadcast_to(cases.types, cases.sizes.shape)
     of_rows = layers_of[types[:, cases.stage], cases.strategy]
-    passes = distinct_rows([*np.concatenate(joined_rows(cases.simulated, of_rows))])
+    passes = distinct_rows([*np.concatenate(joined_rows(cases.rows, of_rows))])
     case = np.empty(len(passes.columns[0]), dtype=np.intp)
     case[passes.index] = np.arange(len(passes.index))
-    ends_s = np.empty((int(cases.layers.max()), len(case)))
+    of_passes = np.empty((2, len(case)))
     # Passes of about equally many layers are simulated together.
     in_order = np.argsort(cases.layers[case], kind="stable")
     for begin in range(0, len(in_order), _AT_ONCE):
@@ -551,11 +544,10 @@ def _first_s(
         comes_late = swaps.any(axis=0) & ~opens[rows[0]]
         begun = np.where(comes_late, lanes.late[:, of_part], lanes.first[:, of_part])
         slow = replace(slowed, first=first[rows[0]])
-        passed_s = played(work, slow, lanes, of_part, begun, part.layers, swaps)
-        ends_s[: len(rows), chosen] = passed_s
-    stops = np.maximum(cases.simulated.cumsum(axis=0) - 1 - AHEAD, 0)
-    measured_s = ends_s[stops, passes.index] - ends_s[np.maximum(stops - MEASURED, 0), passes.index]
-    return ends_s[cases.layers - 1, passes.index], measured_s / MEASURED
+        ends_s, over_s = played(work, slow, lanes, of_part, begun, part.layers, swaps)
+        passed_s = ends_s[part.layers - 1, np.arange(len(chosen))]
+        of_passes[:, chosen] = passed_s, over_s - passed_s
+    return of_passes[:, passes.index]
 
 
 def _way(code: int) -> Way:

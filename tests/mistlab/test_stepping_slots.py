@@ -76,14 +76,15 @@ def test_passes_of_stages_that_are_unlike_take_as_long_together_as_alone(seed: i
         slowed = SlowedBy.of_all(factors, len(rows))
         work_of_rows, at = work[:, : layers.max(), rows], lanes.first[:, chosen]
         swaps = work_of_rows[NAMES.index("P>")] > 0
-        ends_s = played(work_of_rows, slowed, lanes, chosen, at, layers, swaps)
-        return np.where(np.arange(len(ends_s))[:, None] < layers, ends_s, 0.0)
+        ends_s, over_s = played(work_of_rows, slowed, lanes, chosen, at, layers, swaps)
+        ends_s = np.where(np.arange(len(ends_s))[:, None] < layers, ends_s, 0.0)
+        return np.concatenate([over_s[None], ends_s])
 
     together = passed_s([*range(cases)], way, ways)
     assert len(np.unique(together)) > cases
     for case, layers in enumerate(blocks.tolist()):
         alone = passed_s([case], np.zeros(1, dtype=int), (ways[way[case]],))
-        assert together[:layers, case].tolist() == alone[:, 0].tolist()
+        assert together[: layers + 1, case].tolist() == alone[:, 0].tolist()
 
 
 def offloaded(weights: float, gradients: float, optimizer: float, activations: float) -> Offload:

@@ -12,10 +12,10 @@ from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of
 
 
-def seconds_of(stage: StagePlan, micro_batches: int = 1, model: str = "gpt3-2.7b") -> list[float]:
+def seconds_of(stage: StagePlan, micro_batches: int = 1) -> list[float]:
     """The seconds of a single-stage plan on four L4: of the closed form, and as played."""
     samples = stage.data_parallel * stage.micro_batch * micro_batches
-    workload = workload_of(model, 4096, samples, "fp16")
+    workload = workload_of("gpt3-2.7b", 4096, samples, "fp16", layers=stage.layers)
     cluster = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=4)
     predictors = (
         make(workload=workload, cluster=cluster) for make in (SymbolicPredictor, EventSimulator)
@@ -69,15 +69,22 @@ def test_a_gather_goes_before_a_reduction_that_is_ready_no_sooner(
     assert closed_s == pytest.approx(played_s, rel=1e-9)
 
 
-def test_long_rows_of_layers_are_simulated_in_part() -> None:
-    """Of 60 equal layers, some are simulated and stand for the others."""
+def test_steps_of_many_layers_run_ahead() -> None:
+    """Those of 100 small blocks while the embedding is gathered, whose steps are no shorter."""
+    stage = StagePlan(layers=100, data_parallel=4, tensor_parallel=1, micro_batch=1, zero=3)
+    closed_s, played_s = seconds_of(stage)
+    assert closed_s == pytest.approx(played_s, rel=1e-9)
+
+
+def test_a_backward_pass_waits_for_activations_that_outlast_the_first_pass() -> None:
+    """Those of a single block, beside which nothing else computes."""
     stage = StagePlan(
-        layers=60,
+        layers=1,
         data_parallel=4,
         tensor_parallel=1,
-        micro_batch=1,
-        zero=3,
-        offload=Offload(weights=0.5, gradients=0.0, optimizer=0.25, activations=0.0),
+        micro_batch=4,
+        zero=2,
+        offload=Offload(weights=0.0, gradients=0.5, optimizer=0.0, activations=1.0),
     )
-    closed_s, played_s = seconds_of(stage, model="llama-32.5b")
+    closed_s, played_s = seconds_of(stage, micro_batches=2)
     assert closed_s == pytest.approx(played_s, rel=1e-3)
