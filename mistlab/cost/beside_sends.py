@@ -19,8 +19,8 @@ from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.core.columns import ColumnSet
 from mistlab.core.distinct import NOTHING, Sums
 from mistlab.cost.kernels import within_round_s
-from mistlab.cost.side_by_side import BESIDE, LINK, SlowedBy, endless
-from mistlab.cost.slot_work import HERE, UPPER, SlotWork, in_slots, shared_turns
+from mistlab.cost.side_by_side import BESIDE, LINK, SlowedBy
+from mistlab.cost.slot_work import HERE, UPPER, SlotWork, endless, in_slots, shared_turns
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
 from mistlab.schedule import placement

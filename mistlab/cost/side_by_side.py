@@ -7,8 +7,7 @@ Axes: C cases, B blocks; the four streams first.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations, product
-from operator import mul
+from itertools import combinations
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -195,28 +194,6 @@ def ends_of_several(left: Floats, slowed_by: SlowedBy) -> Floats:
         elapsed += step
         ends += is_done * elapsed
     return ends
-
-
-def endless(alone: Floats, slowed_by: SlowedBy) -> tuple[Floats, Floats]:
-    """The seconds until the other streams have ended if the link between GPUs is always busy, and
-    the seconds of work that the link does meanwhile.
-
-    The other streams' work would take ``alone`` (4, C) by itself.
-    """
-    left = alone.copy()
-    left[LINK] = 0.0
-    elapsed, done = np.zeros(left.shape[1]), np.zeros(left.shape[1])
-    offset = slowed_by.place(sets_of(left > 0) | LINK_BIT) + LINK_BIT
-    for _ in STREAMS[1:]:
-        busy = left > 0
-        slowed = slowed_by.table.take(offset + sets_of(busy), axis=1)
-        ahead = np.where(busy, left * slowed, np.inf)
-        first = ahead.min(axis=0)
-        step = np.where(np.isfinite(first), first, 0.0)
-        left = np.where(ahead <= step, 0.0, np.maximum(left - step / slowed, 0.0))
-        elapsed += step
-        done += step / slowed[LINK]
-    return elapsed, done
 
 
 def link_after(alone: Floats, slowed_by: SlowedBy, first: str) -> Floats:
@@ -488,34 +465,53 @@ def lanes_of(blocks: int, in_turn: int, ways: Sequence[Way] = (Way(),)) -> Lanes
 @lru_cache(maxsize=512)
 def _lanes_of_way(blocks: int, in_turn: int, way: Way) -> tuple[Ints, Ints]:
     """The columns of ``Lanes`` for one way, and where its lanes begin (3, 6)."""
-    table: list[tuple[int, ...]] = []
-    starts: list[tuple[int, int, int]] = []
-    lanes: list[list[tuple[int, StepTask, int]]] = [[] for _ in _LANES]
-    # How far its lane is when a task has ended, or begun.
-    far: dict[tuple[str, int], tuple[int, int]] = {}
-    for issued, (turn, task) in enumerate(product(range(-1, blocks + 1), TASKS)):
-        block = turn + task.ahead
-        if task.name not in way.without and 0 <= block < blocks:
-            lane = _LANES.index(task.name if task.name in _LANES else task.stream)
-            lanes[lane].append((issued, task, block))
-            count = len(lanes[lane]) * _COUNTED[lane]
-            far[task.name, block] = lane, count
-            far[f"{task.name} begun", block] = lane, count - 1
-    for lane, tasks in enumerate(lanes):
-        stepped = sum(block < task.ahead for _, task, block in tasks)
-        late = sum(block < task.late - (lane == LINK and way.gathers) for _, task, block in tasks)
-        starts.append((len(table), len(table) + stepped, len(table) + late))
-        for issued, task, block in tasks:
-            most = [0] * len(_LANES)
-            for name, back in way.waits(task):
-                other, count = far.get((name, block - back), (lane, 0))
-                most[other] = max(most[other], count)
-            needs = sum(map(mul, _ONE_MORE, most))
-            row = in_turn * NAMES.index(task.name) + block % in_turn
-            passed = far.get(("F", block - 2), (0, 0))[1] if task.name == "S" else 0
-            table.append((row, needs, passed * _ONE_MORE[COMPUTE], block, issued))
-        table.append((0, _NONE_ENDED, 0, -1, len(TASKS) * (blocks + 2)))
-    return np.array(table).T, np.array(starts).T
+    block, one_more = np.arange(blocks), np.array(_ONE_MORE)
+    of_lanes: dict[int, list[StepTask]] = {lane: [] for lane in range(len(_LANES))}
+    for task in TASKS:
+        if task.name not in way.without:
+            of_lanes[_LANES.index(task.name if task.name in _LANES else task.stream)].append(task)
+    # In which place each task is issued, and how far its lane is when it has ended (tasks, B).
+    issued = {
+        task.name: (block + 1 - task.ahead) * len(TASKS) + row for row, task in enumerate(TASKS)
+    }
+    orders, parts, starts, begin = [], [], [], 0
+    far: dict[str, tuple[int, Ints]] = {}
+    for lane, tasks in of_lanes.items():
+        order = np.argsort([issued[task.name] for task in tasks], axis=None)
+        ended = (1 + np.argsort(order).reshape(-1, blocks)) * _COUNTED[lane]
+        far |= {task.name: (lane, row) for task, row in zip(tasks, ended, strict=True)}
+        orders.append(order)
+
+    def needed(waits: Iterable[tuple[str, int]]) -> Ints:
+        most = np.zeros((len(_LANES), blocks), dtype=np.int64)
+        for name, back in waits:
+            kind = name.removesuffix(" begun")
+            if kind in far:
+                other, ended = far[kind]
+                here, there = block[max(back, 0) : blocks + min(back, 0)], block[max(-back, 0) :]
+                count = ended[there[: len(here)]] - (kind != name)
+                most[other, here] = np.maximum(most[other, here], count)
+        return np.asarray(one_more @ most)
+
+    for (lane, tasks), order in zip(of_lanes.items(), orders, strict=True):
+        rows = [
+            [
+                in_turn * NAMES.index(task.name) + block % in_turn,
+                needed(way.waits(task)),
+                needed([("F", 2)] * (task.name == "S")),
+                block,
+                issued[task.name],
+            ]
+            for task in tasks
+        ]
+        last = np.array([[0], [_NONE_ENDED], [0], [-1], [len(TASKS) * (blocks + 2)]])
+        columns = np.array(rows).swapaxes(0, 1).reshape(len(last), -1)[:, order] if rows else last
+        parts += [columns, last] if rows else [last]
+        late = sum(min(task.late - (lane == LINK and way.gathers), blocks) for task in tasks)
+        stepped = sum(min(max(task.ahead, 0), blocks) for task in tasks)
+        starts.append((begin, begin + stepped, begin + late))
+        begin += len(order) + 1
+    return np.concatenate(parts, axis=1), np.array(starts).T
 
 
 # Cases that have ended are dropped once less than this share of the cases goes on.
@@ -540,31 +536,31 @@ def played(
     left, is_running, is_other = np.full((4, cases), np.inf), at[_STREAMS] < 0, at[_OTHERS] < 0
     moved, now, over_s = np.arange(at.size), np.zeros(cases), np.zeros(cases)
     needs, ends_s = np.zeros_like(at), np.full((lanes.first[COMPUTE + 1, 0], cases), np.nan)
-    while going := np.count_nonzero(is_going := _are_going(lanes, at, opening, blocks)):
+    while going := np.add.reduce(is_going := _are_going(lanes, at, opening, blocks)):
         needs.put(moved, _needs(lanes, at, moved, swaps, blocks))
-        if going < _STILL_PLAYED * len(case):
+        if going < _STILL_PLAYED * at.shape[1]:
             tables = at, left, is_running, is_other, needs, swaps, case, far, now, blocks
             at, left, is_running, is_other, needs, swaps, case, far, now, blocks, *of_cases = (
                 table.compress(is_going, axis=-1) for table in (*tables, factors, opening, is_going)
             )
             factors, opening, is_going = of_cases
-        is_ready, issued = _are_so_far(far, needs), lanes.issued.take(at[[AWAY, _LEAVING]])
-        others = np.stack([~is_ready[COMPUTE], ~is_ready[AWAY] | (issued[1] < issued[0])])
-        is_other = np.where(is_running[_SHARED], is_other, others & is_ready[_OTHERS])
+        is_ready = (far - needs) & _NONE_ENDED == _NONE_ENDED
+        is_other = np.where(is_running[_SHARED], is_other, _others(lanes, at, is_ready))
         is_ready[_SHARED] |= is_ready[_OTHERS]
         # Tasks of other streams may wait for a step or a pass to begin.
-        begun = np.where(is_other[0], _ONE_MORE[_STEPS], _ONE_MORE[COMPUTE])
+        begun = _ONE_MORE[COMPUTE] + is_other[0] * (_ONE_MORE[_STEPS] - _ONE_MORE[COMPUTE])
         far += begun * (is_ready[COMPUTE] & ~is_running[COMPUTE])
-        is_ready[_PACED] = _are_so_far(far, needs[_PACED])
+        is_ready[_PACED] = (far - needs[_PACED]) & _NONE_ENDED == _NONE_ENDED
         starts = is_ready[_STREAMS] & ~is_running
         (rows,) = starts.ravel().nonzero()
-        first, last = np.where(is_other, at[_OTHERS], at[_SHARED])
-        tasks = np.stack([first, *at[_PACED], last])
-        of_work = lanes.work.take(tasks.take(rows)) * cases + case.take(rows, mode="wrap")
-        left.put(rows, work.take(of_work))
+        tasks = at[_STREAMS].copy()
+        tasks[_SHARED] += is_other * (at[_OTHERS] - at[_SHARED])
+        of_work = lanes.work.take(tasks.take(rows)) * cases
+        left.put(rows, work.take(of_work + case.take(rows, mode="wrap")))
         is_running |= starts
         slowed = slow.table.take(factors + sets_of(is_running), axis=1)
-        elapsed = np.nan_to_num(np.minimum.reduce(left * slowed), posinf=0.0)
+        elapsed = np.minimum.reduce(left * slowed)
+        elapsed[elapsed == np.inf] = 0.0
         ends = left * slowed <= elapsed
         left = np.where(ends, np.inf, np.maximum(left - elapsed / slowed, 0.0))
         now += elapsed
@@ -585,9 +581,13 @@ def _are_going(lanes: Lanes, at: Ints, opening: Ints, blocks: Ints) -> Bools:
     return np.asarray((at[COMPUTE] - opening < blocks) | ((leaves >= 0) & (leaves < blocks)))
 
 
-def _are_so_far(far: Ints, needs: Ints) -> Bools:
-    """Whether the lanes of each case are as far as its tasks need."""
-    return np.asarray((far - needs) & _NONE_ENDED == _NONE_ENDED)
+def _others(lanes: Lanes, at: Ints, is_ready: Bools) -> Bools:
+    """Whether streams with two lanes may run a task of the other one next (2, C)."""
+    away, leaving = lanes.issued.take(at[AWAY :: _LEAVING - AWAY])
+    are = ~is_ready[_SHARED]
+    are[1] |= leaving < away
+    are &= is_ready[_OTHERS]
+    return are
 
 
 def _needs(lanes: Lanes, at: Ints, moved: Rows, swaps: Bools, blocks: Ints) -> Ints:
@@ -596,5 +596,5 @@ def _needs(lanes: Lanes, at: Ints, moved: Rows, swaps: Bools, blocks: Ints) -> I
     """
     column, task = moved % at.shape[1], at.take(moved)
     block = lanes.blocks.take(task)
-    needs = lanes.needs.take(task) + lanes.swaps.take(task) * swaps[block % len(swaps), column]
+    needs = lanes.needs.take(task) + lanes.swaps.take(task) * swaps[block % swaps.shape[0], column]
     return np.asarray(needs * (block < blocks.take(column)))

@@ -15,6 +15,7 @@ from mistlab.core.distinct import NOTHING, Cases, Distinct, distinct_rows, joine
 from mistlab.cost.side_by_side import (
     AWAY,
     LINK,
+    LINK_BIT,
     MOST_BLOCKS,
     ROWS,
     TASKS,
@@ -25,6 +26,7 @@ from mistlab.cost.side_by_side import (
     least_together,
     link_after,
     played,
+    sets_of,
     until,
 )
 from mistlab.cost.tasks import Kept, TaskSeconds
@@ -215,6 +217,28 @@ def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Flo
     slots_s = usual_s.copy()
     slots_s[rows[:, None], chosen] = least_s
     return slots_s
+
+
+def endless(alone: Floats, slowed_by: SlowedBy) -> tuple[Floats, Floats]:
+    """The seconds until the other streams have ended if the link between GPUs is always busy, and
+    the seconds of work that the link does meanwhile.
+
+    The other streams' work would take ``alone`` (4, C) by itself.
+    """
+    left = alone.copy()
+    left[LINK] = 0.0
+    elapsed, done = np.zeros(left.shape[1]), np.zeros(left.shape[1])
+    offset = slowed_by.place(sets_of(left > 0) | LINK_BIT) + LINK_BIT
+    for _ in STREAMS[1:]:
+        busy = left > 0
+        slowed = slowed_by.table.take(offset + sets_of(busy), axis=1)
+        ahead = np.where(busy, left * slowed, np.inf)
+        first = ahead.min(axis=0)
+        step = np.where(np.isfinite(first), first, 0.0)
+        left = np.where(ahead <= step, 0.0, np.maximum(left - step / slowed, 0.0))
+        elapsed += step
+        done += step / slowed[LINK]
+    return elapsed, done
 
 
 # The numbers of equal blocks that are simulated, that fill the streams at first, and whose time is

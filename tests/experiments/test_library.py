@@ -183,7 +183,7 @@ def test_predict_tells_a_measured_step_and_what_it_implies(
     line = [str(PLAN), str(PLAN), "--measured-step", "9", "--measured-gib", "18"]
     assert run(main_of("predict", COMMANDS["predict"]), line) == 0
     out = capsys.readouterr().out
-    assert "measured 9.000 s a step, +37.2% against the prediction, OUTSIDE its bounds" in out
+    assert "measured 9.000 s a step, +36.7% against the prediction, OUTSIDE its bounds" in out
     assert "measured 18.00 GiB on the fullest GPU, +2.30" in out
     assert "9.000 s an iteration" in out
 

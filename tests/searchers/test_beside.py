@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from mistlab.core.arrays import Floats
 from mistlab.cost.beside_sends import BesideSend
-from mistlab.cost.side_by_side import SlowedBy, endless, lowered, overlapped, raised
+from mistlab.cost.side_by_side import SlowedBy, lowered, overlapped, raised
+from mistlab.cost.slot_work import endless
 
 
 def random_factors(seed: int) -> Floats:

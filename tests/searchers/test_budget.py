@@ -88,7 +88,7 @@ def test_no_searcher_goes_on_for_long_without_a_look_at_the_clock(name: str, sha
     searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor)
     # What is imported or compiled once is no part of it.
     predictor.predict(next(initial_plans(LARGE, space)))
-    searcher.search(LARGE, space, Budget(evaluations=40), 0)
+    searcher.search(LARGE, space, Budget(evaluations=60), 0)
     clock = CountedCalls()
     with clock.running():
         result = replace(searcher, clock=clock).search(LARGE, space, Budget(seconds=calls), 0)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cost.side_by_side import SlowedBy, endless
+from mistlab.cost.side_by_side import SlowedBy
+from mistlab.cost.slot_work import endless
 from mistlab.machine.cluster import Cluster, NodeGroup
 from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.plan.workload import Workload
