@@ -1,6 +1,6 @@
-"""Computes the times of passes layer by layer: of layers whose weights are copied from the host and
-gathered, of first forward passes with optimizer steps, of passes from which activations or
-gradients leave (and their lower bounds), and of first and last passes whose collectives queue.
+"""Computes the times of passes layer by layer: of passes from which activations or gradients leave
+(and their lower bounds), and of first and last passes whose collectives queue; and lower bounds of
+first forward passes with optimizer steps.
 
 Axes: C candidates or cases, S strategies, J sets of layers, R rows of equal layers, L layers.
 """

@@ -1,5 +1,5 @@
 """Computes what overlaps while each layer of a stage computes (its "time slot"): the tasks of the
-GPU's streams and their seconds.
+GPU's streams and their seconds; and first forward passes with optimizer steps.
 
 Axes: S strategies, K kinds of slots, P phases, J stages, R runs of layers, T types; streams first.
 """
@@ -243,7 +243,7 @@ def endless(alone: Floats, slowed_by: SlowedBy) -> tuple[Floats, Floats]:
 
 # The numbers of equal blocks that are simulated, that fill the streams at first, and whose time is
 # then measured.
-_BLOCKS, _FILLING, MEASURED = 10, 4, 4
+_BLOCKS, _FILLING, _MEASURED = 10, 4, 4
 
 
 def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
@@ -258,7 +258,7 @@ def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
     begun, blocks = lanes.stepped[:, way], np.full(cases, _BLOCKS)
     swaps = np.ones((in_turn, cases), dtype=bool)
     ends_s, _ = played(work, slowed_by, lanes, way, begun, blocks, swaps)
-    return np.asarray((ends_s[_FILLING + MEASURED] - ends_s[_FILLING]) / MEASURED)
+    return np.asarray((ends_s[_FILLING + _MEASURED] - ends_s[_FILLING]) / _MEASURED)
 
 
 def of_pass(seconds: TaskSeconds, phase: Phase, rows: Mapping[str, int]) -> Floats:
