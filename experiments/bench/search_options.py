@@ -31,9 +31,11 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
     plan divides evenly.
     """
     named = options.space or options.engine
-    engines = space_called(options.space or "mist", options.engine).engines if named else ()
+    usual = _space_of_tuners(options.engine) or "mist"
+    engines = space_called(options.space or usual, options.engine).engines if named else ()
     workload, cluster = problem_of(options, takes_groups=True, engines=engines)
-    space = space_called(options.space or usual_space(workload.model), options.engine)
+    called = options.space or usual_space(workload.model, options.engine)
+    space = space_called(called, options.engine)
     asked = space.engines
     with as_options():
         space = space.beside(workload.reduction).holding(workload.base)
@@ -57,11 +59,19 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
     return problem, space
 
 
-def usual_space(model: ModelSpec) -> str:
-    """The default search space. A model with experts gets a space with expert parallelism, which
-    space ``mist`` lacks and without which DeepSeek-V3 would fit on no cluster.
+def usual_space(model: ModelSpec, engines: str | None = None) -> str:
+    """The default search space for a model and the engines that were asked for. Programs for
+    fine-tuning get the space of what their recipes can express. Any other model with experts gets a
+    space with expert parallelism, which space ``mist`` lacks and without which DeepSeek-V3 would
+    fit on no cluster.
     """
-    return "mist" if model.experts is None else "moe"
+    return _space_of_tuners(engines) or ("mist" if model.experts is None else "moe")
+
+
+def _space_of_tuners(engines: str | None) -> str:
+    """The search space of programs for fine-tuning if all engines are theirs; empty otherwise."""
+    rows = [ENGINES[name] for name in (engines or "").split(",") if name in ENGINES]
+    return "trainer" if rows and not any(row.recomputes_some for row in rows) else ""
 
 
 def space_called(called: str, engines: str | None) -> SearchSpace:

@@ -123,8 +123,8 @@ def experiment(name: str) -> dict[str, Any]:
 # The option for the precision, in commands whose options name the engines that train.
 PRECISION = option(
     "--precision",
-    "precision of the training (default: fp16, or bf16 with engines of FSDP or without fp16; of "
-    "these one that the GPUs have)",
+    "precision of the training (default: fp16, or bf16 with engines of FSDP, of trainers or "
+    "without fp16; of these one that the GPUs have)",
     choices=get_args(Precision),
 )
 _SEARCH = (
@@ -132,7 +132,7 @@ _SEARCH = (
     option(
         "--space",
         "search space, which says which plans may be chosen: 3d, mist, wide, ...,"
-        " or a file (default: mist, or moe for models with experts)",
+        " or a file (default: mist; moe for models with experts; trainer for engines trainer...)",
     ),
     option(
         "--engine",

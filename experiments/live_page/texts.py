@@ -90,7 +90,8 @@ def problem_asked(body: object) -> AskedProblem:
         if name is not None and not isinstance(name, str):
             refuse(key, f"{name!r} is not in the list: choose a name from it")
     _refuse_files(names)
-    space = space_called(names["space"] or usual_space(workload.model), names["engine"] or None)
+    engine = names["engine"] or None
+    space = space_called(names["space"] or usual_space(workload.model, engine), engine)
     return AskedProblem(problem=Problem(workload=workload, cluster=cluster), space=space)
 
 

@@ -63,7 +63,6 @@ TRAINER = replace(
     step_moved=_STEP_MOVED,
     other_sums={},
     optimizers=_OPTIMIZERS,
-    usual_precision="fp16",
     products_share=_PRODUCTS,
     attention_share=1.0,
     attention_kernel="",
@@ -112,6 +111,7 @@ TRAINER_AUTOCAST = replace(
 DEEPSPEED_TRAINER = replace(
     DEEPSPEED,
     name="deepspeed-trainer",
+    usual_precision="bf16",
     kernels=TRAINER.kernels,
     kernels_in_32_bits=TRAINER.kernels_in_32_bits,
     memory={

@@ -128,6 +128,18 @@ _FSDP = SearchSpace(
     zero=(2, 3),
     offload=OffloadRatios(activations=(0.0, 1.0)),
 )
+# The plans that recipes of Hugging Face's programs for fine-tuning can express: replicas, each with
+# all states, or sharded by FSDP2.
+_TRAINER = replace(
+    _FSDP,
+    name="trainer",
+    engine="trainer",
+    tensor_parallel=(1,),
+    sequence_parallel=(0,),
+    expert_parallel=(1,),
+    state_replicas=(1,),
+    zero=(0, 2, 3),
+)
 # The search space of plans on one GPU or on data-parallel GPUs, whose blocks use lean operators
 # (Tempo, NeurIPS 2022) or are recomputed.
 _TEMPO = SearchSpace(
@@ -158,7 +170,7 @@ SPACES: Mapping[str, SearchSpace] = {
         for space in (
             *(_MEGATRON, _MEGATRON_TODAY, _MEGATRON_CORE, _ZERO_BUBBLE, _DEEPSPEED),
             *(*_AS_PUBLISHED, _ACESO, _ALPA),
-            *(_MOE, _FSDP, _TEMPO, _EVERYTHING, _IN_ANY_ORDER),
+            *(_MOE, _FSDP, _TRAINER, _TEMPO, _EVERYTHING, _IN_ANY_ORDER),
         )
     },
 }
@@ -166,7 +178,8 @@ SPACES: Mapping[str, SearchSpace] = {
 
 # The search space for users of each framework, by the framework's usual name.
 SPACE_OF_FRAMEWORK = {
-    **dict.fromkeys(("torchtitan", "fsdp2", "accelerate", "axolotl", "trl"), "fsdp"),
+    **dict.fromkeys(("torchtitan", "fsdp2", "accelerate"), "fsdp"),
+    **dict.fromkeys(("axolotl", "trl", "llama-factory", "llamafactory"), "trainer"),
     **dict.fromkeys(("megatron-lm", "megatron-bridge", "nemo"), "megatron-core"),
     **dict.fromkeys(
         ("zero", "zero1", "zero2", "zero3", "zero-1", "zero-2", "zero-3", "zero-offload"),

@@ -171,7 +171,8 @@ class SearchSpace(dimension_fields.SpaceFields):
     def holding(self, base: Base) -> "SearchSpace":
         """The search space restricted to plans that the engines can run with frozen weights of this
         many bits: without tensor parallelism and pipelines on engines that do not divide such
-        weights.
+        weights, and unsharded, if the space allows that, where they have 8 bits, which FSDP2
+        does not shard.
 
         An engine of which no listed plan is left leaves the space; without any, it is refused.
         """
@@ -191,6 +192,8 @@ class SearchSpace(dimension_fields.SpaceFields):
             )
         if lacks_one and dividing != self.engines:
             return self.on(*dividing).holding(base)
+        if base == "8bit" and 0 in self.zero:
+            undivided["zero"] = (0,)
         held = replace(self, base=base)
         # Of several engines, each has its restriction where the space is divided by engine.
         return held if dividing else replace(held, **undivided)

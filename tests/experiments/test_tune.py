@@ -427,7 +427,8 @@ def test_an_engine_is_no_space_and_a_tool_no_engine(
     tuned: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for option, name, remedy in (
-        ("--space", "trainer", "it is an engine: give --engine trainer, in any space"),
+        ("--space", "ddp", "it is an engine: give --engine ddp, in any space"),
+        ("--space", "axolotl", "give trainer, the space of plans for axolotl"),
         ("--engine", "trl", "'trl' is unknown: trl is --engine trainer here"),
         ("--engine", "unsloth", "'unsloth' is unknown: unsloth is --engine trainer-fused here"),
         ("--space", "zero3", "'zero3' is unknown: give deepspeed, the space of plans for zero3"),

@@ -16,10 +16,15 @@ from experiments.commands import COMMANDS
 from experiments.interchange.single_changes import single_changes
 from mistlab import catalog
 from mistlab.core.values import InputError
+from mistlab.engines.adapters import Base
 from mistlab.engines.engine import ENGINES
+from mistlab.export.nearest import nearest
+from mistlab.formats.recipes.exports import EXPORTS
 from mistlab.job.job import Job, job_from_mapping
+from mistlab.job.search import Problem
 from mistlab.plan.named_spaces import SPACES, space_of
 from mistlab.plan.space_files import space_from
+from searchers.methods.exhaustive import all_plans
 
 STAGE = {"layers": 32, "data_parallel": 4, "tensor_parallel": 1, "micro_batch": 1, "zero": 3}
 
@@ -237,3 +242,39 @@ def test_attention_of_another_kernel_is_told_of_long_sequences(
         assert ENGINES["trainer"].shares(hardware)[1] == 1 > share
     math = replace(job, workload=replace(job.workload, attention="math"))
     assert attention_words(math) == ""
+
+
+@pytest.mark.parametrize("name", ["trl", "axolotl", "llama-factory"])
+@pytest.mark.parametrize("base", ["16bit", "8bit", "4bit"])
+def test_recipes_express_the_plans_of_their_space(name: str, base: Base) -> None:
+    job = job_of("trainer", base)
+    plans = all_plans(
+        Problem(workload=job.workload, cluster=job.cluster), space_of("trainer").holding(base)
+    )
+    exact = {}
+    for plan in plans:
+        (stage,) = plan.stages
+        ways = (stage.zero, stage.checkpointed_layers, stage.offload.activations)
+        exact[ways] = nearest(replace(job, plan=plan), EXPORTS[name]).is_exact
+    # Recipes offload the inputs of recomputed blocks, and the nearest to all else is one that does.
+    assert {ways for ways, is_exact in exact.items() if not is_exact} == {
+        (level, 0, 1.0) for level, *_ in exact
+    }
+    assert {level for level, *_ in exact} == ({0} if base == "8bit" else {0, 2, 3})
+
+
+@pytest.mark.parametrize(
+    ("model", "engines", "name", "precision"),
+    [
+        ("llama3-8b", "trainer", "trainer", "bf16"),
+        ("qwen3-30b-a3b", "trainer-fused,deepspeed-trainer", "trainer", "bf16"),
+        ("llama3-8b", "trainer,deepspeed", "mist", "bf16"),
+        ("qwen3-30b-a3b", "megatron-core", "moe", "fp16"),
+    ],
+)
+def test_programs_for_fine_tuning_have_the_space_of_their_recipes(
+    model: str, engines: str, name: str, precision: str
+) -> None:
+    line = ("--model", model, "--hardware", "h100-80gb", "--engine", engines)
+    problem, space = searched(parser_for(COMMANDS["tune"], "tune").parse_args([*line]))
+    assert (space.name, problem.workload.precision) == (name, precision)

@@ -22,9 +22,10 @@ from searchers.methods.exhaustive import count_plans
 from searchers.parts import parts_of
 from tests.workloads import workload_of
 
-# The first of these is another's name, the second a part of ``megatron-today``, and the third has a
-# test of its own.
-NAMES = tuple(name for name in SPACES if name not in ("+imbalance", "megatron-core", "tempo"))
+# The first of these is another's name, the second a part of ``megatron-today``, the third has a
+# test of its own, and the fourth is ``fsdp`` with fewer degrees.
+ALIKE = ("+imbalance", "megatron-core", "tempo", "trainer")
+NAMES = tuple(name for name in SPACES if name not in ALIKE)
 # Models of blocks with experts, and others.
 WITH_EXPERTS = ("mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b")
 # Models whose kinds of blocks take turns, by a period or once, and clusters that divide badly.
