@@ -18,6 +18,7 @@ from mistlab.core.values import FieldError, InputError, one_of, refuse, reject
 from mistlab.cost.confidence import PeakBounds, margin_share, peak_bounds
 from mistlab.cost.memory import allocator_of, host_bytes_over, room_bytes, room_of_plan
 from mistlab.economy.bill import model_parameters
+from mistlab.engines.adapters import Base
 from mistlab.engines.engine import ENGINES, SINGLE, Engine, Precision
 from mistlab.job.job import (
     Job,
@@ -141,7 +142,7 @@ def workload_of(options: argparse.Namespace, **instead: Any) -> Workload:
     fields = ("sequence_length", "global_batch", "attention", "precision")
     values = {name: getattr(options, name) for name in fields if name not in instead} | instead
     if "model" not in instead:
-        values["model"] = model_named(options.model)
+        values["model"] = model_named(options.model, getattr(options, "base", "16bit"))
     return Workload(**values, **_trained(options))
 
 
@@ -149,9 +150,10 @@ def workload_of(options: argparse.Namespace, **instead: Any) -> Workload:
 _PATH = re.compile(r"[./~]|.*\.(ya?ml|json)(#|$)")
 
 
-def model_named(text: str) -> ModelSpec:
+def model_named(text: str, base: Base = "16bit") -> ModelSpec:
     """The model that ``--model`` gives: a name of the catalogue, a file, or the name of a released
-    checkpoint whose sizes are known; a line of progress says which model that name stands for.
+    checkpoint whose sizes are known; a line of progress says which model that name stands for. A
+    checkpoint of bitsandbytes is taken where frozen weights have as many bits, by ``base``.
     """
     try:
         return model_from(text, Path())
@@ -165,7 +167,8 @@ def model_named(text: str) -> ModelSpec:
         if Path(text).exists() or _PATH.match(text):
             raise
         bits, known = stored_bits(text), released(text)
-        if bits != "8bit" and (name := quantised(text)) is not None:
+        is_trained = bits == base and "bnb" in text
+        if bits != "8bit" and not is_trained and (name := quantised(text)) is not None:
             refuse(
                 error.path,
                 f"{text!r} has quantised weights: give --model {name}, and --base 4bit or 8bit "

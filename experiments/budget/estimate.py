@@ -293,7 +293,7 @@ def _problem(options: argparse.Namespace) -> Problem:
     the model was published.
     """
     with as_options():
-        trained = model_named(options.model).trained
+        trained = model_named(options.model, options.base).trained
     tokens = BATCH_TOKENS if trained is None else trained.batch_tokens or BATCH_TOKENS
     if options.global_batch is None and options.sequence_length > 0:
         options.global_batch = batch_of(tokens, options.sequence_length)

@@ -274,7 +274,7 @@ def _class_words(smallest: Smallest) -> str:
     states = " states" if smallest.memory_class == "optimizer" else ""
     size = smallest.class_bytes / GIB_BYTES
     largest = f"{size:.1f} GiB on the GPU are {smallest.memory_class}{states}"
-    return "; ".join(filter(None, (largest, smallest.adapters)))
+    return "; ".join(filter(None, (largest, smallest.adapters, smallest.logits)))
 
 
 def _needs(smallest: Smallest) -> str:

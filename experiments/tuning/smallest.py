@@ -18,6 +18,7 @@ import numpy as np
 
 from experiments.bench.adapter_words import adapters_called, bytes_of_adapters
 from experiments.bench.bench import Bench
+from experiments.bench.logit_words import logits_called
 from experiments.bench.problem import largest
 from experiments.tuning.leaner import IN_CHUNKS, LEANEST, leaner, leaner_adapters
 from mistlab.core.units import GIB_BYTES
@@ -55,8 +56,8 @@ class Smallest:
 
     ``memory_class`` is the kind of tensor that takes most of the fullest GPU's peak. Host bytes are
     those of the fullest node. ``remedies`` are changes with which a plan fits, ``limits`` the ways
-    to save memory that the search space does not allow. ``adapters`` says what low-rank adapters
-    take, if that is much.
+    to save memory that the search space does not allow. ``adapters`` and ``logits`` say what
+    low-rank adapters and the logits of all tokens take, if that is much.
     """
 
     plan: Plan
@@ -70,6 +71,7 @@ class Smallest:
     remedies: tuple[str, ...]
     limits: tuple[str, ...] = ()
     adapters: str = ""
+    logits: str = ""
 
 
 def smallest(bench: Bench, space: SearchSpace) -> Smallest:
@@ -105,6 +107,7 @@ def nearest(bench: Bench, space: SearchSpace) -> Smallest:
         host_limit_bytes=group.host_memory_bytes,
         remedies=(),
         adapters=adapters_called(work, bytes_of_adapters(work, plan, stage)),
+        logits=logits_called(bench.job(plan), prediction),
     )
 
 
@@ -242,7 +245,7 @@ def _remedies(problem: Problem, space: SearchSpace) -> Iterator[str]:
                 if prediction.fits:
                     yield remedy
                     break
-    yield from _trained_otherwise(problem, space)
+    yield from trained_otherwise(problem, space)
     yield from _in_another_space(problem, space)
 
 
@@ -251,7 +254,7 @@ def _remedies(problem: Problem, space: SearchSpace) -> Iterator[str]:
 OFFLOADING = ("fsdp", "mist")
 
 
-def _trained_otherwise(problem: Problem, space: SearchSpace) -> Iterator[str]:
+def trained_otherwise(problem: Problem, space: SearchSpace) -> Iterator[str]:
     """The first way to train with less memory with which a plan fits; if the job trains all
     weights, also the first way that trains adapters, otherwise every way to have smaller ones.
     """

@@ -42,7 +42,7 @@ from experiments.tuning.search_words import (
     verdict,
     why_words,
 )
-from experiments.tuning.smallest import smallest
+from experiments.tuning.smallest import smallest, trained_otherwise
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import to_mapping
 from mistlab.engines.engine import ENGINES
@@ -169,11 +169,13 @@ def _with_margin(
 
 def _margin_words(entry: Entry, again: tuple[Bench, Entry]) -> str:
     """The proven best plan of a search repeated with memory kept free, beside the first search's
-    plan, as text; empty if the repeated search proved nothing.
+    plan, as text, or the first way to train with less memory that gives a plan; empty if the
+    repeated search proved nothing.
     """
     roomy, safer_entry = again
     if safer_entry.result.status == "INFEASIBLE":
-        return "no plan"
+        way = next(trained_otherwise(roomy.problem, entry.space), "")
+        return f"no plan; {way} would give one" if way else "no plan"
     if safer_entry.result.status != "OPTIMAL":
         return ""
     assert entry.answer is not None

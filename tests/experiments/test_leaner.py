@@ -12,6 +12,7 @@ from experiments.cli.commandline import run
 from experiments.tuning.leaner import leaner, leaner_adapters
 from mistlab import catalog
 from mistlab.core.units import GIB_BYTES
+from mistlab.job.job import load_job
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
@@ -74,10 +75,11 @@ def test_ways_change_something_and_adapters_have_ways_of_their_own() -> None:
 def test_a_refusal_says_what_adapters_take_and_each_named_way_fits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = [*EXPERTS, "--space", "fsdp", "--out", str(tmp_path / "plan.yaml")]
+    line = [*EXPERTS, "--engine", "trainer", "--out", str(tmp_path / "plan.yaml")]
     assert run(tune.main, line) == 1
     told = capsys.readouterr().err
     assert re.search(r"12\.6 GiB are weights, gradients and states of adapters of rank 16", told)
+    assert re.search(r"; [\d.]+ GiB of logits and temporaries are the logits of all tokens", told)
     named = re.findall(r"or adapters [^;]*?(?=; or|\.\n)", told)
     assert [re.findall(r"--[a-z-]+ [\w-]+", way) for way in named] == [
         ["--adapter-targets attention"],
@@ -86,6 +88,34 @@ def test_a_refusal_says_what_adapters_take_and_each_named_way_fits(
     for way in named:
         flags = " ".join(re.findall(r"--[a-z-]+ [\w-]+", way)).split()
         assert run(tune.main, [*line, *flags]) == 0
+
+
+def test_a_margin_that_no_plan_leaves_is_told_with_a_training_that_leaves_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["--model", "gpt-oss-20b", "--hardware", "h100-80gb", "--gpus-per-node", "1"]
+    line += ["--train", "lora", "--engine", "trainer", "--out", str(tmp_path / "plan.yaml")]
+    assert run(tune.main, line) == 0
+    margin = re.search(
+        r"(--keep-free-gib \d+) asks for 90%, and gives no plan; a loss in chunks "
+        r"\(--loss chunked\) would give one\.\n",
+        capsys.readouterr().out,
+    )
+    assert margin
+    assert run(tune.main, [*line, *margin[1].split(), "--loss", "chunked"]) == 0
+
+
+def test_a_checkpoint_of_four_bits_is_taken_where_adapters_are_trained_on_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, out = "unsloth/Llama-3.2-1B-Instruct-unsloth-bnb-4bit", tmp_path / "plan.yaml"
+    line = ["--model", name, "--hardware", "t4-16gb", "--gpus-per-node", "1", "--train", "lora"]
+    line += ["--engine", "trainer-fused", "--out", str(out)]
+    assert run(tune.main, [*line, "--base", "8bit"]) == 2
+    assert "has quantised weights: give --model unsloth/Llama-3.2-1B" in capsys.readouterr().err
+    assert run(tune.main, [*line, "--base", "4bit"]) == 0
+    model = load_job(out).workload.model
+    assert (model.name, model.checkpoint) == ("llama3.2-1b", name)
 
 
 def test_what_the_user_s_gpus_can_train_comes_before_other_gpus(

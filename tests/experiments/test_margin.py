@@ -110,7 +110,7 @@ def test_memory_of_gpus_is_no_remedy_where_a_node_lacks_memory_of_its_own() -> N
     [
         ({"status": "FEASIBLE"}, 0, ""),
         ({"status": "BUDGET", "reason": INTERRUPTED}, CODE, "interrupted: the plan stands"),
-        ({"status": "INFEASIBLE", "plan": None, "prediction": None}, 0, ", and gives no plan."),
+        ({"status": "INFEASIBLE", "plan": None, "prediction": None}, 0, ", and gives no plan; "),
     ],
 )
 def test_a_repeated_search_tells_what_it_has_proven(
