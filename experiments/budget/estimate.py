@@ -15,11 +15,12 @@ from experiments.bench.problem import (
     problem_of,
     untimed_words,
 )
+from experiments.bench.search_options import space_called
 from experiments.budget.bill_units import UNITS, Unit, units_of
-from experiments.budget.rented import rented
+from experiments.budget.rented import rented, space_name, space_searched
 from experiments.budget.trained_tokens import check_no_tokens, length_words, tokens_of
 from experiments.cli.command import experiment
-from experiments.cli.commandline import DONE, NO_ANSWER, as_options, progress
+from experiments.cli.commandline import DONE, NO_ANSWER, PROBLEM, as_options, progress
 from experiments.cli.live import Live
 from experiments.pages.charts import Bars
 from experiments.pages.study import Report, Study
@@ -45,11 +46,11 @@ from mistlab.engines.engine import ENGINES
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
 from mistlab.plan.plan_words import plan_words
+from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import Workload
-from searchers.methods.rule import plan_by_rule
+from searchers.methods.rule import ENGINE_OF_ADAPTERS, plan_by_rule
 
 DAY_S = 86_400.0
 # The budget of a search counts predicted plans rather than seconds, so that the same question
@@ -71,11 +72,12 @@ BESIDE_A_PLAN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A training to estimate: the problem (workload and cluster), its number of tokens, and the
-    prices per hour.
+    """A training to estimate: the problem (workload and cluster), the space that is searched, the
+    number of tokens, and the prices per hour.
     """
 
     problem: Problem
+    space: SearchSpace
     tokens: float
     parameters: int
     prices: Prices
@@ -151,7 +153,7 @@ def estimate(options: argparse.Namespace, line: Sequence[str]) -> int:
     The formula is 8TP/(NFU): T tokens, P parameters, N GPUs with a peak rate of F, of which they
     sustain the share U. Beside it stand predictions for three plans: the plan by the rule of
     Megatron-LM's authors (every block recomputed; where weights are frozen, that of Hugging Face's
-    programs, which shard all weights), the plan that mist finds, or the plan of --plan.
+    programs, which shard all weights), the plan that mist finds in --space, or the plan of --plan.
     --tokens is the number of tokens, "published" for as many as the model was trained with, or
     "chinchilla" for 20 a parameter; --samples and --epochs give those of a data set. Without
     --nodes and --attention, the training runs on one node with flash attention; gpt3-175b runs on
@@ -181,7 +183,9 @@ def estimate(options: argparse.Namespace, line: Sequence[str]) -> int:
             study.add_all(_rows(_llama(question), None, quick=False))
         study.add_all(known_rows())
     length = length_words(options, question.problem.workload, question.tokens)
-    report = report_of(study, question.prices, length)
+    is_searched = any(row["way"] == "mist" and row["days"] is not None for row in study.rows)
+    untimed = untimed_words(ENGINES[question.space.engine]) if is_searched else ""
+    report = report_of(study, question.prices, length, untimed)
     return study.end(report, DONE if is_answered else NO_ANSWER)
 
 
@@ -243,7 +247,7 @@ def _rows(question: Question, plan: Plan | None, *, quick: bool) -> Iterator[Row
     yield question.predicted("rule", ruled)
     if not quick:
         with as_options():
-            entry = bench.search("mist", space_of("mist"), BUDGET, 0, Live(searcher="mist"))
+            entry = bench.search("mist", question.space, BUDGET, 0, Live(searcher="mist"))
         yield question.predicted("mist", entry.answer)
 
 
@@ -255,11 +259,14 @@ def _question(options: argparse.Namespace) -> tuple[Question, Plan | None]:
         problem, plan = Problem(workload=job.workload, cluster=job.cluster), job.plan
     else:
         problem = _problem(options)
-        _check_precision(problem.workload)
+    space = space_searched(options, problem.workload)
+    if plan is None:
+        _check_precision(problem.workload, space)
     _check_shares(options)
     parameters = model_parameters(problem.workload)
     question = Question(
         problem=problem,
+        space=space,
         tokens=tokens_of(options, problem.workload, parameters),
         parameters=parameters,
         prices=_prices(options, problem.cluster),
@@ -269,13 +276,16 @@ def _question(options: argparse.Namespace) -> tuple[Question, Plan | None]:
     return question, plan
 
 
-def _check_precision(work: Workload) -> None:
+def _check_precision(work: Workload, space: SearchSpace) -> None:
     """Refuse a precision that the engines of the predicted plans do not train in."""
-    engines = [space_of(name).engine for name in ("megatron", "mist")]
-    known = [name for name in ENGINES[engines[0]].memory if name in ENGINES[engines[1]].memory]
+    ruled = "megatron" if work.train == "all" else ENGINE_OF_ADAPTERS
+    engines = [*dict.fromkeys((ruled, *space.engines))]
+    rows = [ENGINES[name].memory for name in engines]
+    known = [name for name in rows[0] if all(name in row for row in rows)]
     if work.precision not in known:
+        noun = "engine" if len(engines) == 1 else "engines"
         reject(
-            f"--precision {work.precision}: engines {' and '.join(engines)}, whose plans are "
+            f"--precision {work.precision}: {noun} {' and '.join(engines)}, whose plans are "
             f"predicted, do not train in it: give {one_of(known)}, or a plan of another engine "
             "(--plan PLAN.yaml)"
         )
@@ -290,15 +300,23 @@ def _check_shares(options: argparse.Namespace) -> None:
 
 def _problem(options: argparse.Namespace) -> Problem:
     """The workload and cluster of the training; by default, the batch size is the one with which
-    the model was published.
+    the model was published, or that of other commands for adapters or samples, at least one
+    sequence for each GPU.
     """
     with as_options():
         trained = model_named(options.model, options.base).trained
     tokens = BATCH_TOKENS if trained is None else trained.batch_tokens or BATCH_TOKENS
+    is_tuned = options.train != "all" or options.samples is not None
     if options.global_batch is None and options.sequence_length > 0:
         options.global_batch = batch_of(tokens, options.sequence_length)
+        if is_tuned:
+            options.global_batch = max(
+                PROBLEM["global_batch"], (options.nodes or 1) * options.gpus_per_node
+            )
     _set_defaults(options)
-    workload, cluster = problem_of(options)
+    named = options.space is not None or options.train != "all"
+    engines = space_called(space_name(options), None).engines if named else ()
+    workload, cluster = problem_of(options, engines=engines)
     for remark in workload.remarks:
         progress(f"note: {remark}")
     return Problem(workload=workload, cluster=cluster)
@@ -356,16 +374,16 @@ WAYS = {
 }
 
 
-def report_of(study: Study, prices: Prices, length: str = "") -> Report:
-    """The text and tables of an estimate; ``length`` says how long the training is."""
+def report_of(study: Study, prices: Prices, length: str = "", untimed: str = "") -> Report:
+    """The text and tables of an estimate; ``length`` says how long the training is, ``untimed``
+    that no GPU has run the engine of the plan that was found.
+    """
     estimates = [row for row in study.rows if row["way"] in WAYS]
     runs = [row for row in study.rows if row["way"] == "published run"]
     bills = [row for row in study.rows if row["way"] == "published bill"]
     dated = [row for row in estimates if row["days"] is not None]
     paragraphs = [_own(estimates), *filter(None, [length]), _price_words(estimates, prices)]
-    paragraphs += _plans(estimates)
-    if any(row["way"] == "mist" for row in dated):
-        paragraphs.append(untimed_words(ENGINES[space_of("mist").engine]))
+    paragraphs += [*_plans(estimates), *filter(None, [untimed])]
     if runs:
         paragraphs += ["Published runs by the formula:", _runs(runs)]
         paragraphs += ["Published bills from their GPU hours:", _bills(bills)]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from experiments.bench.bench import Bench
 from experiments.bench.problem import problem_of
+from experiments.bench.search_options import space_called
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options, progress
 from experiments.cli.live import Live
 from experiments.pages.study import Report, Study
@@ -28,8 +29,9 @@ from mistlab.economy.price_table import (
 )
 from mistlab.job.job import hardware_from
 from mistlab.job.search import Budget, Problem
-from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan_words import plan_words
+from mistlab.plan.space import SearchSpace
+from mistlab.plan.workload import Workload
 
 HOUR_S = 3600.0
 BUDGET = Budget(evaluations=20_000)
@@ -65,6 +67,20 @@ def hours_until(text: str, now: datetime) -> float:
 
 def _midnight(now: datetime) -> datetime:
     return now.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def space_name(options: argparse.Namespace) -> str:
+    """The search space that the options name; by default that of programs for fine-tuning for
+    adapters, for rented GPUs that of FSDP, and otherwise that of this package's own engine.
+    """
+    usual = "mist" if options.prices is None else "fsdp"
+    return options.space or (usual if options.train == "all" else "trainer")
+
+
+def space_searched(options: argparse.Namespace, work: Workload) -> SearchSpace:
+    """The search space of the options, restricted to plans that can train the workload."""
+    with as_options():
+        return space_called(space_name(options), None).beside(work.reduction).holding(work.base)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +163,7 @@ def _runs(options: argparse.Namespace, table: PriceTable, tokens: float) -> Iter
             asked = {"hardware": price.hardware, "nodes": nodes, "gpus_per_node": gpus // nodes}
             arguments = argparse.Namespace(**{**vars(options), **asked})
             try:
-                engines = space_of(options.space).engines
+                engines = space_called(space_name(options), None).engines
                 workload, cluster = problem_of(arguments, engines=engines)
                 yield _run(Problem(workload=workload, cluster=cluster), price, options, tokens)
             except InputError as error:
@@ -157,7 +173,7 @@ def _runs(options: argparse.Namespace, table: PriceTable, tokens: float) -> Iter
 def _run(
     problem: Problem, price: GpuPrice, options: argparse.Namespace, tokens: float
 ) -> RentedRun:
-    space = space_of(options.space)
+    space = space_searched(options, problem.workload)
     with as_options():
         entry = Bench.of(problem).search("mist", space, BUDGET, 0, Live(searcher="mist"))
     gpus = problem.cluster.num_gpus
@@ -189,7 +205,7 @@ def _paragraphs(
 ) -> Iterator[str]:
     yield f"Prices of {table.date}, from {table.source}."
     if not runs:
-        yield f"None of these GPUs has a plan of space {options.space} that fits."
+        yield f"None of these GPUs has a plan of space {space_name(options)} that fits."
         return
     yield _table(runs)
     offers = [run.rented for run in runs if run.rented is not None]

@@ -28,6 +28,11 @@ def tokens_of(options: argparse.Namespace, work: Workload, parameters: int) -> f
             f"--epochs {options.epochs:g}: has an effect only with a number of samples: give "
             "--samples too, or --tokens with those of all epochs together"
         )
+    if options.tokens == PUBLISHED and work.train == "adapters":
+        reject(
+            "--tokens published: those of the model's pretraining, but adapters are trained: give "
+            "--samples (and --epochs), or --tokens with a number such as 50e6"
+        )
     trained = work.model.trained
     published = None if trained is None else trained.tokens
     if options.tokens == "chinchilla" or (options.tokens == PUBLISHED and published is None):

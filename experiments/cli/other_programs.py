@@ -93,6 +93,10 @@ _CHOSEN = frozenset(
         *("--zero", "--zero-stage", "--gradient-checkpointing", "--recompute", "--offload"),
     )
 )
+# Options that some commands have, each with what others have in their place.
+_ELSEWHERE: Mapping[str, tuple[str, str]] = {
+    "--engine": ("--space", "give --space, such as fsdp or trainer, which has its engine"),
+}
 # Options whose value is a way to train, in other programs.
 _WAYS = frozenset(
     (
@@ -146,6 +150,9 @@ def option_here(unknown: str, known: Collection[str]) -> str:
             "the search chooses it: to limit what it may choose, give --space a YAML file "
             "(docs/reference/spaces.md)"
         )
+    needed, advice = _ELSEWHERE.get(name, ("", ""))
+    if needed in known:
+        return advice
     for word in (name.lstrip("-"), *(values if name in _WAYS else ())):
         if text := not_modelled(word):
             return text

@@ -127,7 +127,11 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 "with --by: the time at which the run begins (default: now)",
                 metavar="TIME",
             ),
-            option("--space", "with --prices: the search space from which plans are taken", "fsdp"),
+            option(
+                "--space",
+                "search space of the plan that mist finds (default: mist; with --prices fsdp; "
+                "trainer for adapters)",
+            ),
             option(
                 "--overhead",
                 "watts that the building takes for each watt of a GPU",

@@ -302,7 +302,7 @@ def test_the_share_of_the_peak_counts_what_a_plan_computes(
     """The second forward pass of blocks that are not recomputed is none of a plan's operations."""
     line = ("--hardware", "h100-80gb", "--gpus-per-node", "8", "--global-batch", "8")
     asked = ("--model", "llama3.2-1b", *line, "--sequence-length", "1024", "--train", "lora")
-    out = ("--tokens", "1e6", "--out", str(tmp_path), "--json")
+    out = ("--tokens", "1e6", "--space", "mist", "--out", str(tmp_path), "--json")
     assert run(estimate.main, [*asked, *out]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     (mist,) = (row for row in rows if row["way"] == "mist")
@@ -316,3 +316,23 @@ def test_the_share_of_the_peak_counts_what_a_plan_computes(
     )
     assert mist["utilisation"] == pytest.approx(at_peak_s / (mist["days"] * 86_400) * 4 / 6)
     assert "which no GPU has run" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_adapters_are_estimated_in_a_space_that_their_programs_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--model", "llama3.2-1b", "--hardware", "h100-80gb", "--gpus-per-node", "2"]
+    asked += ["--out", str(tmp_path), "--sequence-length", "1024"]
+    lora = [*asked, "--train", "lora"]
+    assert run(estimate.main, lora) == 2
+    assert "--tokens published: those of the model's pretraining" in capsys.readouterr().err
+    for more, engine in (([], "trainer"), (["--space", "fsdp"], "fsdp")):
+        assert run(estimate.main, [*lora, "--samples", "800", *more]) == 0
+        page = capsys.readouterr().out
+        assert "which no GPU has run" not in page
+        assert f"found by mist: engine {engine}, 1 stage" in page
+        # Not the batch of a pretraining, of 4 million tokens.
+        assert "in 100 steps of 8 full sequences of 1,024 tokens" in page
+    with pytest.raises(SystemExit):
+        run(estimate.main, [*lora, "--engine", "trainer"])
+    assert "--engine trainer: give --space, such as fsdp" in capsys.readouterr().err

@@ -115,7 +115,7 @@ def test_options_of_renting_need_prices(
 def test_an_optimizer_that_the_space_lacks_is_told_by_its_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = [*LINE, "--optimizer", "adamw-bf16", "--prices", written(tmp_path)]
+    line = [*LINE, "--optimizer", "adamw-bf16", "--prices", written(tmp_path), "--space", "fsdp"]
     assert run(estimate.main, [*line, "--out", str(tmp_path / "out")]) == 1
     message = "--optimizer: adamw-bf16, but engine fsdp keeps moments otherwise: give adamw"
     assert message in capsys.readouterr().out
