@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from experiments.cli.command import execute
 from experiments.cli.commandline import DONE, run
 from experiments.cli.installed import SHELLS, completion, version
-from experiments.cli.other_programs import not_modelled
+from experiments.cli.other_programs import command_here
 from experiments.commands import COMMANDS, GROUPS
 from mistlab.core.values import InputError, near_matches, one_of, reject
 
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str], program: str = "python -m experiments") -> in
         return DONE
     if name in COMMANDS:
         execute(name, COMMANDS[name], line, program=f"{program} {name}")
-    instead = not_modelled(name)
+    instead = command_here(name)
     ending = f": {instead}" if instead else near_matches(name, COMMANDS)
     message = f"command {name!r} is unknown{ending}"
     raise InputError(message)

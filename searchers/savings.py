@@ -318,7 +318,7 @@ def _is_alike(plan: Plan) -> bool:
 # Fields of a search space in which None allows every number that divides evenly.
 OPEN = tuple(entry.name for entry in fields(SearchSpace) if entry.default is None)
 # Factors by which the global batch is multiplied, one after another, to see whether the space would
-# have plans then.
+# have plans then, if it has none for the next multiple of the GPUs.
 MULTIPLES = (2, 3, 4, 5, 6, 7, 8)
 # How many values of a list a message shows at most.
 SHOWN = 6
@@ -376,8 +376,9 @@ def _changes(problem: Problem, space: SearchSpace) -> Iterator[tuple[str, Proble
     """
     for name in OPEN:
         listed = getattr(space, name)
-        # A named space that lists a single pipeline is of programs that have none.
-        is_rule = name == "pipeline" and listed == (1,) and _lists_one_stage(space.name)
+        # A named space without pipelines is of programs that have none, and no other degree either
+        # of which it lists 1 alone.
+        is_rule = listed == (1,) and _lists_one_stage(space.name)
         # Nor have programs more that cannot divide frozen weights of few bits.
         opened = _with(space, name, None).holding(problem.workload.base)
         if listed is not None and not is_rule and opened != space:
@@ -393,8 +394,8 @@ def _changes(problem: Problem, space: SearchSpace) -> Iterator[tuple[str, Proble
         change = "with tensor_parallel_in_node false"
         yield change, problem, replace(space, tensor_parallel_in_node=False)
     work, cluster = problem.workload, problem.cluster
-    for times in MULTIPLES:
-        batch = times * work.global_batch
+    rounded_up = -(-work.global_batch // cluster.num_gpus) * cluster.num_gpus
+    for batch in (rounded_up, *(times * work.global_batch for times in MULTIPLES)):
         other = replace(problem, workload=replace(work, global_batch=batch))
         if _has_pipeline(other, space):
             yield f"for a global batch of {batch}", other, space

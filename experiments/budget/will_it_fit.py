@@ -42,7 +42,7 @@ from mistlab.job.prediction import MemoryByClass, Prediction
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
 from mistlab.plan.plan import Plan, StagePlan
-from mistlab.plan.plan_words import plan_words
+from mistlab.plan.plan_words import count_words, plan_words
 from mistlab.schedule.placement import even_shares
 from simulators.symbolic import SymbolicPredictor
 
@@ -283,7 +283,7 @@ def _job(options: argparse.Namespace) -> Job:
     workload, cluster = problem_of(options, engines=(engine,))
     _check_degrees(options)
     layers, stages = workload.model.layers, options.stages
-    group = options.tensor_parallel * stages
+    group, blocks = options.tensor_parallel * stages, options.checkpointed_layers
     if stages > layers:
         reject(
             f"--stages {stages}: {workload.model.name or 'the model'} has only {layers} blocks for "
@@ -311,7 +311,7 @@ def _job(options: argparse.Namespace) -> Job:
                 tensor_parallel=options.tensor_parallel,
                 micro_batch=options.micro_batch,
                 zero=options.zero,
-                checkpointed_layers=min(options.checkpointed_layers, share),
+                checkpointed_layers=share if blocks == "all" else min(blocks, share),
             )
             for share in even_shares(layers, stages)
         )
@@ -339,7 +339,8 @@ def _cheapest(asked: Tried, most: int, add: Callable[[Row], None]) -> Tried | No
     only if no change fits these GPUs.
     """
     changed = [*single(asked.job)]
-    progress(f"{len(changed)} plans with one change")
+    if changed:
+        progress(f"{count_words(len(changed), 'plan')} with one change")
     tried = _predicted(changed, "single")
     for change in _best_of_each_kind(tried):
         add(_row(change, asked))
@@ -348,7 +349,8 @@ def _cheapest(asked: Tried, most: int, add: Callable[[Row], None]) -> Tried | No
         if fitting and number > QUICK_CHANGES:
             break
         several = _predicted([*together(asked.job, number)], f"{number} together")
-        progress(f"{len(several):,} plans with {number} changes")
+        if several:
+            progress(f"{count_words(len(several), 'plan')} with {number} changes")
         fitting += [one for one in several if one.prediction.fits]
     if not fitting:
         elsewhere = [*_elsewhere(asked)]

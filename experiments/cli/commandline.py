@@ -267,6 +267,10 @@ def _whole_number(text: str) -> int:
         raise argparse.ArgumentTypeError(message) from None
 
 
+def _blocks(text: str) -> int | str:
+    return text if text == "all" else _whole_number(text)
+
+
 def _number(text: str) -> float:
     try:
         return float(text)
@@ -290,6 +294,7 @@ def parser_of(program: str, description: str | None, **defaults: Any) -> argpars
     parser.register("type", int, _whole_number)
     parser.register("type", float, _number)
     parser.register("type", "seed", _seed)
+    parser.register("type", "blocks", _blocks)
     for name, default in defaults.items():
         option = f"--{name.replace('_', '-')}"
         about = dict(OPTIONS[option])

@@ -78,6 +78,17 @@ OWN_OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("--deadline", "--until"), "--by"),
     **dict.fromkeys(("--budget-usd", "--max-cost", "--max-price"), "--under"),
 }
+# What users may call a command, with the command line that is meant.
+COMMANDS_HERE: Mapping[str, str] = {
+    "explain": "predict PLAN.yaml --breakdown",
+    "solve": "predict PLAN.yaml --solve",
+    "simulate": "predict PLAN.yaml --simulator events",
+    **dict.fromkeys(("memory", "vram", "fit", "fits"), "will_it_fit"),
+    **dict.fromkeys(("cost", "price", "time"), "estimate"),
+    **dict.fromkeys(("search", "plan", "optimize", "autotune"), "tune"),
+    **dict.fromkeys(("train", "finetune", "sft", "run"), "run_plan PLAN.yaml"),
+    **dict.fromkeys(("import", "convert"), "import_plan FILE"),
+}
 # What the option here takes in place of another program's, where its value is no longer the same.
 _OTHERWISE = {
     "--global-batch": ", the sequences of a whole step",
@@ -125,6 +136,13 @@ def not_modelled(word: str) -> str:
         "or --train lora predicts training by next-token prediction, without the reference model, "
         "reward model and generated samples of such a run"
     )
+
+
+def command_here(name: str) -> str:
+    """Tell what to give in place of an unknown command; an empty text if that is unknown."""
+    if ours := COMMANDS_HERE.get(name.lower()):
+        return f"give {ours}"
+    return not_modelled(name)
 
 
 def value_here(option: str, value: str) -> str:

@@ -42,7 +42,13 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 0,
                 metavar="N",
             ),
-            option("--checkpointed-layers", "blocks that each stage recomputes", 0, metavar="N"),
+            option(
+                "--checkpointed-layers",
+                "blocks that each stage recomputes: a number, or all",
+                0,
+                metavar="N",
+                type="blocks",
+            ),
             arguments=["plan"],
             examples={
                 "a plan, with 8 GiB kept free": "plan.yaml --keep-free-gib 8",

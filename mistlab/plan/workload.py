@@ -1,7 +1,7 @@
 """A workload: the model and its parts, the trained parameters, the batch and the precision."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
@@ -567,26 +567,32 @@ def unsupported(workload: Workload, engine: Engine) -> FieldError | None:
     supports all.
     """
     if workload.precision not in engine.memory:
-        able = [row.name for row in ENGINES.values() if workload.precision in row.memory]
+        able = _alike(engine, lambda row: workload.precision in row.memory)
         return FieldError(
             "workload.precision",
             f"{workload.precision}, but engine {engine.name} does not train in it: give "
-            f"{one_of([*engine.memory])}, or engine: {able[0]}",
+            f"{one_of([*engine.memory])}, or engine: {able}",
         )
     if workload.optimizer not in engine.optimizers:
-        able = [row.name for row in ENGINES.values() if workload.optimizer in row.optimizers]
+        able = _alike(engine, lambda row: workload.optimizer in row.optimizers)
         return FieldError(
             "workload.optimizer",
             f"{workload.optimizer}, but engine {engine.name} does not train with it: give "
-            f"{one_of(engine.optimizers)}, or engine: {able[0]}",
+            f"{one_of(engine.optimizers)}, or engine: {able}",
         )
     if problem := engine.sums_problem(workload.precision, workload.gradients):
         return FieldError("workload.gradients", problem)
     if workload.expert_capacity is not None and not engine.drops_tokens:
-        able = [row.name for row in ENGINES.values() if row.drops_tokens]
+        able = _alike(engine, lambda row: row.drops_tokens)
         return FieldError(
             "workload.expert_capacity",
             f"{workload.expert_capacity:g}, but engine {engine.name} drops no tokens: leave it "
-            f"out, or give engine: {able[0]}",
+            f"out, or give engine: {able}",
         )
     return None
+
+
+def _alike(engine: Engine, is_able: Callable[[Engine], bool]) -> str:
+    """The name of the first able engine, of programs for fine-tuning if the engine is of one."""
+    able = (row for row in ENGINES.values() if is_able(row))
+    return min(able, key=lambda row: row.recomputes_some != engine.recomputes_some).name

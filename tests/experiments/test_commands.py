@@ -15,6 +15,7 @@ import pytest
 
 from experiments.__main__ import listing, main
 from experiments.cli.command import parser_for
+from experiments.cli.other_programs import COMMANDS_HERE
 from experiments.commands import COMMANDS, GROUPS
 from mistlab.core.values import InputError
 
@@ -167,6 +168,16 @@ def test_an_unknown_command_gets_near_matches() -> None:
     done = python("-m", "experiments", "survy")
     assert done.returncode == 2
     assert done.stderr == "error: command 'survy' is unknown: did you mean 'survey'?\n"
+
+
+def test_what_users_call_a_command_is_a_line_that_it_takes() -> None:
+    for name, line in COMMANDS_HERE.items():
+        assert name not in COMMANDS
+        ours, *more = line.split()
+        options = {flag for flag in more if flag.startswith("--")}
+        assert options <= {*parser_for(COMMANDS[ours], ours)._option_string_actions}
+        with pytest.raises(InputError, match=rf"{name.upper()!r} is unknown: give {line}$"):
+            main([name.upper()])
 
 
 def test_a_way_to_train_that_is_not_modelled_is_no_misspelt_command() -> None:

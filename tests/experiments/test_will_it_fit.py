@@ -249,10 +249,11 @@ def test_a_training_that_fits_is_told_by_its_options(
 def test_logits_in_32_bits_are_told_as_such(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = (*QLORA, "--base", "4bit", "--engine", "trainer", "--checkpointed-layers", "32")
+    line = (*QLORA, "--base", "4bit", "--engine", "trainer", "--checkpointed-layers", "all")
     line = (*line, "--micro-batch", "2", "--out", tmp_path)
     answer(capsys, *line)
     page = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "all 32 blocks recomputed" in page
     (told,) = re.findall(r"([\d.]+) GiB of logits and temporaries are the logits of all", page)
     held = dict(re.findall(r"\| (logits|temporaries) +\| +([\d.]+) \|", page))
     # Of 4,096 tokens and 128,256 words: what is kept in 16 bits is a small part.

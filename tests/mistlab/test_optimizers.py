@@ -64,6 +64,8 @@ def test_an_engine_without_such_moments_says_which_has_them() -> None:
     words = "adamw-8bit, but engine deepspeed .* give adamw, or engine: mistlab"
     with pytest.raises(InputError, match=words):
         job("adamw-8bit", "deepspeed")
+    with pytest.raises(InputError, match=r"give adamw, or engine: trainer$"):
+        job("adamw-8bit", "deepspeed-trainer")
     with pytest.raises(InputError, match="give adamw or adamw-8bit"):
         job("adamw-bf16", "fsdp")
 

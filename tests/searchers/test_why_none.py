@@ -41,7 +41,7 @@ def problem_with(**changes: int) -> Problem:
         (
             {"data_parallel": (2,), "tensor_parallel": (1,), "pipeline": (1,)},
             {"batch": 3},
-            "for a global batch of 6",
+            "for a global batch of 4",
         ),
         ({"data_parallel": (1,), "pipeline": (1,), "tensor_parallel": (1,)}, {}, "on 1 GPUs of"),
         ({"context_parallel": (64,)}, {}, "with context_parallel 1, which is not among 64"),
@@ -57,10 +57,14 @@ def test_an_empty_space_says_which_change_would_fill_it(
     assert helps in reason
 
 
-def test_a_space_of_programs_without_pipelines_is_given_none() -> None:
-    reason = why_empty(problem_with(batch=7, gpus=3), space_of("fsdp"))
-    assert "for a global batch of 21" in reason
+@pytest.mark.parametrize(("name", "gpus", "batch"), [("fsdp", 3, 9), ("trainer", 2, 8)])
+def test_a_space_of_programs_without_pipelines_is_given_none(
+    name: str, gpus: int, batch: int
+) -> None:
+    reason = why_empty(problem_with(batch=7, gpus=gpus), space_of(name))
+    assert f"for a global batch of {batch};" in reason
     assert "pipeline" not in reason
+    assert "tensor_parallel" not in reason
 
 
 def test_frozen_weights_that_no_engine_divides_are_given_no_other_degree() -> None:
