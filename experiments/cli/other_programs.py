@@ -32,6 +32,11 @@ OWN_WORDS: Mapping[tuple[str, str], str] = {
         ("--engine", word): "--engine fsdp"
         for word in ("torchtune", "automodel", "torchtitan", "pytorch", "torch", "fsdp2")
     },
+    **{("--to", word): "--to trl" for word in ("unsloth", "hf", "huggingface", "transformers")},
+    **{("--to", word): "--to megatron" for word in ("megatron-lm", "megatron-core")},
+    ("--to", "nemo"): "--to megatron-bridge",
+    ("--to", "llamafactory"): "--to llama-factory",
+    **{("--to", word): "--to accelerate" for word in ("fsdp", "fsdp2", "pytorch")},
     ("--engine", "megatron-lm"): "--engine megatron-core",
     ("--engine", "nemo"): "--engine megatron-bridge",
     ("--engine", "unsloth"): "--engine trainer-fused",

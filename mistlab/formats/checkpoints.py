@@ -257,8 +257,7 @@ def released(name: str) -> tuple[ModelSpec, str] | None:
     model = model or model_named(name)
     if model is None:
         return None
-    key = _name_of_shape(name)
-    context = next((most for start, most in _CONTEXTS.items() if key.startswith(start)), None)
+    key, context = _name_of_shape(name), _context_of(name)
     if model.name:
         what = f"{model.name} of the catalogue"
     else:
@@ -269,6 +268,12 @@ def released(name: str) -> tuple[ModelSpec, str] | None:
     checkpoint = "" if name == model.name else name
     model = replace(model, context=context or model.context, checkpoint=checkpoint)
     return replace(model, name=model.name or key.replace(" ", "-")), what
+
+
+def _context_of(name: str) -> int | None:
+    """Return the context of a release that shares the sizes of a model with another context."""
+    key = _name_of_shape(name)
+    return next((most for start, most in _CONTEXTS.items() if key.startswith(start)), None)
 
 
 def quantised(name: str) -> str | None:
@@ -392,4 +397,4 @@ def needed_model(path: str, where: str, source: LaunchFile) -> ModelSpec:
         problem = f"{path!r} is not the name of a known model" if path else "names no model"
         text = f"{where}: {problem}: give --model (a name of the catalogue, or a config.json)"
         ask_for("model", text)
-    return replace(model, checkpoint=path)
+    return replace(model, checkpoint=path, context=_context_of(path) or model.context)

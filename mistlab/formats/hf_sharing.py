@@ -1,5 +1,6 @@
 """Reads how a run of Hugging Face's Trainer shards its model: by Accelerate, DeepSpeed or FSDP."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,6 +54,17 @@ _OF_TRL: Mapping[str, Mapping[str, Any]] = {
     },
 }
 _TOP = ("mixed_precision", "num_processes", "num_machines", "use_cpu")
+# The same configurations as files of TRL's examples and the alignment handbook.
+_IN_EXAMPLES = re.compile(r"(.*/)?accelerate_configs/(deepspeed_)?(\w+)\.yaml")
+
+
+def _shipped(path: str, source: LaunchFile) -> str:
+    """Return the name of TRL's own configuration for a path that names it, by its name or as a file
+    of its examples that is not there; an empty text for any other path.
+    """
+    match = _IN_EXAMPLES.fullmatch(path)
+    name = path if match is None else match[3]
+    return name if name in _OF_TRL and source.beside(path) is None else ""
 
 
 def accelerate_settings(
@@ -68,8 +80,8 @@ def accelerate_settings(
     word = started.get("config_file")
     path = named if word is None else known_text(word, "--config_file")
     content: Mapping[str, Any] = {}
-    if path in _OF_TRL and source.beside(path) is None:
-        content = _OF_TRL[path]
+    if name := _shipped(path, source):
+        content = _OF_TRL[name]
     elif path:
         text = named_text(path, command, source, "is Accelerate's configuration")
         content = parse_yaml(text, path)
@@ -120,6 +132,9 @@ def read_sharing(
     settings = accelerate_settings(command, source, top.text("accelerate_config"))
     if settings is not None:
         path, content = settings
+        if path not in _OF_TRL and (name := _shipped(path, source)):
+            text = f"{path} is not there: predicted with TRL's {name}, on its processes"
+            draft.remark("assumed", "config_file", text)
         if (processes := top.whole("num_processes")) is not None:
             content = {**content, "num_processes": processes}
         inner = Section(content, path, draft)
@@ -170,15 +185,54 @@ def _deepspeed(top: Section, source: LaunchFile, given: Given, command: Command 
     if isinstance(value, Mapping):
         content: Mapping[str, Any] = value
     else:
-        path = str(value)
-        content = parse_json(named_text(path, command, source, "is DeepSpeed's configuration"))
-        name = path
+        path = name = str(value)
+        kept = None if source.beside(path) is not None else _of_examples(path)
+        if kept is not None:
+            content, what = kept
+            text = f"{path} is not there: predicted with {what}"
+            draft.remark("assumed", "deepspeed", text)
+        else:
+            content = parse_json(named_text(path, command, source, "is DeepSpeed's configuration"))
     _tell_of_batches(top, content, name)
     inner = Section(_without_batches(with_precision(content, draft.precision)), name, draft)
     precision = draft.precision
     read_configuration(inner, draft, given, given.model)
     draft.precision = precision or draft.precision
     inner.tell_of_rest(deepspeed_read.HARMLESS)
+
+
+# DeepSpeed's configurations that LLaMA-Factory (examples/deepspeed) and axolotl (deepspeed_configs)
+# have in their repositories, in July 2026. Axolotl's for ZeRO-2 offloads the optimizer's states.
+_OF_LLAMA_FACTORY = re.compile(r"(?:.*/)?ds_z([023])(_offload)?_config\.json")
+_OF_AXOLOTL = re.compile(
+    r"(?:.*/)?deepspeed_configs/zero(1|2|3|3_bf16|3_bf16_cpuoffload_(?:all|params))\.json"
+)
+
+
+def _of_examples(path: str) -> tuple[Mapping[str, Any], str] | None:
+    """Return the content of a configuration that a tool has in its repository, by its path, with
+    words that say what it is; None for any other path.
+    """
+    if match := _OF_LLAMA_FACTORY.fullmatch(path):
+        tool, level, overlaps, is_bf16 = "LLaMA-Factory", int(match[1]), False, False
+        parts = ("optimizer", "param")[: max(0, level - 1)] if match[2] else ()
+    elif match := _OF_AXOLOTL.fullmatch(path):
+        word = match[1]
+        tool, level, overlaps, is_bf16 = "axolotl", int(word[0]), True, "bf16" in word
+        offloads = {"2": ("optimizer",), "3_bf16_cpuoffload_all": ("optimizer", "param")}
+        parts = offloads.get(word, ("param",) if word.endswith("params") else ())
+    else:
+        return None
+    places = {f"offload_{part}": {"device": "cpu"} for part in parts}
+    content: dict[str, Any] = {
+        "zero_optimization": {"stage": level, "overlap_comm": overlaps, **places}
+    }
+    if is_bf16:
+        content["bf16"] = {"enabled": True}
+    names = {"optimizer": "optimizer states", "param": "weights"}
+    offloaded = " and ".join(names[part] for part in parts)
+    what = f"{tool}'s file of this name: ZeRO-{level}"
+    return content, f"{what}, {offloaded} on the host" if offloaded else what
 
 
 def _made_by_program(top: Section) -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from experiments import will_it_fit
 from experiments.cli.commandline import NoAnswerError, parser_of, run
+from experiments.cli.other_programs import OWN_WORDS, value_here
 from mistlab.core.values import InputError
+from mistlab.formats.recipes.exports import EXPORTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,6 +77,13 @@ def test_a_value_of_another_program_is_told_in_words_of_these_options(
     said = capsys.readouterr().err
     assert message in said
     assert ("here" in said) == ("here" in message)
+
+
+def test_programs_that_are_no_target_have_one() -> None:
+    words = {word: ours for (option, word), ours in OWN_WORDS.items() if option == "--to"}
+    assert value_here("--to", "Unsloth") == "Unsloth is --to trl here"
+    assert {ours.removeprefix("--to ") for ours in words.values()} < {*EXPORTS}
+    assert not words.keys() & {*EXPORTS}
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,16 @@ def test_torchtune_s_functions_are_known_models(builder: str, layers: int, hidde
 
 
 @pytest.mark.parametrize(
+    ("name", "context"),
+    [("meta-llama/Llama-3.1-8B-Instruct", 131_072), ("meta-llama/Meta-Llama-3-8B", 8192)],
+)
+def test_a_checkpoint_has_the_context_of_its_release(name: str, context: int) -> None:
+    text = f"{{model_name_or_path: {name}, max_length: 512, per_device_train_batch_size: 1}}"
+    model = imported(text, gpus_per_node=1, precision="bf16").job.workload.model
+    assert (model.name, model.context) == ("llama3-8b", context)
+
+
+@pytest.mark.parametrize(
     ("name", "base"),
     [
         ("Qwen/Qwen3-8B-FP8", "8bit"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, to_mapping
 from mistlab.export.given import Imported
 from mistlab.formats.file_formats import format_of
 from tests.mistlab.launch_files import imported, imported_from, source_of, texts
@@ -75,6 +75,57 @@ def test_trl_is_started_by_accelerate(line: str, read: tuple[int, int, int]) -> 
 def test_a_recipe_of_trl_names_its_configuration() -> None:
     found = imported(f"{RECIPE}accelerate_config: zero3\nnum_processes: 4\n")
     assert machine(found) == (3, 1, 4)
+
+
+SHIPPED = "examples/accelerate_configs"
+
+
+@pytest.mark.parametrize(
+    ("path", "read"),
+    [
+        (f"{SHIPPED}/deepspeed_zero3.yaml", (3, 1, 8)),
+        (f"trl/{SHIPPED}/fsdp2.yaml", (3, 1, 8)),
+        ("recipes/accelerate_configs/multi_gpu.yaml", (0, 1, 8)),
+    ],
+)
+def test_configurations_of_trl_s_examples_need_not_be_there(
+    path: str, read: tuple[int, int, int]
+) -> None:
+    found = started(f"accelerate launch --config_file {path} sft.py --config recipe.yaml")
+    assert machine(found) == read
+    assert f"{path} is not there: predicted with TRL's" in texts(found, "assumed")["config_file"]
+    for name in ("zero3.yaml", f"{SHIPPED}/mine.yaml"):
+        with pytest.raises(InputError, match=r"is Accelerate's configuration, but is not in"):
+            started(f"accelerate launch --config_file {name} sft.py --config recipe.yaml")
+
+
+@pytest.mark.parametrize(
+    ("path", "level", "offloaded", "overlaps"),
+    [
+        ("examples/deepspeed/ds_z3_config.json", 3, (), False),
+        ("ds_z2_offload_config.json", 2, ("gradients", "optimizer"), False),
+        ("ds_z3_offload_config.json", 3, ("weights", "gradients", "optimizer"), False),
+        ("deepspeed_configs/zero1.json", 1, (), True),
+        # This file offloads, whatever its name says.
+        ("deepspeed_configs/zero2.json", 2, ("gradients", "optimizer"), True),
+        ("deepspeed_configs/zero3_bf16.json", 3, (), True),
+        ("deepspeed_configs/zero3_bf16_cpuoffload_params.json", 3, ("weights",), True),
+    ],
+)
+def test_configurations_in_tools_repositories_need_not_be_there(
+    path: str, level: int, offloaded: tuple[str, ...], *, overlaps: bool
+) -> None:
+    found = imported(f"{FACTORY}deepspeed: {path}\n", gpus_per_node=8)
+    (stage,) = found.job.plan.stages
+    assert stage.zero == level
+    assert tuple(name for name, share in to_mapping(stage.offload).items() if share) == offloaded
+    assert offloaded or found.job.plan.overlap_communication == overlaps
+    assert f"{path} is not there: predicted with" in texts(found, "assumed")["deepspeed"]
+    # A file that is there is read.
+    there = {path: '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}'}
+    read = imported(f"{FACTORY}deepspeed: {path}\n", files=there, gpus_per_node=8)
+    assert read.job.plan.stages[0].zero == 2
+    assert "deepspeed" not in texts(read, "assumed")
 
 
 def test_a_missing_configuration_of_accelerate_is_refused() -> None:
