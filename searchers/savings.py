@@ -349,6 +349,11 @@ def _why_empty(problem: Problem, space: SearchSpace) -> str:
         ]
         if helps:
             return f"{begin}: there is one {'; or '.join(helps)}"
+        if problem.cluster.others and space.pipeline == (1,):
+            return (
+                f"{begin}: it has no pipelines, and a stage has GPUs of one kind: give one "
+                "hardware name, or a space with pipelines, such as mist"
+            )
         return f"{begin}, and no single change that was tried gives one"
     layers = problem.workload.model.layers
     if not any(counts_choices(space, own) for own in range(1, layers + 1)):

@@ -200,6 +200,11 @@ def hardware_named(text: str) -> str:
         if len(meant) == 1 and not _PATH.match(name):
             _tell(f"--hardware {name}: is taken as {meant[0]}")
             name = meant[0]
+        elif not meant and not Path(name).exists() and name not in catalog.hardware_names():
+            from experiments.bench.machine_names import hardware_here  # noqa: PLC0415 (seldom needed)
+
+            if ours := hardware_here(name):
+                reject(f"--hardware {name}: {ours}")
         names.append(f"{name}{colon}{nodes}")
     return ",".join(names)
 

@@ -131,7 +131,9 @@ _FEW, _WORD = 3, re.compile(r"[a-z]*[0-9][a-z0-9]*")
 
 # The memory in a GPU's name; and words that name who sells it or how it is mounted by default.
 _MEMORY = re.compile(r"(?<![a-z0-9])\d+ ?gi?b?\b")
-_SELLERS = re.compile(r"\b(nvidia|geforce|rtx|quadro|tesla|amd|radeon|instinct|sxm\d?|oam)\b")
+_SELLERS = re.compile(
+    r"\b((nvidia|geforce|rtx|quadro|tesla|amd|radeon|instinct|sxm\d?|oam)\b|rtx(?=\d))"
+)
 _OTHER_GPUS = (
     "another GPU is given as a file of some ten figures of its datasheet "
     "(docs/reference/hardware-file.md); Apple's GPUs, Gaudi and TPUs are not modelled"

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from experiments import will_it_fit
+from experiments.bench.machine_names import MACHINES, hardware_here
 from experiments.cli.commandline import NoAnswerError, parser_of, run
 from experiments.cli.other_programs import OWN_WORDS, value_here
+from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.formats.recipes.exports import EXPORTS
 
@@ -77,6 +79,12 @@ def test_a_value_of_another_program_is_told_in_words_of_these_options(
     said = capsys.readouterr().err
     assert message in said
     assert ("here" in said) == ("here" in message)
+
+
+def test_machines_of_clouds_have_gpus_of_the_catalogue() -> None:
+    assert {*MACHINES.values()} <= {*catalog.hardware_names()}
+    # A GPU's own name is no machine's.
+    assert not [name for name in catalog.hardware_names() if hardware_here(name)]
 
 
 def test_programs_that_are_no_target_have_one() -> None:

@@ -566,6 +566,13 @@ def test_a_gpu_may_be_called_without_its_memory(
     assert load_job(out).cluster.hardware.name == "rtx-4090-24gb"
     assert run(tune.main, [*line, "--hardware", "v100"]) == 2
     assert "'v100' is unknown: did you mean 'v100-16gb' or 'v100-32gb'?" in capsys.readouterr().err
+    for name, remedy in (
+        ("8xH100", "give --hardware h100-80gb --gpus-per-node 8"),
+        ("A100 x 4", "give --hardware a100-40gb or a100-80gb --gpus-per-node 4"),
+        ("p4d.24xlarge", "give --hardware a100-40gb, and --gpus-per-node"),
+    ):
+        assert run(tune.main, [*line, "--hardware", name]) == 2
+        assert remedy in capsys.readouterr().err
 
 
 def test_the_page_says_of_this_runtime_alone_that_no_gpu_has_timed_it(

@@ -235,9 +235,11 @@ def test_an_unknown_hardware_is_refused_with_near_names() -> None:
 
 def test_a_gpu_is_called_by_its_name_without_seller_and_memory() -> None:
     called = [
-        catalog.hardware_called(name) for name in ("3090", "a6000", "H100", "MI300X", "4090D")
+        catalog.hardware_called(name)
+        for name in ("3090", "RTX3090", "a6000", "H100", "MI300X", "4090D")
     ]
     assert called == [
+        ("rtx-3090-24gb",),
         ("rtx-3090-24gb",),
         ("rtx-a6000-48gb",),
         ("h100-80gb",),

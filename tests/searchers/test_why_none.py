@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from mistlab import catalog
 from mistlab.job.search import Budget, Problem
+from mistlab.machine.cluster import NodeGroup
 from mistlab.plan.named_spaces import SPACES, space_of
 from mistlab.plan.space import OffloadRatios
 from searchers.meshes import pipelines
@@ -65,6 +67,14 @@ def test_a_space_of_programs_without_pipelines_is_given_none(
     assert f"for a global batch of {batch};" in reason
     assert "pipeline" not in reason
     assert "tensor_parallel" not in reason
+
+
+def test_programs_without_pipelines_run_on_gpus_of_a_single_kind() -> None:
+    others = (NodeGroup(hardware=catalog.hardware("h100-80gb"), nodes=1),)
+    cluster = replace(SMALL.cluster, nodes=2, others=others)
+    reason = why_empty(replace(SMALL, cluster=cluster), space_of("trainer"))
+    assert "a stage has GPUs of one kind: give one hardware name, or a space with" in reason
+    assert not why_empty(replace(SMALL, cluster=cluster), space_of("mist"))
 
 
 def test_frozen_weights_that_no_engine_divides_are_given_no_other_degree() -> None:
