@@ -457,16 +457,16 @@ def _margin_words(job: Job, margin_gives: str) -> str:
     return f"--keep-free-gib {margin} asks for {SURE:.0%}{on}{gives}"
 
 
-def untimed_words(engine: Engine) -> str:
-    """A sentence that says that no GPU has run an engine, if it is this package's runtime; empty
-    if it is not.
+def untimed_words(engine: Engine, work: Workload) -> str:
+    """A sentence that says that no GPU has run an engine, if it is this package's runtime, and
+    where engines are that were timed; empty if it is not.
     """
     if not engine.runs_here:
         return ""
-    return (
-        f"Engine {engine.name} is this package's runtime, which no GPU has run; spaces such as "
-        "fsdp have engines that were timed."
-    )
+    timed = "spaces such as fsdp have engines that were timed"
+    if work.train == "adapters":
+        timed = "engine trainer predicts TRL, axolotl and LLaMA-Factory"
+    return f"Engine {engine.name} is this package's runtime, which no GPU has run; {timed}."
 
 
 # A note tells of an engine's attention where sequences have at least this many tokens.

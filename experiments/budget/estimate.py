@@ -184,7 +184,8 @@ def estimate(options: argparse.Namespace, line: Sequence[str]) -> int:
         study.add_all(known_rows())
     length = length_words(options, question.problem.workload, question.tokens)
     is_searched = any(row["way"] == "mist" and row["days"] is not None for row in study.rows)
-    untimed = untimed_words(ENGINES[question.space.engine]) if is_searched else ""
+    engine, work = ENGINES[question.space.engine], question.problem.workload
+    untimed = untimed_words(engine, work) if is_searched else ""
     report = report_of(study, question.prices, length, untimed)
     return study.end(report, DONE if is_answered else NO_ANSWER)
 

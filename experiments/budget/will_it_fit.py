@@ -23,6 +23,7 @@ from experiments.bench.problem import (
     probable_words,
     problem_of,
     room_words,
+    untimed_words,
 )
 from experiments.budget.changes import Changed, single, spread, together
 from experiments.cli.command import experiment
@@ -37,6 +38,7 @@ from mistlab import catalog
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError, reject, to_mapping
 from mistlab.cost.memory import allocator_of, host_bytes_of, room_bytes
+from mistlab.engines.engine import ENGINES
 from mistlab.job.job import Job, dump_job, hardware_from
 from mistlab.job.prediction import MemoryByClass, Prediction
 from mistlab.machine.cluster import Cluster
@@ -94,6 +96,9 @@ def report_of(
         _memory(row),
         *(f"{words}." for words in (row["adapters"], logits) if words),
     ]
+    if work.train == "adapters":
+        untimed = untimed_words(ENGINES[asked.job.plan.engine], work)
+        paragraphs += filter(None, [untimed])
     if not row["fits"]:
         paragraphs.append(_changes(others))
         # What the user's own GPUs can train comes before other GPUs.

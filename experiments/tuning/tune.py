@@ -226,7 +226,7 @@ def _page(entry: Entry, why: Why, bench: Bench, margin_gives: str) -> Iterator[s
     yield sure_words(bench.job(plan), prediction, margin_gives)
     if attention := attention_words(bench.job(plan)):
         yield attention
-    if untimed := untimed_words(ENGINES[plan.engine]):
+    if untimed := untimed_words(ENGINES[plan.engine], bench.problem.workload):
         yield untimed
     yield from rival_words(entry)
     yield from busy_words(entry)

@@ -582,6 +582,11 @@ def test_the_page_says_of_this_runtime_alone_that_no_gpu_has_timed_it(
     for engine, is_untimed in (("mistlab", True), ("megatron", False), ("fsdp", False)):
         assert run(tune.main, [*line, "--engine", engine, "--out", str(tmp_path / "p.yaml")]) == 0
         assert ("which no GPU has run" in capsys.readouterr().out) == is_untimed
+    lora, named = ["--train", "lora", "--global-batch", "4"], "; engine trainer predicts TRL"
+    assert run(tune.main, [*line, *lora, "--out", str(tmp_path / "p.yaml")]) == 0
+    assert f"which no GPU has run{named}" in capsys.readouterr().out
+    assert run(will_it_fit.main, [*line, *lora, "--quick", "--out", str(tmp_path)]) == 0
+    assert named in capsys.readouterr().out
 
 
 def test_where_nothing_fits_a_shorter_sequence_is_named_that_fits(
