@@ -548,18 +548,8 @@ def test_a_gpu_may_be_called_without_its_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "plan.yaml"
-    line = (
-        "--model",
-        "llama3.2-1b",
-        "--gpus-per-node",
-        "2",
-        "--global-batch",
-        "4",
-        "--space",
-        "3d",
-        "--out",
-        str(out),
-    )
+    line = ("--model", "llama3.2-1b", "--gpus-per-node", "2", "--global-batch", "4")
+    line = (*line, "--space", "3d", "--out", str(out))
     assert run(tune.main, [*line, "--hardware", "GeForce RTX 4090"]) == 0
     remark = "--hardware GeForce RTX 4090: is taken as rtx-4090-24gb\n"
     assert remark in capsys.readouterr().err

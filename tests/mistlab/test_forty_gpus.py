@@ -1,4 +1,4 @@
-"""A Llama 8B on forty GPUs, each told by the figures of its datasheet alone."""
+"""A Llama 8B on forty and more GPUs, each told by the figures of its datasheet alone."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

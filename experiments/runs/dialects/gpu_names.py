@@ -82,6 +82,9 @@ CHIPS: Mapping[str, Mapping[int, Gpus]] = {
     "a6000": _sized("rtx-a6000-48gb", 48),
     "a5000": _sized("rtx-a5000-24gb", 24),
     "6000 ada": _sized("rtx-6000-ada-48gb", 48),
+    "3060": _sized("rtx-3060-12gb", 12),
+    "4060 ti": _sized("rtx-4060-ti-16gb", 16),
+    "4080": _sized("rtx-4080-16gb", 16),
     "4070 ti super": _sized("rtx-4070-ti-super-16gb", 16),
     "5060 ti": _sized("rtx-5060-ti-16gb", 16),
     "3090": _sized("rtx-3090-24gb", 24),
@@ -190,7 +193,7 @@ def _named_gpu(text: str) -> Gpus:
     may give memory size and form factor.
     """
     given = text.casefold()
-    if machine := _machine(given):
+    if machine := of_machine(given):
         return Gpus(hardware=machine)
     sizes = [int(size) for size in _MEMORY.findall(given)]
     parts = re.findall(r"[a-z0-9]+", _MEMORY.sub(" ", given))
@@ -218,7 +221,7 @@ def _named_gpu(text: str) -> Gpus:
     return replace(gpus, note=f"{taken}; {gpus.note}" if gpus.note else taken)
 
 
-def _machine(given: str) -> str:
+def of_machine(given: str) -> str:
     """The hardware of a cloud machine, with the machine's network; empty if the text does not name
     a type of machine.
     """
