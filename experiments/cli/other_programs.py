@@ -11,6 +11,7 @@ from mistlab.core.values import did_you_mean
 # here.
 OWN_WORDS: Mapping[tuple[str, str], str] = {
     ("--train", "qlora"): "--train lora --base 4bit",
+    ("--train", "dora"): "--train lora (without its norms of columns)",
     **{("--train", word): "--train all" for word in ("full", "fft", "sft")},
     **{("--base", word): "--base 4bit" for word in ("4", "nf4", "fp4", "int4", "bnb")},
     **{("--base", word): "--base 8bit" for word in ("8", "int8")},
@@ -51,6 +52,19 @@ OWN_WORDS: Mapping[tuple[str, str], str] = {
         [("--optimizer", f"{word}_8bit") for word in ("adamw", "adamw_bnb", "paged_adamw")],
         "--optimizer adamw-8bit",
     ),
+    **dict.fromkeys(
+        [
+            ("--optimizer", word)
+            for word in (
+                "adamw_torch",
+                "adamw_torch_fused",
+                "adamw_hf",
+                "paged_adamw_32bit",
+                "adam",
+            )
+        ],
+        "--optimizer adamw",
+    ),
 }
 # Options of other programs, each with the option here that has its meaning.
 OWN_OPTIONS: Mapping[str, str] = {
@@ -75,6 +89,8 @@ OWN_OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("--lora", "--peft", "--use-peft", "--adapters"), "--train lora"),
     **dict.fromkeys(("--lora-target", "--lora-target-modules"), "--adapter-targets"),
     **dict.fromkeys(("--optim", "--adam"), "--optimizer"),
+    **dict.fromkeys(("--use-liger-kernel", "--liger", "--cut-cross-entropy"), "--loss chunked"),
+    **dict.fromkeys(("--flash-attn", "--flash-attention"), "--attention flash"),
     **dict.fromkeys(("--lora-r", "--lora-rank", "--r", "--adapter-rank"), "--rank"),
     **dict.fromkeys(("--model-name", "--model-name-or-path", "--base-model"), "--model"),
     **dict.fromkeys(("--framework", "--system", "--backend"), "--engine"),
@@ -109,6 +125,24 @@ _CHOSEN = frozenset(
         *("--zero", "--zero-stage", "--gradient-checkpointing", "--recompute", "--offload"),
     )
 )
+# Options of other programs that no command here needs, each with the reason.
+_NEEDLESS = {
+    **dict.fromkeys(
+        ("--lora-alpha", "--alpha", "--learning-rate", "--lr", "--warmup-steps", "--weight-decay"),
+        "it has no effect on a step's time and memory: leave it out",
+    ),
+    **dict.fromkeys(
+        ("--lora-dropout", "--dropout"),
+        "dropout of adapters is not modelled, that of a model is the model's: leave it out",
+    ),
+    **dict.fromkeys(
+        ("--packing", "--sample-packing"), "all sequences are counted as full: leave it out"
+    ),
+    **dict.fromkeys(
+        ("--epochs", "--num-epochs", "--num-train-epochs", "--samples", "--tokens"),
+        "give it to estimate, with --plan",
+    ),
+}
 # Options that some commands have, each with what others have in their place.
 _ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "--engine": ("--space", "give --space, such as fsdp or trainer, which has its engine"),
@@ -156,6 +190,9 @@ def value_here(option: str, value: str) -> str:
     """
     if ours := OWN_WORDS.get((option, value.lower())):
         return f"{value} is {ours} here"
+    if option == "--adapter-targets" and "_proj" in value:
+        ours = "all" if re.search(r"gate|up_|down", value) else "attention"
+        return f"{value} is nearest to --adapter-targets {ours}: layers are not chosen one by one"
     return not_modelled(value)
 
 
@@ -173,6 +210,8 @@ def option_here(unknown: str, known: Collection[str]) -> str:
             "the search chooses it: to limit what it may choose, give --space a YAML file "
             "(docs/reference/spaces.md)"
         )
+    if name in _NEEDLESS and name not in known:
+        return _NEEDLESS[name]
     needed, advice = _ELSEWHERE.get(name, ("", ""))
     if needed in known:
         return advice

@@ -65,6 +65,7 @@ def test_what_ends_a_command(
         (["--base", "NF4"], "): NF4 is --base 4bit here ("),
         (["--attention", "sdpa"], "): sdpa is --attention flash here ("),
         (["--precision", "int4"], "): int4 is --train lora --base 4bit here ("),
+        (["--optimizer", "adamw_torch"], "): adamw_torch is --optimizer adamw here ("),
         (["--train", "grpo"], "): grpo trains by preferences or rewards, which is not modelled: "),
         (["--train", "some"], "'some' (choose from"),
     ],
@@ -72,7 +73,7 @@ def test_what_ends_a_command(
 def test_a_value_of_another_program_is_told_in_words_of_these_options(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = ("train", "base", "precision", "attention")
+    names = ("train", "base", "precision", "attention", "optimizer")
     parser = parser_of("python -m experiments.some", None, **dict.fromkeys(names))
     with pytest.raises(SystemExit):
         parser.parse_args(words)
@@ -108,8 +109,9 @@ def test_programs_that_are_no_target_have_one() -> None:
         # Neither the dashes nor --help is like what was meant.
         (["--path", "x"], "--path x ("),
         (["--micro-batch", "2"], "--micro-batch 2: the search chooses it: to limit what it may"),
-        # This command has no option --tokens.
-        (["--epochs", "3"], "--epochs 3 ("),
+        (["--epochs", "3"], "--epochs 3: give it to estimate, with --plan ("),
+        (["--lora-alpha=32"], "--lora-alpha=32: it has no effect on a step's time and memory"),
+        (["--packing"], "--packing: all sequences are counted as full"),
     ],
 )
 def test_an_option_of_another_program_is_told_by_its_name_here(
