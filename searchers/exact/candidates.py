@@ -413,19 +413,23 @@ def least_with(
 ) -> Column:
     """For each candidate, a lower bound in seconds of the iteration times of pipelines that contain
     it. ``blocks`` are its first block and its number of blocks. At most half of its ``in_flight``
-    micro-batches, and its work before the first pass and after the last, can overlap with the other
-    stages' work.
+    micro-batches, its work before and after all passes, and the end of a pass that has sent its
+    output can overlap with the other stages' work.
     """
     if not group.has_formula:
-        # The time of all the stage's passes with the work before and after them, or the time that
-        # the host takes to issue their kernels, if that is longer.
+        # All passes with the work before and after them, or the host's time to issue their kernels.
         own_s = group.micro_batches * options.stable_s + options.times.begin_s
         return np.asarray(np.maximum(own_s + options.times.end_s, options.times.after_first_s))
+    times = options.times
     others_s = group.other_stages_s(work, *blocks, problem.workload.model.layers)
-    hidden_s = (in_flight - 1) / 2 * options.stable_s
-    beside_s = options.times.begin_s + options.times.end_s
+    # It waits for its first and for its last gradient; the longer wait is at least their mean.
+    sent_s = times.after_first_s
+    if group.micro_batches > 1:
+        sent_s = (sent_s + np.maximum(times.forward_s - times.through_forward_s, 0.0)) / 2
+    sent_s = sent_s + np.maximum(times.backward_s - times.through_backward_s, 0.0)
+    hidden_s = (in_flight - 1) / 2 * options.stable_s + times.begin_s + times.end_s + sent_s
     own_s = options.once_s + group.micro_batches * options.stable_s
-    longest_s = own_s + np.maximum(others_s - hidden_s - beside_s, 0.0)
+    longest_s = own_s + np.maximum(others_s - hidden_s, 0.0)
     return np.asarray(np.maximum(longest_s, group.micro_batches * options.times.issued_s))
 
 

@@ -1,6 +1,7 @@
-"""The least work of stages, by which searches leave groups of pipelines out."""
+"""The least work of stages, by which searches leave groups of pipelines and candidates out."""
 
 from itertools import product
+from math import inf
 from time import perf_counter
 
 import numpy as np
@@ -12,11 +13,16 @@ from mistlab.machine.cluster import Cluster
 from mistlab.plan.dimensions import names_of
 from mistlab.plan.named_spaces import space_of
 from mistlab.stages.stage_batch import StageBatch
-from searchers.exact.groups import Group, LeastWork, work_of
+from searchers.exact.candidates import Menus, hopeful_s
+from searchers.exact.groups import Group, LeastWork, groups_of, work_of
+from searchers.exact.played_plans import every
+from searchers.exact.programme import all_within
 from searchers.meshes import Mesh
 from searchers.registry import SEARCHERS
 from searchers.strategy import Ledger, StrategySearcher
 from simulators.symbolic import SymbolicPredictor
+from tests.searchers.drawn import drawn_problem
+from tests.sweep import sweep
 from tests.workloads import workload_of
 
 # Two nodes: a stage of eight GPUs sends over the network, and its tensor-parallel ranks reduce
@@ -51,6 +57,33 @@ def test_no_stage_takes_less_than_its_least_work() -> None:
         for mesh, layers, (first, last), _ in rows
     ]
     assert (taken_s >= np.array(least_s) * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize("seed", sweep((22, 23, *range(22), *range(24, 100)), first=2))
+def test_no_pipeline_is_faster_than_the_bound_of_a_stage_in_it(seed: int) -> None:
+    """Passes go on after they have sent their outputs, beside the passes of other stages."""
+    problem, space = drawn_problem(seed)
+    predictor = SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
+    ledger = Ledger(predictor=predictor, budget=Budget(evaluations=10**6), clock=perf_counter)
+    for of_engine in space.of_engines:
+        groups = [one for one in groups_of(problem, of_engine) if one.has_formula]
+        meshes = sorted({mesh for group in groups for mesh in group.meshes})
+        work = work_of(problem, of_engine, ledger, meshes) if meshes else {}
+        for group in groups:
+            menus = Menus(
+                problem=problem,
+                space=of_engine,
+                ledger=ledger,
+                group=group,
+                work=work,
+                pick=every,
+            )
+            for seconds, stages in all_within(menus, inf, 20_000) or ():
+                least_s = [
+                    np.atleast_1d(hopeful_s(problem, group, work, position, menus[position]))[row]
+                    for position, row in stages
+                ]
+                assert max(least_s) <= seconds * (1 + 1e-9)
 
 
 def test_a_space_has_no_worse_plan_than_a_part_of_it() -> None:
