@@ -143,6 +143,13 @@ _NEEDLESS = {
         "give it to estimate, with --plan",
     ),
 }
+# Options of the problem, which predict takes from the plan's file.
+_OF_PLANS = frozenset(
+    (
+        *("--hardware", "--nodes", "--gpus-per-node", "--model", "--sequence-length", "--train"),
+        *("--global-batch", "--precision", "--engine", "--base", "--rank", "--loss", "--optimizer"),
+    )
+)
 # Options that some commands have, each with what others have in their place.
 _ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "--engine": ("--space", "give --space, such as fsdp or trainer, which has its engine"),
@@ -209,6 +216,11 @@ def option_here(unknown: str, known: Collection[str]) -> str:
         return (
             "the search chooses it: to limit what it may choose, give --space a YAML file "
             "(docs/reference/spaces.md)"
+        )
+    if "--breakdown" in known and (ours or name).partition(" ")[0] in _OF_PLANS:
+        return (
+            "the plan's file has it: give another file, or ask will_it_fit, which takes --hardware "
+            "beside a plan"
         )
     if name in _NEEDLESS and name not in known:
         return _NEEDLESS[name]

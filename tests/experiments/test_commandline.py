@@ -9,8 +9,10 @@ import pytest
 
 from experiments import will_it_fit
 from experiments.bench.machine_names import hardware_here
+from experiments.cli.command import parser_for
 from experiments.cli.commandline import NoAnswerError, parser_of, run
 from experiments.cli.other_programs import OWN_WORDS, value_here
+from experiments.commands import COMMANDS
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.formats.recipes.exports import EXPORTS
@@ -123,6 +125,14 @@ def test_an_option_of_another_program_is_told_by_its_name_here(
     with pytest.raises(SystemExit):
         parser.parse_args(words)
     assert message in capsys.readouterr().err
+
+
+def test_predict_takes_the_problem_from_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = parser_for(COMMANDS["predict"], "predict")
+    for words in (["--hardware", "a40-48gb"], ["--gpu", "a40"], ["--load-in-4bit"]):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["plan.yaml", *words])
+        assert f"{' '.join(words)}: the plan's file has it: give" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
