@@ -209,27 +209,29 @@ def option_here(unknown: str, known: Collection[str]) -> str:
     """
     name, *values = unknown.replace("=", " ").split(" ")
     name = name.replace("_", "-")
-    ours = OWN_OPTIONS.get(name, "")
-    if ours.partition(" ")[0] in known:
-        return f"give {ours}{_OTHERWISE.get(ours, '')}"
-    if name in _CHOSEN and "--space" in known:
-        return (
-            "the search chooses it: to limit what it may choose, give --space a YAML file "
-            "(docs/reference/spaces.md)"
-        )
-    if "--breakdown" in known and (ours or name).partition(" ")[0] in _OF_PLANS:
-        return (
-            "the plan's file has it: give another file, or ask will_it_fit, which takes --hardware "
-            "beside a plan"
-        )
-    if name in _NEEDLESS and name not in known:
-        return _NEEDLESS[name]
-    needed, advice = _ELSEWHERE.get(name, ("", ""))
-    if needed in known:
-        return advice
+    if text := _instead_of(name, known):
+        return text
     for word in (name.lstrip("-"), *(values if name in _WAYS else ())):
         if text := not_modelled(word):
             return text
     bare = {option.lstrip("-"): option for option in known if option != "--help"}
     meant = did_you_mean(name.lstrip("-"), bare) if name.startswith("--") else ""
     return re.sub("'([^']+)'", r"'--\1'", meant)
+
+
+def _instead_of(name: str, known: Collection[str]) -> str:
+    """Tell what a command with the ``known`` options takes in place of another program's option; an
+    empty text if that is unknown.
+    """
+    ours = OWN_OPTIONS.get(name, "")
+    needed, advice = _ELSEWHERE.get(name, ("", ""))
+    texts = {
+        f"give {ours}{_OTHERWISE.get(ours, '')}": ours.partition(" ")[0] in known,
+        "the search chooses it: to limit what it may choose, give --space a YAML file "
+        "(docs/reference/spaces.md)": name in _CHOSEN and "--space" in known,
+        "the plan's file has it: give another file, or ask will_it_fit, which takes --hardware "
+        "beside a plan": "--breakdown" in known and (ours or name).partition(" ")[0] in _OF_PLANS,
+        _NEEDLESS.get(name, ""): name not in known,
+        advice: needed in known,
+    }
+    return next((text for text, is_meant in texts.items() if text and is_meant), "")
