@@ -63,14 +63,28 @@ REACHING = (
 )
 MARKERS = """
 import json, sys
+from functools import cache
 from pip._internal.cli.main import main
+from pip._internal.models.link import Link
 from pip._internal.network.lazy_wheel import LazyZipOverHTTP
 from pip._vendor.packaging import markers
+from pip._vendor.packaging.utils import canonicalize_name, canonicalize_version
 here = markers.default_environment()
 other = {**here, **json.loads(sys.argv.pop(1))}
 markers.default_environment = lambda: dict(other)
 # A wheel's list of files in two requests rather than a dozen.
 LazyZipOverHTTP.__init__.__defaults__ = (100_000,)
+# The index lists a thousand files for most packages. The constraint would leave those of a version.
+canonical, version = cache(canonicalize_name), cache(canonicalize_version)
+pins = dict(line.split("==") for line in sys.argv.pop(1).splitlines() if "==" in line)
+pinned = {canonical(name): version(pin) for name, pin in pins.items()}
+from_json = Link.from_json
+def link(file, *rest):
+    parts = file.get("filename", "").split("-")
+    pin = pinned.get(canonical(parts[0]))
+    if pin is None or len(parts) < 2 or version(parts[1]) == pin:
+        return from_json(file, *rest)
+Link.from_json = link
 sys.exit(main())
 """
 
@@ -204,7 +218,8 @@ def resolved(
     """The packages that pip would install under some pins, and its errors if it cannot."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        command = [sys.executable, "-c", MARKERS, json.dumps(platform.markers(python)), "install"]
+        command = [sys.executable, "-c", MARKERS, json.dumps(platform.markers(python))]
+        command += [pins.read_text(encoding="utf-8"), "install"]
         command += ["--dry-run", "--ignore-installed", "--target", str(Path(folder, "target"))]
         command += ["--python-version", python, "--only-binary=:all:", "--use-feature=fast-deps"]
         command += [f"--platform={tag}" for tag in platform.tags]
