@@ -147,7 +147,7 @@ QUICK = ("megatron, tensor and sequence parallel, on Transformer Engine",)
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
 )
-def test_first_losses_are_those_of_a_plain_run(name: str, tmp_path: Path) -> None:
+def test_first_losses_are_those_of_a_plain_run(name: str, tmp_path: Path, warm_python: str) -> None:
     system, family, stages = RUNS[name]
     has_engine = name.endswith(ON_ENGINE)
     if system in TARGETS:
@@ -167,11 +167,14 @@ def test_first_losses_are_those_of_a_plain_run(name: str, tmp_path: Path) -> Non
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     worker = ["-m", "experiments.training.baseline_worker", json.dumps(said)]
     done = subprocess.run(
-        [sys.executable, *launcher, str(job.plan.num_gpus), *worker],
+        [warm_python, *launcher, str(job.plan.num_gpus), *worker],
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=os.environ | ({"PYTHONPATH": str(STAND_INS)} if has_engine else {}),
+        # torchrun starts its ranks by this program.
+        env=os.environ
+        | {"PYTHON_EXEC": warm_python}
+        | ({"PYTHONPATH": str(STAND_INS)} if has_engine else {}),
         timeout=500,
         check=False,
     )

@@ -200,7 +200,9 @@ def test_each_call_that_a_capture_forbids_is_found(
         square(self, op)
         fault(self)
 
-    work, plan = work_of("llama"), plan_of()
+    # Norms are squared once an iteration, however many layers and micro-batches it has.
+    work = workload("llama", layers=1, **{**SMALL, "batch": 2})
+    plan = Plan(micro_batches=1, stages=(stage(1, micro_batch=2),))
     monkeypatch.setattr(Executor, "_square", planted)
     assert kind in {one.kind for one in device_findings(work, plan, 0, WARM, captures=True)}
 
