@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -246,10 +245,12 @@ for capability in (75, 80, 89, 90, 100):
 
 
 @pytest.mark.parametrize(("code", "interpreted"), [(COMPARED, "1"), (COMPILED, "0")])
-def test_kernels_do_what_torch_does_and_compile(code: str, interpreted: str) -> None:
+def test_kernels_do_what_torch_does_and_compile(
+    code: str, interpreted: str, warm_python: str
+) -> None:
     settings = {"TRITON_INTERPRET": interpreted, "TRITON_DEFAULT_FP_FUSION": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [warm_python, "-c", code],
         cwd=ROOT,
         env={**os.environ, **settings},
         capture_output=True,
