@@ -1,9 +1,12 @@
 """A small problem and strategies that end at once, for tests of commands that search."""
 
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
 
+from experiments.training.run_results import prediction_of
 from mistlab import catalog
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
@@ -36,6 +39,14 @@ def small_options() -> tuple[str, ...]:
 def strategies() -> dict[str, Any]:
     """Strategies that end at once."""
     return {"megatron": first, "proven": proven, "refusing": refusing, "interrupted": interrupted}
+
+
+@pytest.fixture(scope="module")
+def predicted_once() -> Iterator[None]:
+    """A report predicts each plan once for all tests of a file, most of which ask for estimates."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("experiments.gpu_reports.gpu_report.prediction_of", cache(prediction_of))
+        yield
 
 
 def proven(problem: Problem, space: SearchSpace, ledger: Ledger, draw: Any) -> Ending:

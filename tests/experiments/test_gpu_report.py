@@ -30,6 +30,8 @@ from mistlab.job.job import Job, load_job
 from mistlab.machine.hardware import Hardware
 from mistlab.plan.workload import ModelSpec
 
+pytestmark = pytest.mark.usefixtures("predicted_once")
+
 ROOT = Path(__file__).parents[2]
 SUSTAINED = 0.85
 SERIALISED = 1.5

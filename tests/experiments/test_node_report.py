@@ -31,6 +31,8 @@ from mistlab.core.files import read_yaml, write_yaml
 from mistlab.plan.plan import StagePlan
 from tests.experiments.test_gpu_report import FITTED, profiler
 
+pytestmark = pytest.mark.usefixtures("predicted_once")
+
 ROOT = Path(__file__).parents[2]
 TINY: Mapping[str, Any] = {
     "model": {"family": "llama", "hidden": 32, "layers": 8, "heads": 8, "vocab": 96},

@@ -11,6 +11,8 @@ from experiments.gpu_reports.report_plans import ReportPlan
 from experiments.training.plan_runs import RunRows
 from tests.experiments.test_gpu_report import CHECKS, FEW, Runner, page_of, report, reported
 
+pytestmark = pytest.mark.usefixtures("predicted_once")
+
 
 @pytest.mark.parametrize("drift", [1e-9, 1e-2])
 def test_strict_runs_must_have_equal_losses(

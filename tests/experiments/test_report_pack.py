@@ -12,6 +12,8 @@ from experiments.gpu_reports.report_page import figures_of
 from experiments.training.plan_runs import RunRows
 from tests.experiments.test_gpu_report import FEW, Runner, report, reported
 
+pytestmark = pytest.mark.usefixtures("predicted_once")
+
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {
