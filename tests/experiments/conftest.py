@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from experiments.bench.problem import predicted
 from experiments.training.run_results import prediction_of
 from mistlab import catalog
 from mistlab.job.search import Problem
@@ -43,8 +44,10 @@ def strategies() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def predicted_once() -> Iterator[None]:
-    """A report predicts each plan once for all tests of a file, most of which ask for estimates."""
+    """Reports and exports predict each plan once for all tests of a file: most tests of reports
+    ask for estimates, and a plan is exported to several frameworks and read back from each."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("experiments.interchange.fidelity.predicted", cache(predicted))
         patch.setattr("experiments.gpu_reports.gpu_report.prediction_of", cache(prediction_of))
         yield
 

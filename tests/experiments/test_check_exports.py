@@ -20,6 +20,8 @@ from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job
 from tests.mistlab.megatron_parser import parsed
 
+pytestmark = pytest.mark.usefixtures("predicted_once")
+
 # Keys that DeepSpeed 0.19.8 and Accelerate 1.15.0 know, as far as exports write them.
 DEEPSPEED = {
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),

@@ -22,6 +22,8 @@ from mistlab.job.prediction import Prediction
 from tests.mistlab.drawn_plans import drawn_jobs
 from tests.mistlab.plans_of_today import job_of, jobs_of_today
 
+pytestmark = pytest.mark.usefixtures("predicted_once")
+
 MEGATRON = TARGETS["megatron"]
 OFFLOADED = {"weights": 1.0, "gradients": 1.0, "optimizer": 1.0, "activations": 0.5}
 
@@ -53,7 +55,7 @@ def test_an_exact_export_costs_the_same_in_every_figure_and_fits_as_before() -> 
     for job in chain(drawn_jobs(12, seed=9), jobs_of_today(12, seed=4)):
         for name in ("megatron", "deepspeed", "accelerate"):
             made = exported(job, TARGETS[name])
-            back = predicted(read_back(TARGETS[name], made.text, made.found.job))
+            back = fidelity.predicted(read_back(TARGETS[name], made.text, made.found.job))
             if isinstance(made.given, InputError) or isinstance(back, InputError):
                 continue
             exact += made.is_exact
