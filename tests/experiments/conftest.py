@@ -44,10 +44,12 @@ def strategies() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def predicted_once() -> Iterator[None]:
-    """Reports and exports predict each plan once for all tests of a file: most tests of reports
-    ask for estimates, and a plan is exported to several frameworks and read back from each."""
+    """Reports, exports and inverse questions predict each plan once for all tests of a file: most
+    tests of reports ask for estimates, a plan is exported to several frameworks and read back from
+    each, and what a command tells of a question is asked for beside it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("experiments.interchange.fidelity.predicted", cache(predicted))
+        for module in ("interchange.fidelity", "prediction.solve"):
+            patch.setattr(f"experiments.{module}.predicted", cache(predicted))
         patch.setattr("experiments.gpu_reports.gpu_report.prediction_of", cache(prediction_of))
         yield
 

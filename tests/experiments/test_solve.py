@@ -18,6 +18,8 @@ from mistlab.economy.inverse import TurnsTwiceError, least_that
 from mistlab.job.job import Job, dump_job, job_from_mapping
 from mistlab.job.prediction import Prediction
 
+pytestmark = pytest.mark.usefixtures("predicted_once")
+
 STAGE = {"layers": 16, "data_parallel": 8, "tensor_parallel": 1, "micro_batch": 1, "zero": 1}
 JOB = job_from_mapping(
     {
