@@ -56,16 +56,25 @@ def test_a_stranger_is_told_what_was_left_out_and_what_to_install(tmp_path: Path
     assert "1 of test_it.py: Ray is on holiday\n    to run: make extras\n" in done.stdout
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
 @pytest.mark.parametrize(
     ("text", "test"), [(OF_A_TEST, "test_it.py::test_left_out"), (OF_A_FILE, "test_it.py")]
 )
-def test_a_skip_that_nobody_named_fails_the_run(
-    text: str, test: str, workers: str, tmp_path: Path
-) -> None:
-    done = run(tmp_path, text, OPTION, "-n", workers)
+def test_a_skip_that_nobody_named_fails_the_run(text: str, test: str, tmp_path: Path) -> None:
+    assert_failed_by(run(tmp_path, text, OPTION), test)
+
+
+def test_workers_tell_of_their_skips(tmp_path: Path) -> None:
+    other = tmp_path / "test_other.py"
+    other.write_text(OF_A_FILE, encoding="utf-8")
+    done = run(tmp_path, OF_A_TEST, OPTION, "-n", "2", str(other))
+    assert_failed_by(done, "test_it.py::test_left_out", "test_other.py")
+
+
+def assert_failed_by(done: subprocess.CompletedProcess[str], *tests: str) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
-    assert f"FAILED: {test} was skipped for a reason that tests/skips.py does not" in done.stdout
+    for test in tests:
+        refusal = f"FAILED: {test} was skipped for a reason that tests/skips.py does not"
+        assert refusal in done.stdout
 
 
 def test_a_named_skip_and_one_that_may_be_lacking_do_not(tmp_path: Path) -> None:
