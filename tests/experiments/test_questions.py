@@ -125,7 +125,7 @@ def test_a_plan_that_needs_no_savings_has_one_rung(
 def test_a_model_that_never_fits_has_no_ladder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--model", "gpt3-175b", "--gpus-per-node", "1", "--quick", "--out", str(tmp_path)]
+    options = ["--model", "gpt3-22b", "--gpus-per-node", "1", "--quick", "--out", str(tmp_path)]
     assert run(ladder.main, options) == 1
     assert "no plan of equal stages fits" in capsys.readouterr().err
 
