@@ -342,8 +342,12 @@ class PlaceOptions:
     def of(cls, menus: _PlaceMenus, positions: Sequence[StagePosition], limit_s: float) -> Self:
         """Those candidates for these stages that may be in a pipeline faster than ``limit_s``."""
         menus_of_positions = [menus[position] for position in positions]
+        # First passes may be shorter than steady ones, which wait for the host longer.
         rows = [
-            np.flatnonzero(menus.group.micro_batches * options.stable_s < limit_s)
+            np.flatnonzero(
+                menus.group.micro_batches * options.stable_s + np.minimum(options.once_s, 0.0)
+                < limit_s
+            )
             for options in menus_of_positions
         ]
         counts = np.array([len(chosen) for chosen in rows], dtype=np.intp)
