@@ -219,11 +219,12 @@ class BoxCosts:
 
     def least(self, asked: Sequence[BoxQuery], limit_s: float) -> Iterator[tuple[Options, Rows]]:
         """For each stage, lower bounds of all the candidates that ``pools`` would return, and for
-        each bound the index of its stage. Columns that only a plan needs are left out.
+        each bound the index of its stage. Columns that only a plan needs are left out. A stage may
+        be at any place of a pipeline where it has at least its micro-batches in flight.
         """
         start = 0
         for part in _parts(asked):
-            rows, boxes = self._hopeful(_BoxRows.of(part), limit_s)
+            rows, boxes = self._hopeful(_BoxRows.of(part), limit_s, anywhere=True)
             # Only boxes with a single value of each ratio are evaluated as strategies here. For any
             # other box the lower bound suffices, since it is below the times of all strategies in
             # the box.
@@ -270,14 +271,19 @@ class BoxCosts:
                 Pool(options=both.chosen(here), boxes=chosen, is_open=are_open[here]),
             )
 
-    def _hopeful(self, rows: "_BoxRows", limit_s: float) -> tuple["_BoxRows", Options]:
+    def _hopeful(
+        self, rows: "_BoxRows", limit_s: float, *, anywhere: bool = False
+    ) -> tuple["_BoxRows", Options]:
         """Prunes boxes in which no strategy fits in memory or can beat the upper bound; returns the
-        other boxes, and for each a candidate with lower bounds of its times.
+        other boxes, and for each a candidate with lower bounds of its times. ``anywhere``: stages
+        may have more micro-batches in flight, which overlap with further stages.
         """
         rows = rows.chosen(self._fits(rows, rows.high, rows.most, of_others=True))
         rows = replace(rows, fewest=self._fewest(rows, rows.high, of_others=True))
         boxes = self._bounds(rows)
-        may = self._has_host(rows, boxes) & (self._least_s(rows, boxes) < limit_s)
+        in_flight = self._most_in_flight(rows) if anywhere else rows.of_place("in_flight")
+        least_s = self._least_s(rows, boxes, in_flight)
+        may = self._has_host(rows, boxes) & (least_s < limit_s)
         return rows.chosen(may), boxes.chosen(may)
 
     def _with_candidates(
@@ -415,9 +421,19 @@ class BoxCosts:
         room = host_room_at(cluster, rows.of_place("first_rank"))
         return np.asarray(options.host_bytes * gpus <= room)
 
-    def _least_s(self, rows: "_BoxRows", options: Options) -> Column:
+    def _most_in_flight(self, rows: "_BoxRows") -> Ints:
+        """The most micro-batches that each stage has in flight in a pipeline of the group: one for
+        itself and one for each stage behind it, which needs a block and a mesh of GPUs.
+        """
+        cluster, layers = self.problem.cluster, self.problem.workload.model.layers
+        smallest = min(mesh.num_gpus for mesh in self.group.meshes)
+        gpus = (cluster.num_gpus - rows.of_place("num_gpus")) // smallest
+        behind = np.minimum(gpus, layers - rows.of_place("layers"))
+        behind = np.where(rows.of_place("has_head"), 0, behind)
+        return np.asarray(np.minimum(1 + behind, self.group.micro_batches))
+
+    def _least_s(self, rows: "_BoxRows", options: Options, in_flight: Ints) -> Column:
         blocks = rows.of_place("first_block"), rows.of_place("layers")
-        in_flight = rows.of_place("in_flight")
         return least_with(self.problem, self.group, self.work, options, blocks, in_flight)
 
     def _places(self, rows: "_BoxRows") -> StagesInOrder | None:

@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mistlab import catalog
 from mistlab.core.arrays import Floats
 from mistlab.cost.chains import ISSUED
 from mistlab.cost.pipeline import no_stages, prepended
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Problem
+from mistlab.machine.cluster import Cluster
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
-from mistlab.plan.space import SearchSpace
+from mistlab.plan.space import OffloadRatios, SearchSpace
 from mistlab.stages.stage_batch import StageBatch, StageTimes
 from searchers.exact import relaxed
 from searchers.exact.box_menus import BoxMenus
@@ -29,6 +32,7 @@ from searchers.strategy import Ledger
 from tests.searchers.drawn import drawn_problem
 from tests.searchers.test_every_plan import ENOUGH, predictor_of
 from tests.sweep import sweep
+from tests.workloads import workload_of
 
 # Problems of spaces whose stages are of any sizes, with many plans of several stages.
 SEEDS = (5, 185, 142, 372, 178, 196, 239)
@@ -140,6 +144,28 @@ def test_no_plan_undercuts_bounds_of_fractions_over_slow_links(seed: int) -> Non
 def test_no_plan_undercuts_bounds_of_fractions(seed: int) -> None:
     assert tried(seed)[2]
     assert not [*undercut(seed)]
+
+
+def test_other_stages_pass_beside_a_slow_first_stage() -> None:
+    space = space_of("wide")
+    none = {kind.name: (0.0,) for kind in fields(space.offload)}
+    space = replace(space, zero=(0,), micro_batch=(8,), micro_batches=(4,))
+    space = replace(space, offload=OffloadRatios(**none))
+    problem = Problem(
+        workload=workload_of("gpt3-2.7b", 4096, 32, "bf16", layers=5),
+        cluster=Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=4),
+    )
+    plans = [plan for plan in all_plans(problem, space) if plan.stages[0].layers == 4]
+    seconds = [
+        one.iteration_s if one.fits else inf for one in predictor_of(problem).predict_many(plans)
+    ]
+    limit_s = min(seconds) * (1 + EXACT)
+    ledger = Ledger(predictor=predictor_of(problem), budget=ENOUGH, clock=float)
+    hierarchy = Hierarchy.of(problem, space, ledger)
+    (group,) = hierarchy.least_s
+    menus = BoxMenus(problem=problem, space=space, ledger=ledger, group=group, work=hierarchy.work)
+    counts = Relaxed.of(menus, limit_s).counts(1, limit_s)
+    assert 4 in counts.get(mesh_of(plans[seconds.index(min(seconds))].stages[0]), [])
 
 
 def at_any_end(column: Floats) -> Floats:
