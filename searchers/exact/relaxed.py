@@ -16,6 +16,7 @@ from mistlab.cost.order_path import least_sends_of
 from mistlab.cost.pipeline import no_stages, prepended
 from mistlab.graph.library import graph_of
 from mistlab.job.search import Problem
+from mistlab.stages.stage_batch import StageTimes
 from searchers.exact.box_menus import BoxMenus
 from searchers.exact.candidates import StagePosition
 from searchers.exact.divisions import like_blocks
@@ -485,8 +486,7 @@ def _columns(menus: BoxMenus, limit_s: float, front: Floats) -> tuple[Sequence[M
     for options, of_place in menus.least(positions, limit_s):
         times = options.times
         passed_s = times.through_forward_s + times.within_forward_s + times.through_backward_s
-        sent_s = sum(least_sends_of(times))
-        stage_s = np.stack([passed_s, sent_s, times.forward_s, times.backward_s])
+        stage_s = np.stack([passed_s, least_sent_s(times), times.forward_s, times.backward_s])
         end = np.array(ends, dtype=np.intp)[of_place]
         in_order = np.argsort(end, kind="stable")
         first = np.flatnonzero(np.diff(end[in_order], prepend=-1))
@@ -517,6 +517,15 @@ def _columns(menus: BoxMenus, limit_s: float, front: Floats) -> tuple[Sequence[M
         backward_s=backward_s,
     )
     return meshes, columns
+
+
+def least_sent_s(times: StageTimes) -> Floats:
+    """The least seconds of a micro-batch's sends to the next stage and back, of stages with one
+    micro-batch in flight, for any place of a pipeline: with several in flight, no send to the next
+    stage is later, and may be as early as the one back.
+    """
+    there_s, back_s = least_sends_of(times)
+    return np.asarray(np.minimum(there_s, back_s) + back_s)
 
 
 def _end(position: StagePosition) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import cache
+from itertools import product
 from math import inf
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from mistlab import catalog
 from mistlab.core.arrays import Floats
 from mistlab.cost.chains import ISSUED
+from mistlab.cost.order_path import least_sends_of
 from mistlab.cost.pipeline import no_stages, prepended
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Problem
@@ -166,6 +168,35 @@ def test_other_stages_pass_beside_a_slow_first_stage() -> None:
     menus = BoxMenus(problem=problem, space=space, ledger=ledger, group=group, work=hierarchy.work)
     counts = Relaxed.of(menus, limit_s).counts(1, limit_s)
     assert 4 in counts.get(mesh_of(plans[seconds.index(min(seconds))].stages[0]), [])
+
+
+def test_stages_with_several_micro_batches_in_flight_send_no_sooner() -> None:
+    problem = Problem(
+        workload=workload_of("gpt3-2.7b", 2048, 8, "bf16"),
+        cluster=Cluster(hardware=catalog.hardware("a100-40gb"), nodes=6, gpus_per_node=1),
+    )
+    ratios = (0.0, 0.5, 1.0)
+    rows = np.array([*product((1, 2), (0, 1, 3), ratios, ratios)])
+    of_counts = []
+    for in_flight in (1, 2, 3):
+        batch = StageBatch(
+            layers=2,
+            data_parallel=rows[:, 0].astype(np.int64),
+            tensor_parallel=1,
+            micro_batch=1,
+            zero=rows[:, 1].astype(np.int64),
+            offload_gradients=rows[:, 2],
+            offload_activations=rows[:, 3],
+            in_flight=np.full(len(rows), in_flight),
+            first_rank=2,
+            micro_batches=4,
+        )
+        of_counts.append(predictor_of(problem).stage_costs(batch).seconds)
+    least_s = relaxed.least_sent_s(of_counts[0])
+    for times in of_counts:
+        assert (least_s <= sum(least_sends_of(times)) * (1 + EXACT)).all()
+    # For some stages the sends differ by more than a tenth.
+    assert (sum(least_sends_of(of_counts[0])) > sum(least_sends_of(of_counts[1])) * 1.1).any()
 
 
 def at_any_end(column: Floats) -> Floats:
