@@ -189,7 +189,7 @@ def stage_expressions(
         parameters=sympy.Symbol(LARGEST_BLOCK, nonnegative=True),
         expert_parameters=sympy.Symbol(LARGEST_EXPERTS, nonnegative=True),
     )
-    step_buffer = _step_buffer(blocks + ends, largest_block, memory)
+    step_buffer = _step_buffer(blocks, ends, largest_block, memory)
     return StageExpressions(
         parameters=(blocks + ends).every,
         weights=weights(blocks, ends, memory),
@@ -435,19 +435,21 @@ def _bucket(memory: EngineMemory) -> sympy.Expr:
     return sympy.Piecewise((memory.bucket_bytes, choice_symbol("z") >= 1), (0, True))
 
 
-def _step_buffer(parameters: Parameters, block: LayerSums, memory: EngineMemory) -> sympy.Expr:
+def _step_buffer(
+    blocks: Parameters, ends: Parameters, largest: LayerSums, memory: EngineMemory
+) -> sympy.Expr:
     """The bytes that a stage's optimizer step needs beyond its states and buffers.
 
     An engine with ring buffers needs memory for offloaded optimizer state: of the block that steps,
-    and of the block before it, whose state is on its way to the host. Another engine needs the
-    scratch memory of a step over all layers or, if that is more, the bucket in which a pipeline's
-    stage reduces gradients before the step.
+    and of the block before it, whose state is on its way to the host: at most of all its blocks.
+    Another engine needs the scratch memory of a step over all layers or, if that is more, the
+    bucket in which a pipeline's stage reduces gradients before the step.
     """
     if not memory.rings:
-        scratch = sharded(parameters, level=1) * memory.step_scratch
+        scratch = sharded(blocks + ends, level=1) * memory.step_scratch
         return sympy.Max(scratch, (1 - e * t) * _bucket(memory))
-    blocks = sympy.Piecewise((2, L > 1), (1, True))
-    return blocks * wo * sharded(_parameters(block), level=1) * memory.optimizer
+    both = 2 * sharded(_parameters(largest), level=1)
+    return wo * sympy.Min(both, sharded(blocks, level=1)) * memory.optimizer
 
 
 def _moments(

@@ -194,3 +194,17 @@ def test_running_out_names_the_moment_and_the_classes() -> None:
     moment, classes = first.peak
     assert 0 < moment < first.times_s[-1]
     assert sum(classes.values()) == pytest.approx(first.peak_bytes)
+
+
+def test_no_larger_share_of_offloaded_states_takes_more_memory() -> None:
+    """One of these blocks has nearly all parameters, and there are no two such blocks to step."""
+    workload = workload_of("nemotron-3-nano", 1024, 4, "bf16", layers=3)
+    cluster = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=1, gpus_per_node=1)
+    stage = StagePlan(layers=3, data_parallel=1, tensor_parallel=1, micro_batch=2)
+    plans = [
+        Plan(micro_batches=2, stages=(replace(stage, offload=Offload(optimizer=ratio)),))
+        for ratio in (0.125, 0.25, 0.5, 0.75, 1.0)
+    ]
+    predictions = SymbolicPredictor(workload=workload, cluster=cluster).predict_many(plans)
+    peaks = [one.peak_reserved_bytes for one in predictions]
+    assert peaks == sorted(peaks, reverse=True)
